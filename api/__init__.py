@@ -1,0 +1,1 @@
+"""Ramify: fork, roll back, merge and resume the whole state of an agent."""

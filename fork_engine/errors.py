@@ -1,0 +1,45 @@
+"""What can go wrong with layers and snapshots.
+
+ForkEngineError
+├── WorkspaceError        a folder that cannot be imported: missing, not a folder, unreadable
+├── SnapshotNotFound      no snapshot of that id in this store
+├── SnapshotCorrupt       a layer or manifest does not match its digest, or is missing
+├── CheckoutRefused       the destination is not ours to write
+└── MergeConflict         both sides changed the same thing; `.conflicts` lists them
+"""
+
+from __future__ import annotations
+
+from ramify.fork_engine.types import Conflict
+
+
+class ForkEngineError(Exception):
+    """Anything that the fork engine reports."""
+
+
+class WorkspaceError(ForkEngineError):
+    """A folder cannot be imported as it is."""
+
+
+class SnapshotNotFound(ForkEngineError):
+    """No snapshot of that id in this store."""
+
+
+class SnapshotCorrupt(ForkEngineError):
+    """What lies on disk does not match the digest that names it."""
+
+
+class CheckoutRefused(ForkEngineError):
+    """The destination cannot be written safely."""
+
+
+class MergeConflict(ForkEngineError):
+    """Both sides changed the same thing in ways that do not fit together."""
+
+    def __init__(self, conflicts: tuple[Conflict, ...]) -> None:
+        self.conflicts = conflicts
+        shown = "; ".join(f"{c.path} ({c.kind.value})" for c in conflicts[:5])
+        more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
+        super().__init__(
+            f"{len(conflicts)} conflict(s): {shown}{more}. Merge with strategy 'ours' or 'theirs', or change one side"
+        )

@@ -1,0 +1,30 @@
+"""What can go wrong with a live world. A command that fails is not among them: that is a `RunResult`.
+
+SandboxError
+├── BackendUnavailable    this machine cannot run that backend; the message names the opt-in that can
+├── WorldStartFailed      a world could not be made from its snapshot
+├── WorldDied             the world ended under us (killed, out of memory)
+└── SealFailed            what changed could not be made into a layer
+"""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """Anything that a sandbox backend reports."""
+
+
+class BackendUnavailable(SandboxError):
+    """This machine cannot run that backend."""
+
+
+class WorldStartFailed(SandboxError):
+    """A world could not be made from its snapshot."""
+
+
+class WorldDied(SandboxError):
+    """The world ended while it was in use."""
+
+
+class SealFailed(SandboxError):
+    """What changed in a world could not be made into a layer."""
