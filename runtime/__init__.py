@@ -1,0 +1,1 @@
+"""Runs a plan: journal, reuse, recovery. Knows neither vLLM nor mount calls."""

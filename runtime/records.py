@@ -1,0 +1,144 @@
+"""What the runtime remembers, as plain data: runs, journal rows, checkpoints, model calls.
+
+`ramify.runtime.store` keeps them; the machine makes them; the command line shows them.
+Times are Unix seconds. Digests are sha256, hex.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NewType
+
+from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.types import SnapshotId
+
+RunId = NewType("RunId", str)
+CheckpointId = NewType("CheckpointId", str)
+BranchPath = NewType("BranchPath", str)
+"""Where a branch stands: "root", then "/" and op.occurrence.child for each fork on the way: "root/o7.0.3"."""
+
+ROOT = BranchPath("root")
+
+
+class RunStatus(StrEnum):
+    RUNNING = "running"  # whether its process still lives is told by the run's lock, not by this row
+    DONE = "done"
+    FAILED = "failed"  # a step or the workflow raised; resumable
+    CANCELLED = "cancelled"  # Ctrl-C or `ramify cancel`; resumable
+
+
+LEGAL_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
+    RunStatus.RUNNING: frozenset(RunStatus),
+    RunStatus.FAILED: frozenset({RunStatus.RUNNING}),
+    RunStatus.CANCELLED: frozenset({RunStatus.RUNNING}),
+    RunStatus.DONE: frozenset({RunStatus.RUNNING}),  # a LangGraph thread that goes on; a replay of a finished run
+}
+
+
+class OpStatus(StrEnum):
+    DONE = "done"
+    FAILED = "failed"  # recorded to be read by people; never honoured by a resume
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a run was started, so that `ramify resume` can go on in the same way. No secrets."""
+
+    sandbox: str = "namespaces"
+    base_url: str | None = None  # None: the embedded engine
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    id: RunId
+    name: str  # the workflow's name
+    workflow: str  # how to find it: "path.py:name" or "module:name"
+    frontend: str
+    workspace: str  # absolute path of the user's folder
+    base_snapshot: SnapshotId
+    plan_json: str
+    args_json: str  # codec
+    settings: Settings
+    status: RunStatus
+    created_at: float
+    updated_at: float
+    deadline_s: float | None = None
+    consumed_s: float = 0.0  # of the deadline, over all processes that worked on this run
+    result_json: str | None = None
+    error: str | None = None
+    thread_id: str | None = None  # LangGraph's thread, for runs of that front end
+
+
+@dataclass(frozen=True, slots=True)
+class OpRecord:
+    """One performed operation: a row of the journal. `key` is its place in the workflow, the same in every run."""
+
+    run_id: RunId
+    seq: int  # order of commit in its run, from 1
+    key: str
+    op_id: OpId  # the plan's operation
+    kind: OpKind
+    branch: BranchPath
+    status: OpStatus
+    step: str | None = None
+    args_digest: str = ""
+    result_json: str | None = None
+    result_digest: str = ""
+    snapshot_in: SnapshotId | None = None
+    snapshot_out: SnapshotId | None = None  # None: no snapshot was taken after it
+    lineage_key: str | None = None  # None: not reusable
+    reused_from: str | None = None  # "RUN#seq" of the row that this one took over
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    summary: str = ""  # one line for people
+    error: str | None = None
+    attrs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """One atomic record: a branch's snapshot and its place in the journal."""
+
+    id: CheckpointId
+    run_id: RunId
+    seq: int  # of the journal row that made it; 0 for the base
+    branch: BranchPath
+    snapshot_id: SnapshotId
+    content_key: str
+    parents: tuple[CheckpointId, ...]
+    created_at: float
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LLMRecord:
+    """One model call that gave a result."""
+
+    run_id: RunId
+    seq: int  # shares the journal's numbering
+    key: str
+    op_id: OpId
+    branch: BranchPath
+    step_key: str | None  # the journal key of the step that made it; None: the workflow itself
+    request_json: str
+    request_digest: str
+    result_json: str
+    result_digest: str
+    tags_json: str = "{}"
+    reused_from: str | None = None
+    started_at: float = 0.0
+    ended_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunUpdate:
+    """What one transaction changes of a run's own row. None: left as it is."""
+
+    status: RunStatus | None = None
+    result_json: str | None = None
+    error: str | None = None
+    consumed_s: float | None = None
+    updated_at: float | None = None
