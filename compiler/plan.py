@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
+from pathlib import PurePath
 from typing import Any, NewType
 
 PLAN_VERSION = 1
@@ -66,16 +68,27 @@ class Site:
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.col}"
 
+    def contains(self, line: int, col: int) -> bool:
+        return (self.line, self.col) <= (line, col) < (self.end_line, self.end_col)
+
+
+def site_file(path: str) -> str:
+    """A source path as a `Site` names it: its last two parts, so that a plan holds on another machine."""
+    return "/".join(PurePath(path).parts[-2:])
+
 
 @dataclass(frozen=True, slots=True)
 class PlanOp:
+    """One operation. A call site reached over several call paths is one operation, with the values of the first
+    path; a block on each path names it."""
+
     id: OpId
     kind: OpKind
     inputs: tuple[ValueId, ...] = ()
     outputs: tuple[ValueId, ...] = ()
     site: Site | None = None  # decorators: the call; LangGraph: None
     step: str | None = None  # RUN: the step's name (LangGraph: the node's name)
-    attrs: Mapping[str, Any] = field(default_factory=dict)
+    attrs: Mapping[str, Any] = field(default_factory=dict)  # JSON values only
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +121,11 @@ class GraphBreak:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: the lookup tables are cached on it
 class Plan:
+    """What a run performs. `breaks` begins with the catch-all: the operation under which the runtime names whatever
+    has no site in the plan, so that a plan is exhaustive by construction."""
+
     workflow: str  # "path/or/module:name", as `ramify run` takes it
     name: str
     frontend: str  # "decorators" | "langgraph"
@@ -122,13 +138,159 @@ class Plan:
     stages: int | None = None  # how many stages of LLM calls a run has, where that is known
     version: int = PLAN_VERSION
 
+    def op(self, op_id: str) -> PlanOp:
+        """Raises PlanError if the plan has no such operation."""
+        try:
+            return self._by_id[op_id]
+        except KeyError:
+            raise PlanError(f"plan of {self.name}: no operation {op_id!r}; it has {', '.join(self._by_id)}") from None
+
+    def step(self, name: str) -> StepPlan | None:
+        return self._by_step.get(name)
+
+    @property
+    def catch_all(self) -> PlanOp:
+        """Raises PlanError if the plan has no graph breaks: every plan that was compiled or read has this one."""
+        if not self.breaks:
+            raise PlanError(
+                f"plan of {self.name}: `breaks` is empty; its first must be the catch-all: compile it again"
+            )
+        return self.op(self.breaks[0].op)
+
+    def at(self, kind: OpKind | tuple[OpKind, ...], file: str, line: int, col: int) -> PlanOp | None:
+        """The innermost operation of that kind whose site contains the point; `file` as `site_file` gives it.
+
+        Containment, not equality: CPython moves the position of a call in a multi-line chain to the line of its
+        attribute, which is still inside the call expression.
+        """
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        found: PlanOp | None = None
+        for op in self._by_file.get(file, ()):
+            if op.kind in kinds and op.site and op.site.contains(line, col) and _is_inside(op, found):
+                found = op
+        return found
+
+    def after(self, op: PlanOp, kind: OpKind) -> PlanOp | None:
+        """The operation of that kind that consumes a world that `op` makes, in its block or in one that follows.
+
+        Where an operation was taken out of the plan, its outputs are missing: then the next operation of the block
+        that names a missing value counts as the consumer.
+        """
+        todo, seen = list(op.outputs), set(op.outputs)
+        while todo:
+            value = todo.pop(0)
+            for user in self._users.get(value, ()):
+                if user.kind is kind:
+                    return user
+            fresh = [v for v in self._handed_on.get(value, ()) if v not in seen]
+            seen.update(fresh)
+            todo += fresh
+        if any(v in self._users or v in self._handed_on for v in op.outputs):
+            return None
+        orphan = self._next_orphan(op)
+        return orphan if orphan is not None and orphan.kind is kind else None
+
+    def before(self, op: PlanOp, kind: OpKind) -> PlanOp | None:
+        """The operation of that kind that makes a world that `op` consumes, in the same block."""
+        makers = (self._makers.get(value) for value in op.inputs)
+        return next((maker for maker in makers if maker is not None and maker.kind is kind), None)
+
+    def release_of(self, fork: PlanOp) -> PlanOp | None:
+        """The RELEASE of the branches of that FORK."""
+        ends = (op for op in self.ops if op.kind is OpKind.RELEASE)
+        return next((op for op in ends if op.attrs.get("fork") == fork.id), None)
+
+    def without(self, op: PlanOp) -> Plan:
+        """The plan with an operation taken out, and its outputs replaced by its inputs. Raises PlanError for one that
+        makes or ends worlds."""
+        if len(op.inputs) != len(op.outputs):
+            raise PlanError(f"plan of {self.name}: {op.kind} {op.id} makes or ends worlds and cannot be taken out")
+        swap = dict(zip(op.outputs, op.inputs, strict=True))
+
+        def swapped(values: tuple[ValueId, ...]) -> tuple[ValueId, ...]:
+            return tuple(swap.get(value, value) for value in values)
+
+        ops = tuple(replace(o, inputs=swapped(o.inputs)) for o in self.ops if o.id != op.id)
+        blocks = tuple(
+            replace(
+                block,
+                ops=tuple(op_id for op_id in block.ops if op_id != op.id),
+                exits=tuple((to, swapped(worlds)) for to, worlds in block.exits),
+            )
+            for block in self.blocks
+        )
+        return replace(self, ops=ops, blocks=blocks)
+
     def to_json(self) -> str:
-        raise NotImplementedError
+        return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        json.loads(text)
-        raise NotImplementedError
+        """Raises PlanError, which names the key that is wrong.
+
+        A plan that people have edited is read as it is: an operation taken out of `ops` may still stand in a block,
+        and the values that it made may still be named.
+        """
+        from ramify.compiler.plan_json import read_plan
+
+        return read_plan(text)
+
+    @cached_property
+    def _by_id(self) -> dict[str, PlanOp]:
+        return {op.id: op for op in self.ops}
+
+    @cached_property
+    def _by_step(self) -> dict[str, StepPlan]:
+        return {step.name: step for step in self.steps}
+
+    @cached_property
+    def _by_file(self) -> dict[str, list[PlanOp]]:
+        table: dict[str, list[PlanOp]] = {}
+        for op in self.ops:
+            if op.site is not None:
+                table.setdefault(op.site.file, []).append(op)
+        return table
+
+    @cached_property
+    def _makers(self) -> dict[ValueId, PlanOp]:
+        return {value: op for op in self.ops for value in op.outputs}
+
+    @cached_property
+    def _users(self) -> dict[ValueId, list[PlanOp]]:
+        table: dict[ValueId, list[PlanOp]] = {}
+        for op in self.ops:
+            for value in op.inputs:
+                table.setdefault(value, []).append(op)
+        return table
+
+    @cached_property
+    def _handed_on(self) -> dict[ValueId, list[ValueId]]:
+        """World to the block parameters that it becomes."""
+        params = {block.id: block.params for block in self.blocks}
+        table: dict[ValueId, list[ValueId]] = {}
+        for block in self.blocks:
+            for to, worlds in block.exits:
+                for value, param in zip(worlds, params[to], strict=False):
+                    table.setdefault(value, []).append(param)
+        return table
+
+    def _next_orphan(self, op: PlanOp) -> PlanOp | None:
+        known = set(self._makers) | {param for block in self.blocks for param in block.params}
+        for block in self.blocks:
+            if op.id in block.ops:
+                for op_id in block.ops[block.ops.index(op.id) + 1 :]:
+                    later = self._by_id.get(op_id)
+                    if later is not None and any(value not in known for value in later.inputs):
+                        return later
+        return None
+
+
+def _is_inside(op: PlanOp, other: PlanOp | None) -> bool:
+    if other is None or op.site is None or other.site is None:
+        return other is None
+    start, other_start = (op.site.line, op.site.col), (other.site.line, other.site.col)
+    end, other_end = (op.site.end_line, op.site.end_col), (other.site.end_line, other.site.end_col)
+    return start > other_start or (start == other_start and end < other_end)
 
 
 @dataclass(frozen=True, slots=True)

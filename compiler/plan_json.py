@@ -1,0 +1,110 @@
+"""Reading a plan back from JSON: its shape from the dataclasses, then that its names meet.
+
+Every refusal names the key, as `plan.ops[3].kind`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from ramify.compiler.plan import PLAN_VERSION, OpKind, Plan, PlanError, PlanOp
+
+
+def read_plan(text: str) -> Plan:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise PlanError(f"plan: not JSON ({error}); write it with `ramify compile --emit plan`") from error
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != PLAN_VERSION:
+        raise PlanError(
+            f"plan.version: {version!r}, and this ramify reads {PLAN_VERSION}; compile the workflow again"
+        )
+    plan: Plan = _decode(Plan, data, "plan")
+    _check_names(plan)
+    return plan
+
+
+def _decode(hint: Any, value: object, path: str) -> Any:
+    """`value` as the annotation `hint` has it. Any, as the hint is only known when it runs."""
+    if isinstance(hint, NewType):
+        hint = hint.__supertype__
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):  # only `X | None` stands in a plan
+        inner = next(arg for arg in get_args(hint) if arg is not type(None))
+        return None if value is None else _decode(inner, value, path)
+    if origin is tuple:
+        return _decode_tuple(get_args(hint), value, path)
+    if origin is Mapping:
+        return _expect(dict, value, path)
+    if dataclasses.is_dataclass(hint):
+        return _decode_object(hint, value, path)
+    if issubclass(hint, Enum):
+        if value not in {member.value for member in hint}:
+            raise PlanError(f"{path}: {value!r} is not one of {', '.join(str(member.value) for member in hint)}")
+        return hint(value)
+    if hint is float and type(value) is int:
+        return float(value)
+    return _expect(hint, value, path)
+
+
+def _decode_tuple(args: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:
+    items = _expect(list, value, path)
+    if args[-1] is Ellipsis:
+        hints = (args[0],) * len(items)
+    elif len(items) == len(args):
+        hints = args
+    else:
+        raise PlanError(f"{path}: a list of {len(args)} is expected, not of {len(items)}")
+    return tuple(_decode(hint, item, f"{path}[{i}]") for i, (hint, item) in enumerate(zip(hints, items, strict=True)))
+
+
+def _decode_object(cls: Any, value: object, path: str) -> Any:
+    given = _expect(dict, value, path)
+    fields = {field.name for field in dataclasses.fields(cls)}
+    for key in sorted(fields - given.keys()):
+        raise PlanError(f"{path}.{key}: the key is missing")
+    for key in sorted(given.keys() - fields):
+        raise PlanError(f"{path}.{key}: no such key; known are {', '.join(sorted(fields))}")
+    hints = get_type_hints(cls)
+    return cls(**{key: _decode(hints[key], item, f"{path}.{key}") for key, item in given.items()})
+
+
+def _expect(kind: type, value: object, path: str) -> Any:
+    if type(value) is not kind:
+        names = {dict: "an object", list: "a list", str: "a string", bool: "true or false", int: "a whole number"}
+        raise PlanError(f"{path}: {names.get(kind, 'a number')} is expected, not {value!r}")
+    return value
+
+
+def _check_names(plan: Plan) -> None:
+    """What names an operation, a step or a block names one that is there."""
+    ops: dict[str, PlanOp] = {}
+    for i, op in enumerate(plan.ops):
+        if op.id in ops:
+            raise PlanError(f"plan.ops[{i}].id: {op.id!r} stands twice")
+        ops[op.id] = op
+    for i, op in enumerate(plan.ops):
+        if op.kind is OpKind.RUN and plan.step(op.step or "") is None:
+            raise PlanError(f"plan.ops[{i}].step: {op.step!r} is not in plan.steps")
+        fork = op.attrs.get("fork")
+        if fork is not None and not (isinstance(fork, str) and fork in ops and ops[fork].kind is OpKind.FORK):
+            raise PlanError(f"plan.ops[{i}].attrs.fork: {fork!r} is no FORK in plan.ops")
+    blocks = {block.id: block for block in plan.blocks}
+    for i, block in enumerate(plan.blocks):
+        for j, (to, worlds) in enumerate(block.exits):
+            if to not in blocks:
+                raise PlanError(f"plan.blocks[{i}].exits[{j}][0]: no block {to!r}")
+            if len(worlds) != len(blocks[to].params):
+                wanted = len(blocks[to].params)
+                raise PlanError(f"plan.blocks[{i}].exits[{j}][1]: {to} takes {wanted} worlds, not {len(worlds)}")
+    for i, graph_break in enumerate(plan.breaks):
+        if graph_break.op not in ops or ops[graph_break.op].kind is not OpKind.BREAK:
+            raise PlanError(f"plan.breaks[{i}].op: {graph_break.op!r} is no BREAK in plan.ops")
+    if not plan.breaks or plan.catch_all.site is not None:
+        raise PlanError("plan.breaks[0]: the first break must be the catch-all, whose operation has no site")
