@@ -1,0 +1,66 @@
+"""A backend over the helper process: what the namespace and the copy backend have in common."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import ClassVar, Self
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.contract import World, WorldId, WorldSpec
+from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.helper import Helper, find_bash
+from ramify.sandboxes.scratch import Session
+from ramify.sandboxes.worlds import AgentWorld, Ground
+
+
+class AgentBackend(ABC):
+    """Opening starts one helper process; every world is forked from it and ends with it."""
+
+    name: ClassVar[str]
+
+    def __init__(self, store: SnapshotStore, scratch: Path) -> None:
+        self._store, self._scratch = store, scratch.absolute()
+        self._session = Session(self._scratch)
+        self._helper: Helper | None = None
+        self._bash = ""
+        self._worlds: dict[WorldId, AgentWorld] = {}
+
+    async def __aenter__(self) -> Self:
+        self._bash = find_bash()
+        await asyncio.to_thread(self._session.open)
+        self._helper = Helper(self._session.folder / "helper.log")
+        await self._helper.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await asyncio.gather(*(world.close() for world in list(self._worlds.values())))
+        if self._helper is not None:
+            await self._helper.close()
+            self._helper = None
+        await asyncio.to_thread(self._session.close)
+
+    async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
+        if self._helper is None:
+            raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
+        world_id = WorldId(uuid.uuid4().hex[:12])
+        hidden = (Path(self._store.root).absolute(), self._scratch)
+        folder = self._session.folder / world_id
+        ground = Ground(self._store, self._helper, self._bash, folder, hidden, self._forget)
+        world = self._worlds[world_id] = self._world(ground, snapshot, spec)
+        try:
+            await world.begin()
+        except BaseException:
+            await world.close()
+            raise
+        return world
+
+    @abstractmethod
+    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
+        """A world of this backend's kind, not begun."""
+
+    def _forget(self, world_id: WorldId) -> None:
+        self._worlds.pop(world_id, None)

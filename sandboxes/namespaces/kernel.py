@@ -1,0 +1,113 @@
+"""The system calls that Python 3.11 does not wrap: namespaces, mounts, capabilities. Stdlib only.
+
+Numbers are from the kernel's uapi headers. Every failure is an `OSError` whose text begins with what was tried.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
+MNT_DETACH = 2
+
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+SYS_MOUNT_SETATTR = 442  # the same on every architecture; since Linux 5.12
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
+
+PR_SET_PDEATHSIG = 1
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+ROOT_KEEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 10, 13, 31})
+"""What commands of a root user keep inside: chown, dac_override, dac_read_search, fowner, fsetid, kill, setgid,
+setuid, net_bind_service, net_raw, setfcap. None of them reaches past the world's own namespaces and mounts."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def _check(result: int, what: str) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), "unshare(user, mount, pid, net, ipc, uts)")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    done = _libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() or None,
+        ctypes.c_ulong(flags),
+        os.fsencode(options) or None,
+    )
+    _check(done, f"mount {kind or 'bind'} on {target}")
+
+
+def bind(source: str, target: str, *, recursive: bool = True) -> None:
+    mount(source, target, flags=MS_BIND | (MS_REC if recursive else 0))
+
+
+def set_attributes(target: str, attributes: int, *, recursive: bool = False) -> None:
+    """Add ATTR_* to a mount, with `recursive` to all below it. Flags that are set already stay."""
+    attr = MountAttr(attributes, 0, 0, 0)
+    flags = AT_RECURSIVE if recursive else 0
+    done = _libc.syscall(
+        SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), flags, ctypes.byref(attr), ctypes.sizeof(attr)
+    )
+    _check(done, f"mount_setattr on {target}")
+
+
+def umount(target: str, flags: int = 0) -> None:
+    _check(_libc.umount2(os.fsencode(target), flags), f"umount {target}")
+
+
+def pivot_root_here() -> None:
+    """Make the current directory, a mount, the root, and let go of the old one."""
+    number = SYS_PIVOT_ROOT.get(platform.machine())
+    if number is None:
+        raise OSError(f"pivot_root: not known for {platform.machine()}")
+    _check(_libc.syscall(number, b".", b"."), "pivot_root")
+    umount(".", MNT_DETACH)
+    os.chdir("/")
+
+
+def die_with_parent() -> None:
+    _check(_libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def adopt_orphans() -> None:
+    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def drop_privileges() -> None:
+    """Bound what the next exec can hold: nothing for a user, `ROOT_KEEPS` for root; no set-uid program helps."""
+    kept = ROOT_KEEPS if os.geteuid() == 0 else frozenset()
+    for capability in range(64):
+        if capability not in kept and _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
+            break  # past the last that this kernel knows
+    _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")

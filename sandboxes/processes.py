@@ -1,0 +1,96 @@
+"""Finding, freezing and killing processes through /proc. Stdlib only: the agent uses it.
+
+A world's processes are the descendants of its agent. The agent is PID 1 of its namespace or a child subreaper, so
+a process that daemonises (double fork, `setsid`) comes back to it as a child and is found all the same.
+"""
+
+# ruff: noqa: PTH
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+
+class Process(NamedTuple):
+    pid: int
+    started: int  # clock ticks since boot: with the pid, an identity that is not reused
+    parent: int
+    state: str  # one letter, as in proc(5)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        return (self.pid, self.started)
+
+
+def everything() -> dict[int, Process]:
+    found: dict[int, Process] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                stat = file.read()
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it ended while we looked
+        state, parent, *rest = stat[stat.rindex(b")") + 2 :].split()
+        found[int(name)] = Process(int(name), int(rest[17]), int(parent), state.decode())
+    return found
+
+
+def descendants(root: int) -> list[Process]:
+    """The live descendants of `root`, zombies left out."""
+    table = everything()
+    children: dict[int, list[Process]] = {}
+    for process in table.values():
+        children.setdefault(process.parent, []).append(process)
+    found: list[Process] = []
+    queue = [root]
+    while queue:
+        for child in children.get(queue.pop(), ()):
+            queue.append(child.pid)
+            if child.state not in "ZX":
+                found.append(child)
+    return found
+
+
+def send(process: Process, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it ended before us: what we wanted
+        os.kill(process.pid, number)
+
+
+def freeze(select: Callable[[], list[Process]], patience_s: float = 2.0) -> list[Process]:
+    """Stop all that `select` finds, until it finds nothing that still runs: a process may fork while we stop it.
+
+    Gives those that were stopped by us, to be continued. One in uninterruptible sleep stops when it wakes; after
+    `patience_s` it is left at that.
+    """
+    stopped: dict[tuple[int, int], Process] = {}
+    deadline = time.monotonic() + patience_s
+    while True:
+        running = [p for p in select() if p.state not in "Tt"]
+        fresh = [p for p in running if p.key not in stopped]
+        for process in fresh:
+            stopped[process.key] = process
+            send(process, signal.SIGSTOP)
+        if not running or time.monotonic() > deadline:
+            return list(stopped.values())
+        if not fresh:
+            time.sleep(0.0005)
+
+
+def kill(select: Callable[[], list[Process]], reap: Callable[[], None], patience_s: float = 5.0) -> None:
+    """Kill all that `select` finds, frozen first so that none can fork itself away, and wait until none is left."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        freeze(select, patience_s=0.2)
+        left = select()
+        for process in left:
+            send(process, signal.SIGKILL)
+        reap()
+        if not left or time.monotonic() > deadline:
+            return
+        time.sleep(0.0005)

@@ -1,0 +1,80 @@
+"""Where live worlds keep their files, and how what a crash left behind is found and removed.
+
+`scratch/<session>/` belongs to one backend, which holds a lock on `scratch/<session>.lock` while it lives. A lock
+that is free is a session whose owner ended without tidying: the next backend removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import stat
+import uuid
+from pathlib import Path
+
+
+class Session:
+    """One backend's folder. `open()` and `close()` block: call them in a thread."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._lock = -1
+        self.folder = scratch
+
+    def open(self) -> None:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._remove_abandoned()
+        while True:
+            name = uuid.uuid4().hex[:12]
+            lock = self._scratch / f"{name}.lock"
+            self._lock = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if lock.exists() and lock.stat().st_ino == os.fstat(self._lock).st_ino:
+                break
+            os.close(self._lock)  # another backend took it for abandoned before we had locked it
+        self.folder = self._scratch / name
+        self.folder.mkdir(mode=0o700)
+
+    def close(self) -> None:
+        if self._lock < 0:
+            return
+        remove_tree(self.folder)
+        self.folder.with_suffix(".lock").unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = -1
+
+    def _remove_abandoned(self) -> None:
+        for lock in self._scratch.glob("*.lock"):
+            try:
+                held = os.open(lock, os.O_RDWR)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(lock.with_suffix(""))
+                lock.unlink(missing_ok=True)
+            except BlockingIOError:
+                pass  # its owner lives
+            finally:
+                os.close(held)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder whatever modes lie in it: overlayfs leaves `work/` with none, commands do what they like."""
+    try:
+        shutil.rmtree(folder)
+    except FileNotFoundError:
+        if folder.exists():
+            remove_tree(folder)  # something in it went away by itself
+    except PermissionError:
+        _open_up(folder)
+        shutil.rmtree(folder)
+
+
+def _open_up(folder: Path) -> None:
+    folder.chmod(stat.S_IRWXU)
+    with os.scandir(folder) as entries:
+        folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    for inner in folders:
+        _open_up(inner)
