@@ -1,0 +1,311 @@
+"""The client: one chat call to any OpenAI-compatible server, with deadline tags, retries and typed errors.
+
+Every call is streamed on the wire, also where the caller wants the whole answer: so the first token is measured
+where it happens, a server that stops in the middle is noticed, and there is one way to read an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self, TypeVar
+
+import httpx
+
+from ramify.serving import wire
+from ramify.serving.errors import DeadlineInfeasible, LLMError, LLMRejected, LLMTimeout, LLMUnavailable
+from ramify.serving.tags import HEADER, SLOTags
+from ramify.serving.types import ChatRequest, ChatResult
+
+_T = TypeVar("_T")
+_CONNECT_S = 10.0
+_BACKOFF_BASE_S = 0.25
+_BACKOFF_CAP_S = 8.0
+_RETRYABLE = frozenset({408, 409, 425, 429})
+_ERROR_BODY_BYTES = 64 * 1024
+
+
+class _Retryable(Exception):
+    """An attempt that failed in a way that another may not."""
+
+    def __init__(self, problem: str, *, after_s: float = 0.0, hung: bool = False) -> None:
+        self.problem = problem
+        self.after_s = after_s
+        self.hung = hung
+        super().__init__(problem)
+
+
+class LLMClient:
+    """Calls one server. An async context manager; one instance serves any number of calls at once.
+
+    `base_url` is what comes before `/chat/completions` (a bare host gets `/v1`). `model` stands in where a request
+    says "default". `timeout_s` bounds a call without a deadline, retries included; `retries` bounds their number.
+    A server that sends nothing for `hang_s` is taken for hung and asked again: raise it for a model that thinks
+    long in silence. Tags travel in the header only, which every server ignores that does not know it;
+    `send_xargs` puts them into the body too, for a vLLM that is asked directly.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        api_key: str | None = None,
+        model: str | None = None,
+        timeout_s: float = 120,
+        hang_s: float = 60,
+        retries: int = 8,
+        send_xargs: bool = False,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.base_url = wire.api_root(base_url)
+        self._api_key = (api_key or "").strip()
+        self._model = model or "default"
+        self._timeout_s = timeout_s
+        self._hang_s = hang_s
+        self._retries = retries
+        self._send_xargs = send_xargs
+        self._clock = clock
+        self._sleep = sleep
+        self._rng = rng or random.Random()
+        self._shown_url = wire.redacted(self.base_url)
+        self._http = httpx.AsyncClient(
+            transport=transport,
+            timeout=httpx.Timeout(None, connect=_CONNECT_S),
+            limits=httpx.Limits(max_connections=None),
+            trust_env=not wire.is_loopback(self.base_url),
+            auth=self._authorised if self._api_key else None,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def chat(
+        self, request: ChatRequest, *, tags: SLOTags | None = None, deadline_s: float | None = None
+    ) -> ChatResult:
+        """One whole answer, within `deadline_s` from now (else the tags' deadline, else `timeout_s`).
+
+        Raises LLMUnavailable or LLMTimeout when retrying did not help in time, LLMRejected when the server refused
+        the request as such, DeadlineInfeasible when the gateway says that it cannot be done in time.
+        """
+        stream = ChatStream(self._pieces(request, tags or SLOTags(), deadline_s, restart=True))
+        async with stream:
+            async for _ in stream:
+                pass
+        return stream.result
+
+    def stream(
+        self, request: ChatRequest, *, tags: SLOTags | None = None, deadline_s: float | None = None
+    ) -> ChatStream:
+        """The answer's text as it comes: `async with client.stream(r) as s: async for piece in s: …; s.result`.
+
+        Errors as in `chat`; but what was given out cannot be taken back, so an answer that breaks after its first
+        piece is not tried again.
+        """
+        return ChatStream(self._pieces(request, tags or SLOTags(), deadline_s, restart=False))
+
+    async def models(self) -> tuple[str, ...]:
+        """What the server serves. Asks once, without retries. Errors as in `chat`."""
+        expires = self._clock() + min(self._timeout_s, _CONNECT_S)
+        try:
+            response = await self._send(self._http.build_request("GET", f"{self.base_url}/models"), expires)
+            try:
+                body = wire.parse_object(await self._within(response.aread(), expires))
+            finally:
+                await response.aclose()
+            listed = body.get("data")
+            if not isinstance(listed, list):
+                raise wire.Malformed("no list of models")
+            return tuple(str(m["id"]) for m in listed if isinstance(m, Mapping) and "id" in m)
+        except _Retryable as failure:
+            raise self._given_up(failure, attempts=1, took_s=0.0) from failure
+        except (wire.Malformed, httpx.RequestError) as error:
+            raise LLMUnavailable(
+                f"{self._shown_url}/models: {_told(error)}. Is it an OpenAI-compatible server?"
+            ) from error
+
+    async def _pieces(
+        self, request: ChatRequest, tags: SLOTags, deadline_s: float | None, *, restart: bool
+    ) -> AsyncGenerator[str | ChatResult, None]:
+        """Attempts until one is whole: its pieces of text (only the last attempt's, unless `restart`), its result."""
+        started = self._clock()
+        limit = next(s for s in (deadline_s, tags.deadline_left(time.time()), self._timeout_s) if s is not None)
+        expires = started + limit
+        attempt, given_out = 0, False
+        while True:
+            attempt += 1
+            answer = wire.Answer()
+            try:
+                async with aclosing(
+                    self._exchange(request, tags.aged(self._clock() - started), expires, answer)
+                ) as new:
+                    async for piece in new:
+                        given_out = given_out or not restart
+                        yield piece
+                yield answer.result(attempts=attempt)
+                return
+            except (httpx.RequestError, wire.Malformed) as error:
+                failure = _Retryable(self._scrubbed(_told(error)))
+            except _Retryable as error:
+                failure = error
+            pause = max(failure.after_s, self._jitter(attempt))
+            if given_out or attempt > self._retries or self._clock() + pause >= expires:
+                raise self._given_up(failure, attempts=attempt, took_s=self._clock() - started) from failure
+            await self._sleep(pause)
+
+    async def _exchange(
+        self, request: ChatRequest, tags: SLOTags, expires: float, answer: wire.Answer
+    ) -> AsyncGenerator[str, None]:
+        """One request and its answer, read into `answer`; yields the text as it comes."""
+        model = self._model if request.model == "default" else request.model
+        body = wire.to_body(request, model=model)
+        xargs = tags.to_xargs()
+        if self._send_xargs and xargs:
+            body["vllm_xargs"] = xargs
+        post = self._http.build_request(
+            "POST",
+            f"{self.base_url}/chat/completions",
+            json=body,
+            headers={HEADER: tags.to_header()} if xargs else {},
+        )
+        response = await self._send(post, expires)
+        try:
+            if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                whole = await self._within(response.aread(), expires)
+                yield answer.add(wire.parse_object(whole))
+                return
+            async with aclosing(wire.sse_data(response.aiter_bytes())) as events:
+                while (data := await self._within(_next(events), expires)) not in (None, wire.DONE):
+                    chunk = wire.parse_object(data or "")
+                    if "error" in chunk:
+                        raise self._refused(200, chunk)
+                    if piece := answer.add(chunk):
+                        yield piece
+        finally:
+            await response.aclose()
+
+    async def _send(self, request: httpx.Request, expires: float) -> httpx.Response:
+        """Send, and see an error status as the error that it means."""
+        response = await self._within(self._http.send(request, stream=True), expires)
+        if response.status_code < 400:
+            return response
+        try:
+            text = b""
+            async with aclosing(response.aiter_bytes()) as chunks:  # type: ignore[type-var]
+                while len(text) < _ERROR_BODY_BYTES and (chunk := await self._within(_next(chunks), expires)):
+                    text += chunk
+        finally:
+            await response.aclose()
+        try:
+            body = wire.parse_object(text)
+        except wire.Malformed:
+            body = {"error": {"message": text[:200].decode("utf-8", "replace")}}
+        raise self._refused(response.status_code, body, response.headers.get("retry-after"))
+
+    def _refused(self, status: int, body: Mapping[str, object], retry_after: str | None = None) -> Exception:
+        """What an error body means: try again, or one of our errors."""
+        error = body.get("error")
+        said = error if isinstance(error, Mapping) else {"message": error or body.get("detail") or "no reason given"}
+        code = said.get("code")
+        message = self._scrubbed(str(said.get("message") or "no reason given"))
+        if code == "deadline_infeasible":
+            earliest = said.get("earliest_feasible_s")
+            return DeadlineInfeasible(
+                f"{self._shown_url} refused the call: {message}. Give it a later deadline",
+                earliest_feasible_s=earliest if isinstance(earliest, int | float) else None,
+            )
+        if status in _RETRYABLE or status >= 500 or status < 400:
+            where = f"answered {status}" if status >= 400 else "broke off its answer"
+            return _Retryable(f"it {where}: {message}", after_s=_seconds_of(retry_after))
+        return LLMRejected(
+            f"{self._shown_url} refused the request ({status}): {message}. "
+            + ("Give the right API key" if status in (401, 403) else "Check the model's name and the request"),
+            status=status,
+            code=code if isinstance(code, str) else None,
+        )
+
+    async def _within(self, work: Awaitable[_T], expires: float) -> _T:
+        """Await one step of an exchange; _Retryable when the server hangs."""
+        left = expires - self._clock()
+        try:
+            async with asyncio.timeout(max(0.0, min(self._hang_s, left))):
+                return await work
+        except TimeoutError:
+            waited = "in the time there was" if left <= self._hang_s else f"for {self._hang_s:g} s"
+            raise _Retryable(f"it sent nothing {waited}", hung=True) from None
+
+    def _given_up(self, failure: _Retryable, *, attempts: int, took_s: float) -> LLMError:
+        text = (
+            f"no answer from {self._shown_url} after {attempts} attempt(s) in {took_s:.1f} s: {failure.problem}. "
+            "Check that the server runs and is reachable" + (", or allow more time" if failure.hung else "")
+        )
+        return LLMTimeout(text) if failure.hung else LLMUnavailable(text)
+
+    def _authorised(self, request: httpx.Request) -> httpx.Request:
+        request.headers["authorization"] = f"Bearer {self._api_key}"
+        return request
+
+    def _jitter(self, attempt: int) -> float:
+        return self._rng.uniform(0.0, min(_BACKOFF_CAP_S, _BACKOFF_BASE_S * 2 ** (attempt - 1)))
+
+    def _scrubbed(self, text: str) -> str:
+        return text.replace(self._api_key, "***") if self._api_key else text
+
+
+class ChatStream:
+    """The pieces of one answer; `result` once they have all come."""
+
+    def __init__(self, pieces: AsyncGenerator[str | ChatResult, None]) -> None:
+        self._pieces = pieces
+        self._result: ChatResult | None = None
+
+    @property
+    def result(self) -> ChatResult:
+        if self._result is None:
+            raise RuntimeError("the answer is not whole yet: read the stream to its end first")
+        return self._result
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._pieces.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> str:
+        item = await anext(self._pieces)
+        if isinstance(item, ChatResult):
+            self._result = item
+            raise StopAsyncIteration
+        return item
+
+
+async def _next(items: AsyncIterator[_T]) -> _T | None:
+    return await anext(items, None)
+
+
+def _told(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _seconds_of(retry_after: str | None) -> float:
+    """Retry-After in seconds; its date form is rare with model servers, and our own pause serves there."""
+    try:
+        return max(0.0, float(retry_after or 0.0))
+    except ValueError:
+        return 0.0

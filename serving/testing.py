@@ -1,0 +1,308 @@
+"""Fakes for tests, ours and yours: a model that answers from a script, in place of a transport or behind a port.
+
+model = ScriptedModel(lambda request: "fix line 3")
+async with LLMClient("http://model", transport=model) as client: ...
+
+async with ScriptedServer(ScriptedModel(script, slots=2)) as server:
+    ...  # any OpenAI client at server.base_url, or a gateway in front of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from ramify.serving import wire
+from ramify.serving.types import ChatRequest, ChatResult, TokenLogprobs, user
+
+# What a script gives back: the text; or how likely each token is as the first one ({"A": 3, "B": 1}: weights, the
+# heaviest is the text); or everything said.
+Scripted = str | Mapping[str, float] | ChatResult
+Script = Callable[[ChatRequest], Scripted | Awaitable[Scripted]]
+
+
+class Fault(StrEnum):
+    """What goes wrong with one request."""
+
+    REFUSE = "refuse"  # no connection
+    ERROR_500 = "error_500"
+    BUSY_429 = "busy_429"  # with Retry-After: 1
+    HANG = "hang"  # never answers
+    CUT = "cut"  # stops in the middle of the answer
+    GARBAGE = "garbage"  # 200 with something that is no answer
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One completion that was asked for, as it came in."""
+
+    request: ChatRequest
+    headers: Mapping[str, str]
+    body: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    status: int
+    content_type: str
+    chunks: AsyncGenerator[bytes, None]
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+class ScriptedModel(httpx.AsyncBaseTransport):
+    """An OpenAI-compatible server without a model. `faults` befall the first requests, one each.
+
+    `slots` bounds how many requests it works on at once, `delay_s` is how long each takes. A script may be a
+    coroutine function, so a test can hold an answer back until it wants it. `calls` are the completions asked for,
+    `finished` those fully answered, in that order; `peak` is the most that were worked on at once.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        faults: Iterable[Fault] = (),
+        slots: int | None = None,
+        delay_s: float = 0.0,
+        name: str = "scripted",
+    ) -> None:
+        self.calls: list[Call] = []
+        self.finished: list[ChatRequest] = []
+        self.active = 0
+        self.peak = 0
+        self.name = name
+        self._script = script
+        self._faults = iter(faults)
+        self._slots = asyncio.Semaphore(slots) if slots else None
+        self._delay_s = delay_s
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        body = await request.aread()
+        reply = await self.respond(request.method, request.url.path, dict(request.headers), body)
+        headers = [("content-type", reply.content_type), *reply.headers]
+        return httpx.Response(reply.status, headers=headers, stream=_Stream(reply.chunks), request=request)
+
+    async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> _Reply:
+        """Answer one HTTP request. Raises httpx's own errors where the connection is to break."""
+        if method == "GET" and path.endswith("/models"):
+            return _json(200, {"object": "list", "data": [{"id": self.name, "object": "model"}]})
+        if method != "POST" or not path.endswith("/completions"):
+            return _json(404, {"error": {"message": f"no such path: {path}", "type": "invalid_request_error"}})
+        try:
+            asked = wire.parse_object(body)
+            chat = path.endswith("/chat/completions")
+            request = wire.from_body(asked if chat else {**asked, "messages": _as_messages(asked.get("prompt"))})
+        except wire.Malformed as error:
+            return _json(400, {"error": {"message": str(error), "type": "invalid_request_error"}})
+        self.calls.append(Call(request, dict(headers), asked))
+        fault = next(self._faults, None)
+        match fault:
+            case Fault.REFUSE:
+                raise httpx.ConnectError("connection refused (scripted)")
+            case Fault.ERROR_500:
+                return _json(500, {"error": {"message": "scripted failure", "type": "server_error"}})
+            case Fault.BUSY_429:
+                busy = _json(429, {"error": {"message": "scripted: too busy", "type": "rate_limit"}})
+                return replace(busy, headers=(("retry-after", "1"),))
+            case Fault.GARBAGE:
+                return _Reply(200, "application/json", _chunks(b"<html>not what you asked for"))
+            case Fault.HANG:
+                await asyncio.Event().wait()
+        chunks = self._answer(request, chat=chat, stream=bool(asked.get("stream")), cut=fault is Fault.CUT)
+        return _Reply(200, "text/event-stream" if asked.get("stream") else "application/json", chunks)
+
+    async def _answer(
+        self, request: ChatRequest, *, chat: bool, stream: bool, cut: bool
+    ) -> AsyncGenerator[bytes, None]:
+        if self._slots:
+            await self._slots.acquire()
+        self.active += 1
+        self.peak = max(self.peak, self.active)
+        try:
+            await asyncio.sleep(self._delay_s)
+            said = self._script(request)
+            result = _as_result(await said if inspect.isawaitable(said) else said, request, self.name)
+            parts = _stream_of(result, chat) if stream else [_encoded(_body_of(result, chat))]
+            whole = b"".join(parts)
+            if cut:
+                yield whole[: len(whole) // 2]
+                raise httpx.RemoteProtocolError("peer closed the connection before the answer's end (scripted)")
+            for part in parts:
+                yield part
+            self.finished.append(request)
+        finally:
+            self.active -= 1
+            if self._slots:
+                self._slots.release()
+
+
+class ScriptedServer:
+    """A ScriptedModel behind a loopback port, in the running event loop. An async context manager."""
+
+    def __init__(self, model: ScriptedModel | Script) -> None:
+        self.model = model if isinstance(model, ScriptedModel) else ScriptedModel(model)
+        self.base_url = ""
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server:
+            self._server.close()
+        for task in tuple(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request a connection. A client that goes away ends the work for it, as in a real engine."""
+        work = asyncio.ensure_future(self._exchange(reader, writer))
+        self._open.add(work)
+        try:
+            await asyncio.wait({work})
+        finally:
+            self._open.discard(work)
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            method, path, _ = head[0].split(" ", 2)
+            headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
+            body = await reader.readexactly(int(headers.get("content-length", "0")))
+            answer = asyncio.ensure_future(self._reply(method, path, headers, body, writer))
+            gone = asyncio.ensure_future(reader.read(1))
+            try:
+                await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                answer.cancel()
+                gone.cancel()
+                await asyncio.gather(answer, gone, return_exceptions=True)
+
+    async def _reply(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, writer: asyncio.StreamWriter
+    ) -> None:
+        try:
+            reply = await self.model.respond(method, path, headers, body)
+            head = (
+                f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\ncontent-type: {reply.content_type}\r\n"
+            )
+            head += "".join(f"{k}: {v}\r\n" for k, v in reply.headers)
+            writer.write(f"{head}connection: close\r\ntransfer-encoding: chunked\r\n\r\n".encode())
+            async with aclosing(reply.chunks) as chunks:
+                async for chunk in chunks:
+                    writer.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+                    await writer.drain()
+            writer.write(b"0\r\n\r\n")
+            await writer.drain()
+        except httpx.TransportError:
+            writer.transport.abort()
+
+
+class _Stream(httpx.AsyncByteStream):
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        self._chunks = chunks
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._chunks
+
+    async def aclose(self) -> None:
+        await self._chunks.aclose()
+
+
+def _as_result(said: Scripted, request: ChatRequest, model: str) -> ChatResult:
+    if isinstance(said, ChatResult):
+        return said
+    if isinstance(said, str):
+        said_logprobs: tuple[TokenLogprobs, ...] = ()
+        text = said
+        if request.top_logprobs:
+            said_logprobs = tuple(TokenLogprobs(token, 0.0, ((token, 0.0),)) for token in _tokens(said))
+    else:
+        total = math.fsum(said.values())
+        ranked = sorted(((t, math.log(w / total)) for t, w in said.items()), key=lambda pair: -pair[1])
+        text = ranked[0][0]
+        said_logprobs = (TokenLogprobs(text, ranked[0][1], tuple(ranked[: request.top_logprobs])),)
+    prompt_tokens = sum(len(m.content.split()) for m in request.messages)
+    return ChatResult(text, "stop", model, prompt_tokens, len(_tokens(text)), said_logprobs)
+
+
+def _tokens(text: str) -> list[str]:
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+def _body_of(result: ChatResult, chat: bool) -> dict[str, object]:
+    message: dict[str, object] = {"role": "assistant", "content": result.text}
+    choice = {"index": 0, "finish_reason": result.finish_reason, "logprobs": _logprobs_of(result.logprobs)}
+    choice |= {"message": message} if chat else {"text": result.text}
+    kind = "chat.completion" if chat else "text_completion"
+    return {"id": "scripted", "object": kind, "model": result.model, "choices": [choice], "usage": _usage_of(result)}
+
+
+def _stream_of(result: ChatResult, chat: bool) -> list[bytes]:
+    kind = "chat.completion.chunk" if chat else "text_completion"
+    head = {"id": "scripted", "object": kind, "model": result.model}
+    pieces: list[tuple[str, tuple[TokenLogprobs, ...]]] = [(e.token, (e,)) for e in result.logprobs]
+    events: list[dict[str, object]] = []
+    for text, entries in pieces or [(token, ()) for token in _tokens(result.text)]:
+        choice: dict[str, object] = {"index": 0, "finish_reason": None, "logprobs": _logprobs_of(entries)}
+        said: dict[str, object] = {"delta": {"content": text}} if chat else {"text": text}
+        events.append({**head, "choices": [choice | said]})
+    end: dict[str, object] = {"index": 0, "finish_reason": result.finish_reason}
+    end["delta" if chat else "text"] = {} if chat else ""
+    events.append({**head, "choices": [end]})
+    events.append({**head, "choices": [], "usage": _usage_of(result)})
+    return [b"data: " + _encoded(event) + b"\n\n" for event in events] + [b"data: [DONE]\n\n"]
+
+
+def _logprobs_of(entries: tuple[TokenLogprobs, ...]) -> dict[str, object] | None:
+    if not entries:
+        return None
+    content = [
+        {"token": e.token, "logprob": e.logprob, "top_logprobs": [{"token": t, "logprob": p} for t, p in e.top]}
+        for e in entries
+    ]
+    return {"content": content}
+
+
+def _usage_of(result: ChatResult) -> dict[str, int]:
+    total = result.prompt_tokens + result.completion_tokens
+    return {
+        "prompt_tokens": result.prompt_tokens,
+        "completion_tokens": result.completion_tokens,
+        "total_tokens": total,
+    }
+
+
+def _as_messages(prompt: object) -> list[object]:
+    return [{"role": m.role, "content": m.content} for m in user(str(prompt))]
+
+
+def _encoded(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+async def _chunks(*chunks: bytes) -> AsyncGenerator[bytes, None]:
+    for chunk in chunks:
+        yield chunk
+
+
+def _json(status: int, value: object) -> _Reply:
+    return _Reply(status, "application/json", _chunks(_encoded(value)))
