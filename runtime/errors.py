@@ -1,32 +1,44 @@
 """What can go wrong while a plan is run.
 
-    RunError
-    ├── StepFailed            a step raised; names step, branch, last output; the run is resumable
-    ├── NotInARun             a step, fork or model call outside a workflow
-    ├── WorkflowChanged       the code is no longer what the plan was compiled from
-    ├── NotSerialisable       an argument or result that the journal cannot keep
-    ├── RunNotFound           no run, checkpoint or snapshot of that name
-    ├── AmbiguousRef          a prefix that names several
-    ├── RunLocked             another process works on that run
-    ├── StoreError            the database is missing, of another version, or refuses to write
-    └── PlanMismatch          the plan has no operation for what the workflow does
+RunError
+├── RunFailed             the workflow raised; the run is kept and can be resumed
+│   └── StepFailed        a step did; names step, branch, last output
+├── NotInARun             a step, fork or model call outside a workflow
+├── WorkflowChanged       the code is no longer what the plan was compiled from
+├── NotSerialisable       an argument or result that the journal cannot keep
+├── RunNotFound           no run, checkpoint or snapshot of that name
+├── AmbiguousRef          a prefix that names several
+├── RunLocked             another process works on that run
+├── StoreError            the database is missing, of another version, or refuses to write
+├── TargetNotFound        no such file, module or name to run
+├── CommandFailed         `sandbox.run(…, check=True)` and the command failed; `.result`
+└── PlanMismatch          the plan has no operation for what the workflow does
 """
 
 from __future__ import annotations
+
+from ramify.sandboxes.contract import RunResult
 
 
 class RunError(Exception):
     """Anything that the runtime reports."""
 
 
-class StepFailed(RunError):
-    """A step raised. `step`, `branch` and `run_id` say where; the cause is chained."""
+class RunFailed(RunError):
+    """The workflow raised; the cause is chained. The run is kept and can be resumed."""
+
+    def __init__(self, message: str, *, run_id: str) -> None:
+        self.run_id = run_id
+        super().__init__(message)
+
+
+class StepFailed(RunFailed):
+    """A step raised. `step` and `branch` say where; the cause is chained."""
 
     def __init__(self, message: str, *, step: str, branch: str, run_id: str) -> None:
         self.step = step
         self.branch = branch
-        self.run_id = run_id
-        super().__init__(message)
+        super().__init__(message, run_id=run_id)
 
 
 class NotInARun(RunError):
@@ -59,3 +71,17 @@ class StoreError(RunError):
 
 class PlanMismatch(RunError):
     """The plan does not fit the workflow that runs under it."""
+
+
+class TargetNotFound(RunError):
+    """No such file, module or name."""
+
+
+class CommandFailed(RunError):
+    """A checked command did not exit with 0."""
+
+    def __init__(self, result: RunResult) -> None:
+        self.result = result
+        tail = (result.stderr or result.stdout).strip()[-2000:]
+        how = "timed out" if result.timed_out else f"exited with {result.exit_code}"
+        super().__init__(f"{result.command!r} {how}" + (f":\n{tail}" if tail else ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ramify.fork_engine.types import Skipped
 from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, RunStatus
 
 
@@ -12,6 +13,7 @@ from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, RunStatus
 class RunStarted:
     run: RunRecord
     resumed: bool
+    skipped: tuple[Skipped, ...] = ()  # what of the workspace a snapshot cannot hold
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,148 @@
+"""What user code calls inside a run: `fork`, `llm`, `current_sandbox`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ramify.runtime.errors import NotInARun
+from ramify.runtime.forks import Fork
+from ramify.runtime.run import RunScope
+from ramify.runtime.sandbox import Sandbox
+from ramify.runtime.scope import current_scope
+from ramify.runtime.sites import CallSite, call_site
+from ramify.serving.choose import letter_request, letter_scores
+from ramify.serving.types import ChatRequest, ChatResult, Message, user
+
+T = TypeVar("T")
+
+
+class _Fork:
+    """`fork`, an object so that the compiler knows it by its mark whatever name it was imported under."""
+
+    __ramify_fork__ = True
+
+    def __call__(self, items: Sequence[T]) -> Fork[T]:
+        """`async with fork(items) as branches`: one copy-on-write world an item, each as this branch stands now."""
+        scope = current_scope("fork() was called")
+        if not isinstance(scope, RunScope):
+            raise NotInARun("fork() was called in a LangGraph node: return Sends, the graph forks the world for each")
+        return Fork(scope, items, call_site())
+
+
+fork = _Fork()
+
+
+def current_sandbox() -> Sandbox:
+    """The world of the step that runs. Raises `NotInARun` outside one, or in a step declared pure."""
+    sandbox = current_scope("current_sandbox() was called").sandbox
+    if sandbox is None:
+        raise NotInARun("current_sandbox() was called outside a step, or in a step declared pure: it has no world")
+    return sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A model's ranking. `scores` are log-probabilities in the order of the options; greater is better."""
+
+    scores: tuple[float, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Indices of the options, best first; equals keep their order."""
+        return tuple(sorted(range(len(self.scores)), key=lambda i: -self.scores[i]))
+
+    @property
+    def best(self) -> int:
+        return self.order[0]
+
+
+class LLM:
+    """Model calls of the running workflow: journalled, and tagged with what is left of its deadline."""
+
+    __ramify_llm__ = True
+
+    def chat(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        max_tokens: int = 256,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int = 0,
+        model: str = "default",
+    ) -> Awaitable[ChatResult]:
+        """One completion. Raises an `LLMError` where there is none in the time left."""
+        request = ChatRequest(
+            messages=_messages(prompt, system),
+            model=model,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=tuple(stop),
+            top_logprobs=top_logprobs,
+        )
+        return _first(_call([request], call_site(), "chat"))
+
+    def propose(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        n: int = 8,
+        system: str | None = None,
+        temperature: float = 0.8,
+        max_tokens: int = 256,
+        stop: Sequence[str] = (),
+        model: str = "default",
+    ) -> Awaitable[list[str]]:
+        """`n` samples of one prompt, asked for at once as one stage: one text each, in order."""
+        requests = [
+            ChatRequest(
+                messages=_messages(prompt, system),
+                model=model,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                stop=tuple(stop),
+                seed=sample,
+                sample=sample,
+            )
+            for sample in range(n)
+        ]
+        return _texts(_call(requests, call_site(), "propose"))
+
+    def choose(
+        self, question: str, options: Sequence[str], *, system: str | None = None, model: str = "default"
+    ) -> Awaitable[Choice]:
+        """Rank up to 20 options by the probability that the model gives to each one's letter."""
+        request = letter_request(question, options, system=system, model=model)
+        return _choice(_call([request], call_site(), "choose"), len(options))
+
+
+llm = LLM()
+
+
+def _messages(prompt: str | Sequence[Message], system: str | None) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return user(prompt, system=system)
+    return (*((Message("system", system),) if system else ()), *prompt)
+
+
+def _call(requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
+    return current_scope(f"llm.{method}() was called").call_llm(requests, site, method)
+
+
+async def _first(pending: Awaitable[list[ChatResult]]) -> ChatResult:
+    return (await pending)[0]
+
+
+async def _texts(pending: Awaitable[list[ChatResult]]) -> list[str]:
+    return [result.text for result in await pending]
+
+
+async def _choice(pending: Awaitable[list[ChatResult]], count: int) -> Choice:
+    return Choice(letter_scores((await pending)[0], count))

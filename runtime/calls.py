@@ -1,0 +1,103 @@
+"""Model calls: journalled one by one, tagged with what is left of the workflow's deadline, sent as one stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, replace
+
+from ramify.compiler.plan import OpId, Plan
+from ramify.runtime import codec
+from ramify.runtime.journal import Journal
+from ramify.runtime.records import BranchPath, LLMRecord, RunRecord
+from ramify.serving.client import LLMClient
+from ramify.serving.tags import SLOTags
+from ramify.serving.types import ChatRequest, ChatResult
+
+LLMProvider = Callable[[], Awaitable[LLMClient]]
+"""Gives the run's client, starting an engine where there is none yet."""
+
+
+class LLMCalls:
+    """The model calls of one run. A stage is the calls that are made at once; it waits for all of them."""
+
+    def __init__(
+        self, record: RunRecord, plan: Plan, journal: Journal, provider: LLMProvider, clock: Callable[[], float]
+    ) -> None:
+        self._record = record
+        self._plan = plan
+        self._journal = journal
+        self._provider = provider
+        self._clock = clock
+        self._stage = 0
+
+    def stage(
+        self, requests: list[ChatRequest], *, op_id: OpId, place: str, branch: BranchPath, step_key: str | None
+    ) -> Awaitable[list[ChatResult]]:
+        """Results in the order of the requests. Raises the first `LLMError`; what did succeed is journalled."""
+        index, self._stage = self._stage, self._stage + 1
+        digests = [codec.digest(request) for request in requests]
+        rows = [
+            LLMRecord(
+                run_id=self._record.id,
+                seq=0,
+                key=self._journal.key(place, "llm", digest[:16]),
+                op_id=op_id,
+                branch=branch,
+                step_key=step_key,
+                request_json=codec.encode(request),
+                request_digest=digest,
+                result_json="",
+                result_digest="",
+            )
+            for request, digest in zip(requests, digests, strict=True)
+        ]
+        return self._send_all(requests, rows, index)
+
+    def deadline_left(self) -> float | None:
+        """Seconds, negative where it is past; None without a deadline."""
+        if self._record.deadline_s is None:
+            return None
+        return self._record.deadline_s - self._journal.consumed_s()
+
+    async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
+        pairs = zip(requests, rows, strict=True)
+        sent = [self._send(request, row, index, len(rows)) for request, row in pairs]
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in outcomes if isinstance(outcome, ChatResult)]
+
+    async def _send(self, request: ChatRequest, row: LLMRecord, index: int, width: int) -> ChatResult:
+        if (known := self._journal.served_llm(row.key)) is not None:
+            result: ChatResult = codec.decode(known.result_json)
+            return result
+        client = await self._provider()
+        tags = self._tags(index, width)
+        begun = self._clock()
+        result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
+        await self._journal.record_llm(
+            replace(
+                row,
+                result_json=codec.encode(result),
+                result_digest=codec.digest(replace(result, ledger=None)),
+                tags_json=codec.encode({k: v for k, v in asdict(tags).items() if v is not None}),
+                started_at=begun,
+                ended_at=self._clock(),
+            )
+        )
+        return result
+
+    def _tags(self, index: int, width: int) -> SLOTags:
+        left = self.deadline_left()
+        return SLOTags(
+            slo_deadline_s=left,
+            slo_class="compound",
+            compound_id=self._record.id,
+            compound_stage=index,
+            compound_stages=self._plan.stages,
+            compound_width=width,
+            compound_deadline_at=None if left is None else self._clock() + left,
+            app_id=self._record.name,
+        )

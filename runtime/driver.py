@@ -1,0 +1,180 @@
+"""Starting, resuming and ending runs of the decorator front end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ramify.compiler.plan import Plan
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Imported, Skipped
+from ramify.runtime import codec
+from ramify.runtime.calls import LLMCalls, LLMProvider
+from ramify.runtime.errors import RunError, RunFailed, StepFailed
+from ramify.runtime.events import Event, RunEnded, RunStarted
+from ramify.runtime.journal import Journal, base_checkpoint, checkpoint_id
+from ramify.runtime.locks import RunLock
+from ramify.runtime.records import (
+    ROOT,
+    OpStatus,
+    RunId,
+    RunRecord,
+    RunStatus,
+    RunUpdate,
+    Settings,
+)
+from ramify.runtime.run import Run, RunScope
+from ramify.runtime.scope import entered
+from ramify.runtime.store import RunStore
+from ramify.runtime.worlds import Branch, WorldPool
+from ramify.sandboxes.contract import Backend, WorldSpec
+
+BARE_MOUNT = Path("/tmp/workspace")
+"""Where the tree stands in the worlds of a run that has no workspace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What runs are made of. Opened and closed by the caller; shared by all its runs."""
+
+    store: RunStore
+    snapshots: SnapshotStore
+    backend: Callable[[], Awaitable[Backend]]  # started when the first world is needed
+    llm: LLMProvider
+    locks: Path
+    clock: Callable[[], float]
+    emit: Callable[[Event], None]
+    settings: Settings
+
+
+def new_run_id() -> RunId:
+    return RunId(secrets.token_hex(6))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A run to be started: what, on which folder, with which arguments."""
+
+    plan: Plan
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    workspace: Path | None
+    deadline_s: float | None
+
+
+async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[Skipped, ...]]:
+    """Import the workspace and write the run's first rows. From here on it can be resumed."""
+    args_json = codec.encode([list(launch.args), launch.kwargs])
+    workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
+    imported = await asyncio.to_thread(_import, services.snapshots, workspace)
+    base = imported.snapshot
+    now = services.clock()
+    record = RunRecord(
+        id=new_run_id(),
+        name=launch.plan.name,
+        workflow=launch.plan.workflow,
+        frontend=launch.plan.frontend,
+        workspace=str(workspace or ""),
+        base_snapshot=base.id,
+        plan_json=launch.plan.to_json(),
+        args_json=args_json,
+        settings=services.settings,
+        status=RunStatus.RUNNING,
+        created_at=now,
+        updated_at=now,
+        deadline_s=launch.deadline_s,
+    )
+    await services.store.create_run(record)
+    await services.store.commit(record.id, checkpoints=[base_checkpoint(record.id, base, now)])
+    return record, imported.skipped
+
+
+def _import(snapshots: SnapshotStore, workspace: Path | None) -> Imported:
+    if workspace is not None:
+        return snapshots.import_tree(workspace)
+    with tempfile.TemporaryDirectory(prefix="ramify-empty-") as empty:
+        return snapshots.import_tree(Path(empty))
+
+
+async def drive(
+    services: Services, record: RunRecord, function: Callable[..., Any], *, skipped: tuple[Skipped, ...] = ()
+) -> Any:
+    """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`."""
+    with RunLock(services.locks, record.id):
+        ops = await services.store.ops(record.id)
+        llm = await services.store.llm(record.id)
+        resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
+        if record.status is not RunStatus.RUNNING:
+            await services.store.commit(record.id, update=RunUpdate(status=RunStatus.RUNNING))
+            record = replace(record, status=RunStatus.RUNNING)
+        journal = Journal(services.store, record, ops=ops, llm=llm, clock=services.clock, emit=services.emit)
+        services.emit(RunStarted(record, resumed=resumed, skipped=skipped))
+        plan = Plan.from_json(record.plan_json)
+        base = await asyncio.to_thread(services.snapshots.get, record.base_snapshot)
+        root = Branch(ROOT, base, checkpoint_id(record.id, 0))
+        worlds = WorldPool(services.backend, world_spec(record))
+        run = Run(
+            record=record,
+            plan=plan,
+            journal=journal,
+            store=services.store,
+            snapshots=services.snapshots,
+            worlds=worlds,
+            calls=LLMCalls(record, plan, journal, services.llm, services.clock),
+            clock=services.clock,
+            root=root,
+        )
+        run.reusable.update(
+            {r.lineage_key: r.key for r in ops if r.lineage_key and not r.reused_from and r.status is OpStatus.DONE}
+        )
+        try:
+            return await _call(run, function, services)
+        finally:
+            await worlds.close()
+
+
+async def _call(run: Run, function: Callable[..., Any], services: Services) -> Any:
+    args, kwargs = codec.decode(run.record.args_json)
+    try:
+        with entered(RunScope(run, run.root)):
+            result = await function(*args, **kwargs)
+        update = RunUpdate(status=RunStatus.DONE, result_json=codec.encode(result), error="")
+    except asyncio.CancelledError:
+        await asyncio.shield(run.journal.finish(RunUpdate(status=RunStatus.CANCELLED, error="cancelled")))
+        services.emit(RunEnded(run.record, RunStatus.CANCELLED))
+        raise
+    except Exception as error:
+        shown = f"{type(error).__name__}: {error}"
+        await run.journal.finish(RunUpdate(status=RunStatus.FAILED, error=shown))
+        services.emit(RunEnded(run.record, RunStatus.FAILED))
+        raise _failure(run, error) from error
+    await run.journal.finish(update)
+    services.emit(RunEnded(run.record, RunStatus.DONE))
+    return result
+
+
+def _failure(run: Run, error: Exception) -> RunError:
+    hint = f"The run is kept: `ramify show {run.record.id}`, and `ramify resume {run.record.id}` once mended"
+    where = getattr(error, "__ramify_step__", None)
+    shown = f"{type(error).__name__}: {error}"
+    if where is None:
+        return RunFailed(f"workflow {run.record.name!r} raised {shown}\n{hint}", run_id=run.record.id)
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    return StepFailed(f"{shown}\n{notes}\n{hint}", step=where[0], branch=where[1], run_id=run.record.id)
+
+
+def world_spec(record: RunRecord) -> WorldSpec:
+    """Worlds look like this machine, with this process's Python first on the path, and none of its secrets."""
+    here = Path(sys.executable).parent
+    path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
+    env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
+    visible = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
+    mount_at = Path(record.workspace) if record.workspace else BARE_MOUNT
+    return WorldSpec(mount_at=mount_at, env=env, visible=tuple(sorted(visible)))

@@ -1,0 +1,323 @@
+"""Forking a branch into copy-on-write worlds, running steps on them, and merging what is worth keeping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from ramify.compiler.plan import OpId, OpKind, PlanOp
+from ramify.fork_engine.types import MergeStrategy, Snapshot
+from ramify.runtime import codec
+from ramify.runtime.errors import NotInARun
+from ramify.runtime.records import BranchPath, OpRecord, OpStatus
+from ramify.runtime.run import RunScope
+from ramify.runtime.scope import _scope
+from ramify.runtime.sites import CallSite, call_site
+from ramify.runtime.steps import StepDef, begin_step
+from ramify.runtime.worlds import Branch as Line
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class HasStep(Protocol):
+    """What `map` and `run` take: a function under `@step`."""
+
+    @property
+    def definition(self) -> StepDef: ...
+
+
+class Fork(Generic[T]):
+    """`async with fork(items) as branches`: one branch an item; on the way out the worlds are released."""
+
+    def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
+        if scope.step is not None:
+            raise NotInARun(
+                f"fork() inside step {scope.step.name!r}: a step is one operation on one world. "
+                "Fork in the workflow, and run steps on the branches"
+            )
+        self._scope = scope
+        self._items = list(items)
+        self.op = scope.run.op(OpKind.FORK, site)
+        digest = codec.digest(self._items)
+        key = scope.run.journal.key(scope.branch.path, self.op.id, digest[:16])
+        self._key = key
+        self._digest = digest
+        # "op.occurrence": which of the times that this fork ran on this branch
+        self._place = (
+            f"{self.op.id}.{scope.run.journal.key(scope.branch.path, self.op.id, 'place').rpartition('|')[2]}"
+        )
+        self.base: Snapshot = scope.branch.snapshot
+        self._branches: list[Branch[T]] = []
+
+    async def __aenter__(self) -> Branches[T]:
+        run, parent = self._scope.run, self._scope.branch
+        async with parent.lock:
+            if (row := run.journal.served(self._key)) is not None and row.snapshot_out is not None:
+                parent.snapshot = await asyncio.to_thread(run.snapshots.get, row.snapshot_out)
+            else:
+                await self._perform(parent)
+            self.base = parent.snapshot
+        for index, item in enumerate(self._items):
+            path = BranchPath(f"{parent.path}/{self._place}.{index}")
+            line = Line(path=path, snapshot=self.base, checkpoint=parent.checkpoint)
+            self._branches.append(Branch(self, self._scope, line, index, item))
+        return Branches(self._branches)
+
+    async def _perform(self, parent: Line) -> None:
+        """A fork costs nothing but this row: the children's worlds are mounted when a step first needs them."""
+        run = self._scope.run
+        begun = run.clock()
+        before = parent.snapshot.id
+        if parent.unsealed and parent.world is not None:
+            # the plan seals nothing before this fork, but children can only stand on a sealed state
+            parent.snapshot = await parent.world.seal()
+            parent.unsealed = False
+        count = len(self._items)
+        await run.journal.record(
+            _row(
+                self._scope,
+                self._key,
+                self.op.id,
+                OpKind.FORK,
+                args_digest=self._digest,
+                result_json=codec.encode({"children": count, "place": self._place}),
+                result_digest=codec.digest(count),
+                snapshot_in=before,
+                snapshot_out=parent.snapshot.id,
+                started_at=begun,
+                summary=f"{count} branch{'' if count == 1 else 'es'}",
+            )
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        run = self._scope.run
+        for branch in self._branches:
+            await run.worlds.drop(branch.line)
+        if kind is not None and not issubclass(kind, Exception):
+            return  # cancelled: the run goes on from here another time
+        release = run.plan.release_of(self.op) or self.op
+        key = f"{self._key}|RELEASE"
+        if run.journal.served(key) is not None:
+            return
+        adopted = sum(b.adopted for b in self._branches)
+        now = run.clock()
+        count = len(self._branches)
+        await run.journal.record(
+            _row(
+                self._scope,
+                key,
+                release.id,
+                OpKind.RELEASE,
+                result_json=codec.encode({"children": count, "place": self._place}),
+                result_digest=codec.digest(count),
+                started_at=now,
+                summary=f"{count - adopted} released" + (f", {adopted} merged" if adopted else ""),
+            )
+        )
+
+
+class Branch(Generic[T]):
+    """One branch of a fork: its item, and what can be done on its world."""
+
+    def __init__(self, fork: Fork[T], scope: RunScope, line: Line, index: int, item: T) -> None:
+        self._fork = fork
+        self._parent = scope
+        self.line = line
+        self.index = index
+        self.item = item
+        self.adopted = False
+
+    @property
+    def path(self) -> str:
+        return self.line.path
+
+    def run(self, step: HasStep, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """Run a step on this branch."""
+        op = self._parent.run.op(OpKind.RUN, call_site())
+        return begin_step(self.scope, step.definition, op, args, kwargs)
+
+    def enter(self) -> AbstractAsyncContextManager[Branch[T]]:
+        """`async with branch.enter()`: steps, forks and model calls inside apply to this branch."""
+        return _Entered(self)
+
+    @property
+    def scope(self) -> RunScope:
+        return replace(self._parent, branch=self.line)
+
+    def adopt(self, *, strategy: Literal["fail", "ours", "theirs"] = "fail") -> Awaitable[None]:
+        """Three-way merge of this branch's world into the one that forked. Raises `MergeConflict`."""
+        op = self._parent.run.op(OpKind.MERGE, call_site())
+        return self._adopt(op, MergeStrategy(strategy))
+
+    async def _adopt(self, op: PlanOp, strategy: MergeStrategy) -> None:
+        run, parent = self._parent.run, self._parent.branch
+        key = run.journal.key(parent.path, op.id, self.line.path, strategy.value)
+        async with parent.lock, self.line.lock:
+            if (row := run.journal.served(key)) is not None and row.snapshot_out is not None:
+                parent.snapshot = await asyncio.to_thread(run.snapshots.get, row.snapshot_out)
+                parent.checkpoint = run.journal.checkpoint_of(row)
+            else:
+                await self._merge(op, key, strategy)
+        self.adopted = True
+
+    async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy) -> None:
+        run, parent = self._parent.run, self._parent.branch
+        begun, before = run.clock(), parent.snapshot.id
+        for line in (parent, self.line):  # a plan may have left a side unsealed: a merge needs both frozen
+            if line.unsealed and line.world is not None:
+                line.snapshot, line.unsealed = await line.world.seal(), False
+        merged = await asyncio.to_thread(
+            run.snapshots.merge, self._fork.base, parent.snapshot, self.line.snapshot, strategy=strategy
+        )
+        row = _row(
+            self._parent,
+            key,
+            op.id,
+            OpKind.MERGE,
+            args_digest=codec.digest([self.line.path, strategy.value]),
+            result_digest=merged.content_key,
+            snapshot_in=before,
+            snapshot_out=merged.id,
+            started_at=begun,
+            summary=f"merged {self.line.path}",
+            attrs={
+                "base": self._fork.base.id,
+                "theirs": self.line.snapshot.id,
+                "theirs_branch": self.line.path,
+                "theirs_checkpoint": self.line.checkpoint,
+            },
+        )
+        await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.line.path}"))
+        parent.snapshot = merged
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T, R]):
+    """What a step gave on one branch. `error` is set, and `value` is not, where it raised."""
+
+    branch: Branch[T]
+    _value: R | None = None
+    error: Exception | None = None
+
+    @property
+    def item(self) -> T:
+        return self.branch.item
+
+    @property
+    def index(self) -> int:
+        return self.branch.index
+
+    @property
+    def value(self) -> R:
+        """The step's result. Raises the step's own error where there is none."""
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[return-value]  # None is a legal result
+
+    def enter(self) -> AbstractAsyncContextManager[Branch[T]]:
+        return self.branch.enter()
+
+    def adopt(self, *, strategy: Literal["fail", "ours", "theirs"] = "fail") -> Awaitable[None]:
+        """As `Branch.adopt`."""
+        op = self.branch._parent.run.op(OpKind.MERGE, call_site())
+        return self.branch._adopt(op, MergeStrategy(strategy))
+
+
+class Outcomes(list[Outcome[T, R]]):
+    """The outcomes of `map`, in the order of the items."""
+
+    def best(self, key: Callable[[R], Any]) -> Outcome[T, R]:
+        """The outcome with the greatest `key(value)`, the first of equals. Raises `ValueError` where all failed."""
+        good = [o for o in self if o.error is None]
+        if not good:
+            raise ValueError(f"no branch has a result: all {len(self)} failed")
+        return max(good, key=lambda o: key(o.value))
+
+
+class Branches(Generic[T]):
+    """The branches of a fork."""
+
+    def __init__(self, branches: Sequence[Branch[T]]) -> None:
+        self._branches = branches
+
+    def __iter__(self) -> Iterator[Branch[T]]:
+        return iter(self._branches)
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __getitem__(self, index: int) -> Branch[T]:
+        return self._branches[index]
+
+    def map(
+        self,
+        step: HasStep,
+        *extra: Any,
+        concurrency: int | None = None,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> Awaitable[Outcomes[T, Any]]:
+        """Run `step(item, *extra)` on every branch, `concurrency` at a time (default: one a core).
+
+        Waits for all. `errors="raise"` then raises the first failed branch's error, by index.
+        """
+        begun = []
+        for branch in self._branches:
+            op = branch._parent.run.op(OpKind.RUN, call_site())
+            begun.append((branch, step.definition, op, (branch.item, *extra)))
+        return _map(begun, concurrency or os.cpu_count() or 1, errors)
+
+
+async def _map(
+    begun: list[tuple[Branch[T], StepDef, PlanOp, tuple[Any, ...]]], width: int, errors: str
+) -> Outcomes[T, Any]:
+    gate = asyncio.Semaphore(width)
+
+    async def one(branch: Branch[T], step: StepDef, op: PlanOp, args: tuple[Any, ...]) -> Outcome[T, Any]:
+        async with gate:
+            try:
+                return Outcome(branch, await begin_step(branch.scope, step, op, args, {}))
+            except Exception as error:  # handed back, and raised below unless the caller asked for it
+                return Outcome(branch, error=error)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(*call)) for call in begun]
+    outcomes = Outcomes(task.result() for task in tasks)
+    if errors == "raise":
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+    return outcomes
+
+
+class _Entered(AbstractAsyncContextManager[Branch[T]]):
+    def __init__(self, branch: Branch[T]) -> None:
+        self._branch = branch
+
+    async def __aenter__(self) -> Branch[T]:
+        self._token = _scope.set(self._branch.scope)
+        return self._branch
+
+    async def __aexit__(self, *_: object) -> None:
+        _scope.reset(self._token)
+
+
+def _row(scope: RunScope, key: str, op: OpId, kind: OpKind, **changes: Any) -> OpRecord:
+    blank = OpRecord(
+        run_id=scope.run.record.id,
+        seq=0,
+        key=key,
+        op_id=op,
+        kind=kind,
+        branch=scope.branch.path,
+        status=OpStatus.DONE,
+        ended_at=scope.run.clock(),
+    )
+    return replace(blank, **changes)

@@ -1,0 +1,75 @@
+"""How a step sees its world: an async face, and the same for synchronous functions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ramify.runtime.errors import CommandFailed
+from ramify.sandboxes.contract import RunResult, World
+
+T = TypeVar("T")
+
+
+class Sandbox:
+    """A step's world. Valid while the step runs; what it changes becomes the branch's next snapshot."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.last: RunResult | None = None
+
+    @property
+    def path(self) -> Path:
+        """The world's tree as this process sees it. Writes through it are the world's, not the workspace's."""
+        return self._world.path
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Run a command in the world's persistent shell. Raises `CommandFailed` where `check` and it failed."""
+        self.last = await self._world.run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
+        if check and not self.last.ok:
+            raise CommandFailed(self.last)
+        return self.last
+
+
+class SyncSandbox:
+    """The same for a synchronous step, which runs in a thread beside the run's event loop."""
+
+    def __init__(self, face: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
+        self._face = face
+        self._loop = loop
+
+    @property
+    def path(self) -> Path:
+        return self._face.path
+
+    @property
+    def last(self) -> RunResult | None:
+        return self._face.last
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """As `Sandbox.run`, blocking."""
+        call = self._face.run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check)
+        return self._wait(call)
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()

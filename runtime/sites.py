@@ -1,0 +1,55 @@
+"""Where a call stands in the user's code, and which operation of the plan that is.
+
+The compiler wrote call ranges into the plan; here the running frame says at which instruction it stands, and the
+two are matched. A call that the compiler did not see runs under the graph break that led to it, or under the
+plan's catch-all.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from itertools import islice
+from types import FrameType
+
+from ramify.compiler.plan import OpKind, Plan, PlanOp, site_file
+
+_MAX_DEPTH = 40
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """(file, line, column) of the call itself and of the calls that led to it, innermost first."""
+
+    stack: tuple[tuple[str, int, int], ...]
+
+    @property
+    def where(self) -> str:
+        file, line, _ = self.stack[0]
+        return f"{file}:{line}"
+
+
+def call_site(depth: int = 1) -> CallSite:
+    """The site of the caller `depth` frames up. Call it before anything is awaited."""
+    frame: FrameType | None = sys._getframe(depth + 1)
+    stack: list[tuple[str, int, int]] = []
+    while frame is not None and len(stack) < _MAX_DEPTH:
+        stack.append((site_file(frame.f_code.co_filename), *_position(frame)))
+        frame = frame.f_back
+    return CallSite(tuple(stack))
+
+
+def _position(frame: FrameType) -> tuple[int, int]:
+    positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    return positions[0] or frame.f_lineno, positions[2] or 0
+
+
+def find_op(plan: Plan, kind: OpKind, site: CallSite) -> PlanOp:
+    """The plan's operation for a call: its own, else the nearest graph break above it, else the catch-all."""
+    own = plan.at(kind, *site.stack[0])
+    if own is not None:
+        return own
+    for place in site.stack:
+        if (broken := plan.at(OpKind.BREAK, *place)) is not None:
+            return broken
+    return plan.catch_all
