@@ -146,10 +146,10 @@ class Workflow(Generic[P, R]):
 
         ambient = Runtime.ambient()
         if ambient is not None:
-            result: R = await ambient.run(self, *args, **kwargs)
+            result: R = await ambient.start(self, args, kwargs)
             return result
         async with Runtime() as runtime:
-            result = await runtime.run(self, *args, **kwargs)
+            result = await runtime.start(self, args, kwargs)
             return result
 
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:

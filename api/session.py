@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ramify import paths
@@ -82,9 +82,9 @@ class Runtime:
     ) -> None:
         if self._token is not None:
             _ambient.reset(self._token)
-        if self._llm is not None and not self._llm.done():
+        if self._llm is not None:
             self._llm.cancel()
-            await asyncio.wait([self._llm])
+            await asyncio.gather(self._llm, return_exceptions=True)  # whoever called the model has seen its error
         await self._stack.__aexit__(kind, error, trace)
 
     async def run(
@@ -100,6 +100,19 @@ class Runtime:
 
         Raises `RunFailed` (`StepFailed` where a step raised); the run is kept and can be resumed.
         """
+        return await self.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
+
+    async def start(
+        self,
+        workflow: Workflow[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        workspace: str | Path | None = None,
+        deadline: Duration | None = None,
+        plan: Plan | None = None,
+    ) -> Any:
+        """As `run`, for a workflow whose own parameters have names that `run` takes."""
         if plan is None:
             plan = compile_plan(workflow)
         elif plan.name != workflow.__ramify_workflow__.name:
@@ -107,7 +120,7 @@ class Runtime:
         folder = workspace if workspace is not None else workflow.workspace
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
         services = self._services(self._settings)
-        launch = driver.Launch(plan, args, kwargs, None if folder is None else Path(folder), limit)
+        launch = driver.Launch(plan, args, dict(kwargs), None if folder is None else Path(folder), limit)
         record, skipped = await driver.create(services, launch)
         self.last_run_id = record.id
         self._warm(plan)
@@ -190,7 +203,7 @@ class Runtime:
     def _warm(self, plan: Plan) -> None:
         """The plan says that the model will be called: start it while the workspace is worked on."""
         if self._llm is None and any(op.kind is OpKind.CALL_LLM for op in plan.ops):
-            self._llm = asyncio.get_running_loop().create_task(self._start_llm(), context=None)
+            self._llm = asyncio.get_running_loop().create_task(self._start_llm())
 
     async def _open_llm(self) -> LLMClient:
         if self._llm is None or (self._llm.done() and self._llm.exception() is not None):

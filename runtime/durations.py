@@ -8,6 +8,8 @@ from datetime import timedelta
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_HOW = "write 90, '90s', '5m' or '1h30m'"
 _WHOLE = re.compile(rf"(?:\s*{_PART.pattern}\s*)+")
 
 Duration = str | float | timedelta
@@ -17,14 +19,20 @@ def seconds(value: Duration) -> float:
     """Seconds of a duration. Raises `ValueError` for what is not one, or is not positive."""
     if isinstance(value, timedelta):
         found = value.total_seconds()
-    elif (isinstance(value, int | float) and not isinstance(value, bool)) or (
-        isinstance(value, str) and re.fullmatch(r"\s*\d+(\.\d+)?\s*", value)
-    ):
-        found = float(value)
-    elif isinstance(value, str) and _WHOLE.fullmatch(value):
-        found = sum(float(n) * _UNITS[unit] for n, unit in _PART.findall(value))
+    elif isinstance(value, str):
+        found = _read(value)
+    elif isinstance(value, bool):
+        raise ValueError(f"{value!r} is not a duration: {_HOW}")
     else:
-        raise ValueError(f"{value!r} is not a duration: write 90, '90s', '5m' or '1h30m'")
+        found = float(value)
     if not math.isfinite(found) or found <= 0:
         raise ValueError(f"{value!r} is not a positive duration")
     return found
+
+
+def _read(text: str) -> float:
+    if _NUMBER.fullmatch(text.strip()):
+        return float(text)
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration: {_HOW}")
+    return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))

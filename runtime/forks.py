@@ -49,9 +49,8 @@ class Fork(Generic[T]):
         self._key = key
         self._digest = digest
         # "op.occurrence": which of the times that this fork ran on this branch
-        self._place = (
-            f"{self.op.id}.{scope.run.journal.key(scope.branch.path, self.op.id, 'place').rpartition('|')[2]}"
-        )
+        occurrence = scope.run.journal.key(scope.branch.path, self.op.id, "place").rpartition("|")[2]
+        self._place = f"{self.op.id}.{occurrence}"
         self.base: Snapshot = scope.branch.snapshot
         self._branches: list[Branch[T]] = []
 
@@ -284,7 +283,7 @@ async def _map(
         async with gate:
             try:
                 return Outcome(branch, await begin_step(branch.scope, step, op, args, {}))
-            except Exception as error:  # handed back, and raised below unless the caller asked for it
+            except Exception as error:  # noqa: BLE001  handed back, and raised below unless asked for
                 return Outcome(branch, error=error)
 
     async with asyncio.TaskGroup() as group:

@@ -17,7 +17,7 @@ from ramify.runtime.errors import TargetNotFound
 
 
 def load_target(ref: str) -> Any:
-    """The object that `file.py:name` or `module:name` names. Raises `TargetNotFound`; the module's own errors pass."""
+    """The object of `file.py:name` or `module:name`. Raises `TargetNotFound`; the module's own errors pass."""
     where, _, name = ref.rpartition(":")
     if not where or not name:
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
