@@ -1,0 +1,49 @@
+"""The engine's process: `python -m ramify.serving.engine.child SETTINGS`. Started by `local.py`, never by hand.
+
+It lives as long as its parent wants it: until stdin ends, which also a killed parent's does, and by the kernel's
+own signal where a copy of that pipe outlives the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    settings = json.loads(sys.argv[1])
+    if ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0 or os.getppid() != settings["parent"]:
+        sys.exit("the parent is gone")
+    answer = os.dup(1)
+    os.dup2(2, 1)  # llama.cpp talks on stdout too: all of it belongs into the log
+
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = settings["model"]
+    params.model_alias = {settings["alias"]}
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0
+    params.n_parallel = settings["slots"]
+    params.n_ctx = settings["context"] * settings["slots"]
+    params.cpuparams.n_threads = settings["threads"]
+    params.cpuparams_batch.n_threads = settings["threads"]
+    params.cache_prompt = settings["prompt_cache"]
+    params.cache_ram_mib = 0  # one slot's own prefix is cache enough on a small machine
+    params.ui = False
+    params.endpoint_props = False
+    server = xllamacpp.Server(params)  # returns when the model is loaded and the port is open
+
+    os.write(answer, server.listening_address.encode() + b"\n")
+    os.close(answer)
+    sys.stdin.buffer.read()
+    os._exit(0)  # nothing of the engine is worth an orderly end, and llama.cpp's takes its time
+
+
+if __name__ == "__main__":
+    main()
