@@ -5,16 +5,17 @@ process of the world descends from it. One thread, one loop: `_turn` waits for w
 shell's output, a child's end) and everything else is written on top of it.
 """
 
-# ruff: noqa: PTH
 from __future__ import annotations
 
 import array
 import fcntl
 import os
 import select
+import shlex
 import signal
 import termios
 import time
+from pathlib import Path
 from typing import Protocol
 
 from ramify.sandboxes import processes
@@ -197,9 +198,8 @@ class Agent:
         stdin = "/dev/null"
         if message.stdin:
             stdin = f"{self._start.private}/stdin"
-            with open(stdin, "wb") as file:
-                file.write(message.stdin)
-        cwd = None if message.cwd is None else os.path.join(self._start.tree, message.cwd)
+            Path(stdin).write_bytes(message.stdin)
+        cwd = None if message.cwd is None else str(Path(self._start.tree, message.cwd))
         self._out.begin()
         self._err.begin()
         shell.ask(message.command, stdin=stdin, env=message.env, cwd=cwd)
@@ -211,7 +211,7 @@ class Agent:
         if self._shell is not None and self._shell.ended is not None:
             self._bury()
         if message.stdin:
-            os.unlink(stdin)
+            Path(stdin).unlink()
         out, err = self._out.end(), self._err.end()
         truncated = self._out.truncated or self._err.truncated
         return Ran(code or 0, out, err, time.monotonic() - began, timed_out, truncated)
@@ -240,10 +240,9 @@ class Agent:
         """Bring back what the last shell knew; without one, learn what this one starts with."""
         command = ":"
         if self._known is not None:
-            state = f"{self._start.private}/state"
-            with open(state, "wb") as file:
-                file.write(self._known[2])
-            command = f"builtin source '{state}' >/dev/null 2>&1"
+            state = Path(self._start.private, "state")
+            state.write_bytes(self._known[2])
+            command = f"builtin source {shlex.quote(str(state))} >/dev/null 2>&1"
         oldpwd = self._known[1] if self._known is not None else ""
         shell.recall(command, oldpwd)
         if not self._await_end(shell, None) or shell.ended is not None:
@@ -269,8 +268,7 @@ class Agent:
             try:
                 os.setsid()
                 kernel.die_with_parent()
-                if os.path.isdir(pwd):
-                    os.chdir(pwd)
+                os.chdir(pwd)
                 for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
                     os.dup2(source, target)
                 os.dup2(control_in, CONTROL)
@@ -290,9 +288,8 @@ class Agent:
     def _start_place(self) -> str:
         """Where a shell starts: where the last one stood, or as the snapshot says; else at the top of the tree."""
         tree = self._start.tree
-        place = self._known[0] if self._known is not None else os.path.join(tree, self._start.cwd)
-        place = place.rstrip("/") or "/"
-        return place if os.path.isdir(place) else tree
+        place = Path(self._known[0]) if self._known is not None else Path(tree, self._start.cwd)
+        return str(place) if place.is_dir() else tree
 
     # Seals
 

@@ -23,7 +23,7 @@ class AgentBackend(ABC):
     name: ClassVar[str]
 
     def __init__(self, store: SnapshotStore, scratch: Path) -> None:
-        self._store, self._scratch = store, scratch.absolute()
+        self._store, self._scratch = store, scratch.resolve()
         self._session = Session(self._scratch)
         self._helper: Helper | None = None
         self._bash = ""
@@ -47,7 +47,7 @@ class AgentBackend(ABC):
         if self._helper is None:
             raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
         world_id = WorldId(uuid.uuid4().hex[:12])
-        hidden = (Path(self._store.root).absolute(), self._scratch)
+        hidden = (Path(self._store.root).resolve(), self._scratch)
         folder = self._session.folder / world_id
         ground = Ground(self._store, self._helper, self._bash, folder, hidden, self._forget)
         world = self._worlds[world_id] = self._world(ground, snapshot, spec)

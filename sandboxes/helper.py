@@ -80,15 +80,7 @@ class Helper:
     async def start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._log.open("wb") as log:
-            self._process = subprocess.Popen(  # noqa: ASYNC220  (a vfork: a millisecond, once)
-                [sys.executable, "-I", "-S", str(ZYGOTE), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                start_new_session=True,
-            )
+            self._process = launch(theirs, log.fileno())
         ours.setblocking(False)
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._hear)
@@ -147,6 +139,19 @@ class Helper:
     def last_words(self) -> str:
         text = self._log.read_text(errors="replace").strip()
         return text.splitlines()[-1] if text else "it left no message"
+
+
+def launch(control: socket.socket, log: int) -> subprocess.Popen[bytes]:
+    """The helper process on its end of the control socket, what it has to complain about into `log`."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(ZYGOTE), str(control.fileno())],
+        pass_fds=[control.fileno()],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        cwd="/",
+        start_new_session=True,  # a Ctrl-C at the terminal is the host's to handle
+    )
 
 
 def find_bash() -> str:

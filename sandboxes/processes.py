@@ -4,7 +4,6 @@ A world's processes are the descendants of its agent. The agent is PID 1 of its 
 a process that daemonises (double fork, `setsid`) comes back to it as a child and is found all the same.
 """
 
-# ruff: noqa: PTH
 from __future__ import annotations
 
 import contextlib
@@ -28,16 +27,19 @@ class Process(NamedTuple):
 
 def everything() -> dict[int, Process]:
     found: dict[int, Process] = {}
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for pid in [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]:
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                stat = file.read()
-        except (FileNotFoundError, ProcessLookupError):
+            file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
+        except FileNotFoundError:
             continue  # it ended while we looked
+        try:
+            stat = os.read(file, 4096)
+        except ProcessLookupError:
+            continue
+        finally:
+            os.close(file)
         state, parent, *rest = stat[stat.rindex(b")") + 2 :].split()
-        found[int(name)] = Process(int(name), int(rest[17]), int(parent), state.decode())
+        found[pid] = Process(pid, int(rest[17]), int(parent), state.decode())
     return found
 
 

@@ -8,7 +8,6 @@ Nothing outlives the host: the agents and this process watch the host's pidfd, a
 PR_SET_PDEATHSIG when this process goes. A namespace's processes and mounts vanish with its PID 1.
 """
 
-# ruff: noqa: PTH
 from __future__ import annotations
 
 import os
@@ -17,11 +16,12 @@ import signal
 import socket
 import sys
 import types
+from pathlib import Path
 
 
 def _find_ramify() -> None:
     """Let `ramify.sandboxes.…` be imported from beside this file, without `ramify` itself: it costs too much."""
-    folder = os.path.dirname(os.path.abspath(__file__))
+    folder = str(Path(__file__).resolve().parent)
     for name in ("ramify", "ramify.sandboxes"):
         package = types.ModuleType(name)
         package.__path__ = [folder] if name != "ramify" else []
@@ -152,8 +152,7 @@ def _map_ids(pid: int) -> None:
     if user == 0:
         try:
             for kind in ("uid_map", "gid_map"):
-                with open(f"/proc/self/{kind}") as ours:
-                    ranges = [line.split() for line in ours]
+                ranges = [line.split() for line in Path(f"/proc/self/{kind}").read_text().splitlines()]
                 _write(pid, kind, "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges))
             return
         except PermissionError:
@@ -164,8 +163,7 @@ def _map_ids(pid: int) -> None:
 
 
 def _write(pid: int, name: str, text: str) -> None:
-    with open(f"/proc/{pid}/{name}", "w") as file:
-        file.write(text)
+    Path(f"/proc/{pid}/{name}").write_text(text)
 
 
 def _become_agent(link: Link, host: int, go: int) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends import AgentBackend
 from ramify.sandboxes.contract import WorldSpec
-from ramify.sandboxes.namespaces.view import HOST_TREE, PRIVATE
+from ramify.sandboxes.namespaces.view import HOME, HOST_TREE, PRIVATE
 from ramify.sandboxes.scratch import remove_tree
 from ramify.sandboxes.wire import Attach, Detach, Done, Start, View
 from ramify.sandboxes.worlds import DEFAULT_PATH, AgentWorld, Ground, ShellState, tier_of
@@ -44,7 +44,7 @@ class NamespaceWorld(AgentWorld):
         return str(self._spec.mount_at)
 
     def _default_env(self) -> dict[str, str]:
-        return {"PATH": DEFAULT_PATH, "HOME": "/tmp/home"}
+        return {"PATH": DEFAULT_PATH, "HOME": HOME}
 
     async def _make(self, snapshot: Snapshot) -> Start:
         await asyncio.to_thread(self._make_folders, snapshot)

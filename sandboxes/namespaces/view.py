@@ -5,7 +5,6 @@ world's upper) are held open by descriptor and then covered: an overlay is mount
 keeps its options short (a mount's options fit in one page: about 200 layers).
 """
 
-# ruff: noqa: PTH
 from __future__ import annotations
 
 import contextlib
@@ -14,6 +13,7 @@ import fcntl
 import os
 import socket
 import struct
+from pathlib import Path
 
 from ramify.sandboxes.namespaces import kernel
 from ramify.sandboxes.wire import Attach, View
@@ -23,6 +23,7 @@ HOST_TREE = f"{PRIVATE}/tree"
 """The tree once more, where only the host's process looks. On the host no such path exists, so a path that was
 resolved (`/proc/PID/root/…` reads as `/`) fails there, where `mount_at` would quietly name the real workspace."""
 
+HOME = "/tmp/home"
 SCRATCH_PLACES = ("/tmp", "/var/tmp", "/run")
 TMPFS = "size=25%"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -59,19 +60,19 @@ class Mounts:
     def _cover(self) -> None:
         shown = [(path, os.open(path, os.O_PATH)) for path in self._view.visible]
         for place in SCRATCH_PLACES:
-            if os.path.isdir(place) and not os.path.islink(place):
+            if Path(place).is_dir() and not Path(place).is_symlink():
                 mode = "0755" if place == "/run" else "1777"
                 kernel.mount("tmpfs", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode={mode}")
         for path, held in shown:
-            _make_mount_point(path, directory=os.path.isdir(f"/proc/self/fd/{held}"))
+            _make_mount_point(path, directory=Path(f"/proc/self/fd/{held}").is_dir())
             kernel.bind(f"/proc/self/fd/{held}", path)
             os.close(held)
         for path in self._view.hidden:
-            if os.path.isdir(path):
+            if Path(path).is_dir():
                 kernel.mount("tmpfs", path, "tmpfs", kernel.MS_RDONLY, "size=4k,mode=0555")
         for path in (PRIVATE, HOST_TREE):
-            os.mkdir(path, 0o700)
-        os.makedirs("/tmp/home", exist_ok=True)
+            Path(path).mkdir(mode=0o700)
+        Path(HOME).mkdir(parents=True, exist_ok=True)
 
     def attach(self, layers: Attach) -> None:
         """Mount the tree: upper over lowers, the top one named first as overlayfs wants it."""
@@ -111,12 +112,13 @@ class Mounts:
 
 
 def _make_mount_point(path: str, *, directory: bool) -> None:
-    if os.path.exists(path):
+    place = Path(path)
+    if place.exists():
         return
     try:
-        os.makedirs(path if directory else os.path.dirname(path), exist_ok=True)
+        (place if directory else place.parent).mkdir(parents=True, exist_ok=True)
         if not directory:
-            os.close(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600))
+            place.touch()
     except OSError as error:
         raise OSError(
             error.errno,
@@ -129,14 +131,14 @@ def _devices(dev: str) -> None:
     """A minimal /dev. The nodes are bound before the root's own become `nodev`."""
     kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
     for name in DEVICES:
-        if os.path.exists(f"/dev/{name}"):
-            os.close(os.open(f"{dev}/{name}", os.O_CREAT | os.O_WRONLY, 0o600))
+        if Path("/dev", name).exists():
+            Path(dev, name).touch()
             kernel.bind(f"/dev/{name}", f"{dev}/{name}", recursive=False)
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
-        os.symlink(f"/proc/self/{target}", f"{dev}/{name}")
-    os.symlink("pts/ptmx", f"{dev}/ptmx")
+        Path(dev, name).symlink_to(f"/proc/self/{target}")
+    Path(dev, "ptmx").symlink_to("pts/ptmx")
     for name in ("pts", "shm"):
-        os.mkdir(f"{dev}/{name}")
+        Path(dev, name).mkdir()
     flags = kernel.MS_NOSUID | kernel.MS_NOEXEC
     kernel.mount("devpts", f"{dev}/pts", "devpts", flags, "newinstance,ptmxmode=0666,mode=620")
     kernel.mount("tmpfs", f"{dev}/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode=1777")
@@ -146,7 +148,7 @@ def _protect_proc() -> None:
     """Root inside is root's uid outside, and /proc/sys asks for the uid alone: make the host's knobs read-only."""
     for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):
         path = f"/proc/{name}"
-        if os.path.exists(path):
+        if Path(path).exists():
             kernel.bind(path, path)
             kernel.set_attributes(path, kernel.ATTR_RDONLY, recursive=True)
 

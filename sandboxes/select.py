@@ -1,0 +1,34 @@
+"""Which backend a name means. A backend that cannot run here is an error, never quietly another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.sandboxes import doctor
+from ramify.sandboxes.contract import Backend
+from ramify.sandboxes.copying import CopyBackend
+from ramify.sandboxes.errors import BackendUnavailable
+from ramify.sandboxes.namespaces.backend import NamespaceBackend
+
+NAMES = ("namespaces", "copy")
+
+
+def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
+    """The backend called `name`, for `async with`. Blocks for a tenth of a second to see that it works here.
+
+    Raises `BackendUnavailable` with the reason, and `ValueError` for a name that is none.
+    """
+    match name:
+        case "namespaces":
+            able = doctor.namespaces(scratch)
+            if not able.available:
+                raise BackendUnavailable(
+                    f"worlds in namespaces cannot be made here: {able.reason}. "
+                    "To run without isolation instead, on copies of the tree, ask for it: --sandbox copy"
+                )
+            return NamespaceBackend(store, scratch)
+        case "copy":
+            return CopyBackend(store, scratch)
+        case _:
+            raise ValueError(f"no sandbox backend is called {name!r}: choose one of {', '.join(NAMES)}")
