@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test lint clean links
+.PHONY: demo test lint models clean links
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -31,6 +31,9 @@ links:
 demo: $(VENV)/.demo
 	@$(BIN)/ramify models pull --quiet
 	@$(BIN)/python -m examples.repair $(ARGS)
+
+models: $(VENV)/.demo
+	@$(BIN)/ramify models pull
 
 test: $(VENV)/.dev lint
 	@$(BIN)/python -m pytest $(ARGS)
