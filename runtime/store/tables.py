@@ -1,0 +1,178 @@
+"""The tables as they are now. `migrate.py` makes them; a test holds the two together.
+
+Each table has a number of its own, `n`, that grows with each insert: "newest" means the highest, so that a clock
+that was set back changes nothing. Long texts (plans, arguments, requests, results) stand once in `blobs`, under
+the sha256 of their bytes, and rows name them by it: the database grows by what is new, not by what is repeated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    Column,
+    Dialect,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy import Text as PlainText
+
+ESCAPED = "\x01"
+
+
+class Text(TypeDecorator[str]):
+    """Any Python string. One that a database cannot hold (a surrogate from a name that is not UTF-8, a NUL) is
+    written as escapes behind a mark; all others are written as they are, readable by other tools."""
+
+    impl = PlainText
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        text = str(value)  # a plain string where it was a StrEnum's member
+        if _storable(text):
+            return text
+        return ESCAPED + text.encode("unicode_escape").decode("ascii")
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        text = str(value)
+        if not text.startswith(ESCAPED):
+            return text
+        return text[1:].encode("ascii").decode("unicode_escape")
+
+
+def _storable(text: str) -> bool:
+    if text.isascii():
+        return "\0" not in text and not text.startswith(ESCAPED)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text and not text.startswith(ESCAPED)
+
+
+metadata = MetaData()
+
+blobs = Table(
+    "blobs",
+    metadata,
+    Column("digest", PlainText, primary_key=True),
+    Column("text", Text, nullable=False),
+)
+
+
+def _number() -> Column[int]:
+    return Column("n", Integer, primary_key=True)
+
+
+def _blob(name: str, *, nullable: bool = True) -> Column[str]:
+    return Column(name, PlainText, ForeignKey("blobs.digest"), nullable=nullable)
+
+
+def _run_id() -> Column[str]:
+    return Column("run_id", Text, ForeignKey("runs.id", ondelete="CASCADE"), nullable=False)
+
+
+runs = Table(
+    "runs",
+    metadata,
+    _number(),
+    Column("id", Text, nullable=False, unique=True),
+    Column("name", Text, nullable=False),
+    Column("workflow", Text, nullable=False),
+    Column("frontend", Text, nullable=False),
+    Column("workspace", Text, nullable=False),
+    Column("base_snapshot", Text, nullable=False),
+    _blob("plan_blob", nullable=False),
+    _blob("args_blob", nullable=False),
+    Column("settings_json", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("updated_at", Float, nullable=False),
+    Column("deadline_s", Float),
+    Column("consumed_s", Float, nullable=False),
+    _blob("result_blob"),
+    Column("error", Text),
+    Column("thread_id", Text),
+    sqlite_autoincrement=True,
+)
+
+ops = Table(
+    "ops",
+    metadata,
+    _number(),
+    _run_id(),
+    Column("seq", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("op_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("branch", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("step", Text),
+    Column("args_digest", Text, nullable=False),
+    _blob("result_blob"),
+    Column("result_digest", Text, nullable=False),
+    Column("snapshot_in", Text),
+    Column("snapshot_out", Text),
+    Column("lineage_key", Text),
+    Column("reused_from", Text),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("error", Text),
+    Column("attrs_json", Text, nullable=False),
+    UniqueConstraint("run_id", "seq"),
+    Index("ops_lineage", "lineage_key"),
+    Index("ops_result_blob", "result_blob"),
+    sqlite_autoincrement=True,
+)
+
+llm = Table(
+    "llm",
+    metadata,
+    _number(),
+    _run_id(),
+    Column("seq", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("op_id", Text, nullable=False),
+    Column("branch", Text, nullable=False),
+    Column("step_key", Text),
+    _blob("request_blob", nullable=False),
+    Column("request_digest", Text, nullable=False),
+    _blob("result_blob", nullable=False),
+    Column("result_digest", Text, nullable=False),
+    Column("tags_json", Text, nullable=False),
+    Column("reused_from", Text),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float, nullable=False),
+    UniqueConstraint("run_id", "seq"),
+    Index("llm_request_blob", "request_blob"),
+    Index("llm_result_blob", "result_blob"),
+    sqlite_autoincrement=True,
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    _number(),
+    Column("id", Text, nullable=False, unique=True),
+    _run_id(),
+    Column("seq", Integer, nullable=False),
+    Column("branch", Text, nullable=False),
+    Column("snapshot_id", Text, nullable=False),
+    Column("content_key", Text, nullable=False),
+    Column("parents_json", Text, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("label", Text, nullable=False),
+    Index("checkpoints_run", "run_id"),
+    sqlite_autoincrement=True,
+)

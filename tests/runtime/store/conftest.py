@@ -1,0 +1,103 @@
+"""Records for the store's tests: plain makers, every field given."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.records import (
+    ROOT,
+    CheckpointId,
+    CheckpointRecord,
+    LLMRecord,
+    OpRecord,
+    OpStatus,
+    RunId,
+    RunRecord,
+    RunStatus,
+    Settings,
+)
+from ramify.runtime.store import RunStore
+
+RUN = RunRecord(
+    id=RunId("run-1"),
+    name="repair",
+    workflow="repair.py:repair",
+    frontend="decorators",
+    workspace="/home/user/project",
+    base_snapshot=SnapshotId("base"),
+    plan_json='{"plan": 1}',
+    args_json="[]",
+    settings=Settings(sandbox="copy", base_url="http://localhost:8000", model="m"),
+    status=RunStatus.RUNNING,
+    created_at=1000.0,
+    updated_at=1000.0,
+)
+OP = OpRecord(
+    run_id=RUN.id,
+    seq=1,
+    key="o1.0",
+    op_id=OpId("o1"),
+    kind=OpKind.RUN,
+    branch=ROOT,
+    status=OpStatus.DONE,
+    result_json='{"passed": 3}',
+    attrs={"a": "b"},
+)
+LLM = LLMRecord(
+    run_id=RUN.id,
+    seq=2,
+    key="o2.0",
+    op_id=OpId("o2"),
+    branch=ROOT,
+    step_key=None,
+    request_json='{"messages": []}',
+    request_digest="r",
+    result_json='{"text": ""}',
+    result_digest="s",
+)
+CHECKPOINT = CheckpointRecord(
+    id=CheckpointId("c1"),
+    run_id=RUN.id,
+    seq=1,
+    branch=ROOT,
+    snapshot_id=SnapshotId("s1"),
+    content_key="k1",
+    parents=(CheckpointId("c0"),),
+    created_at=1001.0,
+)
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def a_run() -> Make:
+    return lambda **fields: replace(RUN, **fields)
+
+
+@pytest.fixture
+def an_op() -> Make:
+    return lambda **fields: replace(OP, **fields)
+
+
+@pytest.fixture
+def an_llm_call() -> Make:
+    return lambda **fields: replace(LLM, **fields)
+
+
+@pytest.fixture
+def a_checkpoint() -> Make:
+    return lambda **fields: replace(CHECKPOINT, **fields)
+
+
+@pytest_asyncio.fixture
+async def store(tmp_path: Path) -> AsyncIterator[RunStore]:
+    async with RunStore(tmp_path / "home" / "ramify.db", clock=lambda: 5000.0) as opened:
+        yield opened

@@ -1,0 +1,107 @@
+"""A database that cannot be used: what is said names the file and what to do."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.runtime.errors import StoreError
+from ramify.runtime.store import RunStore
+
+Make = Callable[..., Any]
+
+
+def opened(path: Path) -> RunStore:
+    return RunStore(path, clock=lambda: 0.0)
+
+
+async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    path = tmp_path / "ramify.db"
+    path.write_bytes(b"a poem about the sea\n" * 400)
+    with pytest.raises(StoreError, match=f"{path}.*not a database"):
+        async with opened(path):
+            pass
+    assert path.read_bytes().startswith(b"a poem")
+
+
+async def test_a_damaged_database(tmp_path: Path, a_run: Make, an_op: Make) -> None:
+    path = tmp_path / "ramify.db"
+    async with opened(path) as store:
+        await store.create_run(a_run())
+        await store.commit("run-1", ops=[an_op(seq=n, summary="s" * 3000) for n in range(1, 20)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4096] + b"\xff" * (len(whole) - 4096))
+    with pytest.raises(StoreError, match=r"damaged.*move it away"):
+        async with opened(path) as store:
+            await store.ops("run-1")
+
+
+async def test_a_folder_in_place_of_the_file(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="cannot be opened"):
+        async with opened(tmp_path):
+            pass
+
+
+async def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "home").write_text("in the way")
+    with pytest.raises(StoreError, match="use another --home"):
+        async with opened(tmp_path / "home" / "ramify.db"):
+            pass
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+async def test_a_read_only_file(tmp_path: Path, a_run: Make) -> None:
+    path = tmp_path / "ramify.db"
+    async with opened(path):
+        pass
+    path.chmod(0o400)
+    with pytest.raises(StoreError, match="cannot be written"):
+        async with opened(path) as store:
+            await store.create_run(a_run())
+
+
+FILL = """
+import asyncio, resource, signal, sys
+from dataclasses import replace
+from pathlib import Path
+from ramify.runtime.errors import StoreError
+from ramify.runtime.store import RunStore
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+async def main(path):
+    async with RunStore(path, clock=lambda: 0.0) as store:
+        run = (await store.runs())[0]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+        for n in range(1000):
+            try:
+                await store.create_run(replace(run, id=f"filler-{n}", plan_json=str(n) * 10_000))
+            except StoreError as error:
+                print(error)
+                return
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+def fill(path: Path) -> str:
+    return subprocess.run([sys.executable, "-c", FILL, path], stdout=subprocess.PIPE, text=True, timeout=60).stdout
+
+
+async def test_a_disk_that_takes_no_more(tmp_path: Path, a_run: Make) -> None:
+    """A limit on the file's size stands for the full disk: the write fails in the same place."""
+    path = tmp_path / "ramify.db"
+    async with opened(path) as store:
+        await store.create_run(a_run())
+    assert "free" in fill(path)
+    async with opened(path) as store:
+        assert len(await store.runs()) > 1  # what was answered is there, and the file is whole
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    database.close()

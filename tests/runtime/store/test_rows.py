@@ -1,0 +1,76 @@
+"""Any record that can be made comes back from a database as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord
+from ramify.runtime.store import RunStore
+
+# What os.fsdecode can give: any character, and the surrogates that stand for bytes that are not UTF-8.
+TEXT = st.text(st.one_of(st.characters(), st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)), max_size=12)
+PLAIN: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXT,
+    int: st.integers(0, 2**62),
+    float: st.floats(allow_nan=False),
+    NoneType: st.none(),
+}
+
+
+def anything(hint: Any) -> st.SearchStrategy[Any]:
+    if hint in PLAIN:
+        return PLAIN[hint]
+    if isinstance(hint, NewType):
+        return anything(hint.__supertype__)
+    if get_origin(hint) in (UnionType, Union):
+        return st.one_of(*map(anything, get_args(hint)))
+    if get_origin(hint) is tuple:
+        return st.lists(anything(get_args(hint)[0]), max_size=3).map(tuple)
+    if get_origin(hint) is Mapping:
+        return st.dictionaries(TEXT, TEXT, max_size=3)
+    if issubclass(hint, Enum):
+        return st.sampled_from(hint)
+    return st.builds(hint, **{name: anything(of) for name, of in get_type_hints(hint).items()})
+
+
+RECORDS = st.tuples(
+    anything(RunRecord),
+    st.lists(anything(OpRecord), max_size=3, unique_by=lambda op: op.seq),
+    st.lists(anything(LLMRecord), max_size=3, unique_by=lambda call: call.seq),
+    st.lists(anything(CheckpointRecord), max_size=3, unique_by=lambda one: one.id),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(RECORDS)
+def test_every_record_comes_back_as_it_was(records: Any) -> None:
+    run, ops, llm, checkpoints = records
+    ops = [replace(op, run_id=run.id) for op in ops]
+    llm = [replace(call, run_id=run.id) for call in llm]
+    checkpoints = [replace(one, run_id=run.id) for one in checkpoints]
+
+    async def there_and_back(path: Path) -> None:
+        async with RunStore(path, clock=lambda: run.updated_at) as store:
+            await store.create_run(run)
+            await store.commit(run.id, ops=ops, llm=llm, checkpoints=checkpoints)
+        async with RunStore(path, clock=lambda: 0.0) as store:
+            assert await store.run(run.id) == run
+            assert await store.ops(run.id) == sorted(ops, key=lambda op: op.seq)
+            assert await store.llm(run.id) == sorted(llm, key=lambda call: call.seq)
+            by_seq = sorted(checkpoints, key=lambda one: one.seq)
+            assert await store.checkpoints(run.id) == by_seq
+            for one in checkpoints:
+                assert await store.checkpoint(one.id) == one
+
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(there_and_back(Path(folder) / "ramify.db"))
