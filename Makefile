@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
+.DEFAULT_GOAL := demo
 .PHONY: demo test lint models clean links
 .DELETE_ON_ERROR:
 
