@@ -1,0 +1,185 @@
+"""What a call in a workflow is: a step, a model call, an adoption, a helper to read in its place, a graph break, or
+nothing that the compiler minds."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ramify.compiler.errors import WorkflowError
+from ramify.compiler.frontend.resolve import (
+    Scope,
+    Unresolved,
+    is_fork,
+    is_llm,
+    plain_function,
+    step_info,
+    workflow_info,
+)
+from ramify.compiler.frontend.sources import Definition, Function, Sources, same_home
+from ramify.compiler.frontend.trace import Tracer, holds_operations
+from ramify.compiler.plan import StepInfo
+from ramify.compiler.spec import Adopt, Body, CallLlm, Inlined, Item, Run, Unseen, walk
+
+MOST_INLINED = 2000  # calls read in their place; a workflow beyond that gets graph breaks
+
+
+class Calls:
+    """Reads calls, and gathers the steps and helpers that it meets."""
+
+    def __init__(self, workflow: Function, sources: Sources) -> None:
+        self.workflow, self.sources = workflow, sources
+        self.steps: dict[str, tuple[StepInfo, Function]] = {}
+        self.helpers: dict[str, ast.AST] = {}
+        self._reading: list[Definition] = [workflow.node]
+        self._again: dict[Item, Definition] = {}  # a break for a recursive call, and the function called again
+        self._plain: set[tuple[Definition, bool]] = set()  # hold nothing; the flag: read inside a fork
+        self._inlined = 0
+
+    def read(self) -> Body:
+        return Tracer(self.call, Scope.of(self.workflow), []).function(self.workflow.node)
+
+    def call(self, tracer: Tracer, node: ast.Call, awaited: bool) -> None:
+        func, target = node.func, tracer.scope.resolve(node.func)
+        info = step_info(target)
+        if info is not None:
+            tracer.add(Run(self._step(info, target, tracer), tracer.site(node)))
+        elif workflow_info(target) is not None:
+            tracer.unseen(f"workflow {_text(func)} is called inside a workflow", node)
+        elif is_fork(target):
+            tracer.unseen("fork(...) is not opened by an `async with` around the call itself", node)
+        elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
+            tracer.add(CallLlm(func.attr, tracer.site(node)))
+        elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
+            self._method(tracer, node, func)
+        elif isinstance(target, Unresolved):
+            self._local(tracer, node, func, awaited)
+        else:
+            self._function(tracer, node, target)
+
+    def _step(self, info: StepInfo, target: object, tracer: Tracer) -> str:
+        known = self.steps.get(info.name)
+        if known is None:
+            function = plain_function(target)
+            if function is None:
+                what = f"step {info.name} is not a Python function"
+                raise WorkflowError(what, where=tracer.scope.function.where(), mend="put @step on a `def`")
+            self.steps[info.name] = (info, self.sources.function(function))
+        elif known[0].module != info.module:
+            what = f"two steps are called {info.name}, of {known[0].module} and of {info.module}"
+            raise WorkflowError(what, where=tracer.scope.function.where(), mend="rename one of them")
+        return info.name
+
+    def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute) -> None:
+        info = step_info(tracer.scope.resolve(node.args[0])) if node.args else None
+        fork = tracer.receiver(func) if func.attr == "adopt" or (info and func.attr in ("map", "run")) else None
+        if fork is None:
+            self._handed(tracer, node)
+        elif info is not None:
+            step = self._step(info, tracer.scope.resolve(node.args[0]), tracer)
+            tracer.add(Run(step, tracer.site(node), over=tracer.up(fork)))
+        else:
+            tracer.add(Adopt(tracer.site(node), tracer.up(fork)))
+
+    def _local(self, tracer: Tracer, node: ast.Call, func: ast.expr, awaited: bool) -> None:
+        found = tracer.scope.definition(func.id) if isinstance(func, ast.Name) else None
+        if found is not None:
+            self._inline(tracer, node, found[1], tracer.scope.function, found[0])
+        elif awaited:
+            tracer.unseen(f"{_text(func)} is chosen while running", node)
+        else:
+            self._handed(tracer, node)
+
+    def _function(self, tracer: Tracer, node: ast.Call, target: object) -> None:
+        function = self._at_home(target)
+        if function is not None:
+            self._inline(tracer, node, function.node, function, None)
+        else:
+            self._handed(tracer, node)
+
+    def _at_home(self, target: object) -> Function | None:
+        plain = plain_function(target)
+        if plain is None or not same_home(self.workflow, plain.__module__, plain.__code__.co_filename):
+            return None
+        return self.sources.function(plain)
+
+    def _inline(
+        self, tracer: Tracer, node: ast.Call, definition: Definition, function: Function, outer: Scope | None
+    ) -> None:
+        name = getattr(definition, "name", "lambda")
+        if definition in self._reading:
+            again = Unseen(f"{name} calls itself", tracer.scope.function.where(node), tracer.site(node))
+            self._again[again] = definition
+            tracer.add(again)
+        elif self._inlined >= MOST_INLINED:
+            tracer.unseen(f"{name} is one of more than {MOST_INLINED} calls of helpers", node)
+        elif (definition, bool(tracer.forks)) not in self._plain:
+            self._inlined += 1
+            inner = Function(name, function.module, function.path, definition, function.outer)
+            body = self._body(tracer, inner, outer, node)
+            if holds_operations(body):
+                self.helpers[inner.where()] = definition
+                tracer.add(Inlined(name, body))
+
+    def _body(self, tracer: Tracer, inner: Function, outer: Scope | None, node: ast.Call | None) -> Body:
+        """A helper's body; empty if it holds nothing but calls of itself."""
+        scope = Scope.of(inner, outer)
+        if node is not None:
+            _hand_over_forks(tracer, node, inner.node, scope)
+        self._reading.append(inner.node)
+        body = Tracer(self.call, scope, tracer.forks).function(inner.node)
+        self._reading.pop()
+        operations = [item for item in walk(body) if holds_operations((item,))]
+        if all(self._again.get(item) is inner.node for item in operations):
+            self._plain.add((inner.node, bool(tracer.forks)))
+            return ()
+        return body
+
+    def _handed(self, tracer: Tracer, node: ast.Call) -> None:
+        """A call that the compiler does not see into is a graph break if it is given something that runs steps."""
+        for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+            value = argument.value if isinstance(argument, ast.Starred) else argument
+            if self._runs_steps(tracer, value):
+                tracer.unseen(
+                    f"{_text(value)} is handed to {_text(node.func)}, which the compiler does not see into", node
+                )
+                return
+
+    def _runs_steps(self, tracer: Tracer, node: ast.expr) -> bool:
+        target = tracer.scope.resolve(node)
+        info = step_info(target)
+        if info is not None:
+            self._step(info, target, tracer)
+        if info is not None or workflow_info(target) or is_fork(target) or is_llm(target):
+            return True
+        found = tracer.scope.definition(node.id) if isinstance(node, ast.Name) else None
+        if isinstance(node, ast.Lambda):
+            found = (tracer.scope, node)
+        function, outer = (None, None) if found is None else (tracer.scope.function, found[0])
+        definition = found[1] if found is not None else None
+        if definition is None:
+            function = self._at_home(target)
+            definition = function.node if function is not None else None
+        if definition is None or function is None or definition in self._reading:
+            return False
+        inner = Function("", function.module, function.path, definition, function.outer)
+        return holds_operations(self._body(tracer, inner, outer, None))
+
+
+def _hand_over_forks(tracer: Tracer, node: ast.Call, definition: Definition, scope: Scope) -> None:
+    """A parameter belongs to the fork that its argument belongs to."""
+
+    def pairs() -> Iterator[tuple[str, ast.expr]]:
+        names = [argument.arg for argument in (*definition.args.posonlyargs, *definition.args.args)]
+        yield from zip(names, node.args, strict=False)
+        yield from ((keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None)
+
+    for name, value in pairs():
+        fork = tracer.mentioned(value)
+        if fork is not None:
+            scope.forks[name] = fork
+
+
+def _text(node: ast.expr) -> str:
+    text = ast.unparse(node)
+    return text if len(text) <= 60 else text[:57] + "..."

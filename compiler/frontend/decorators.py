@@ -1,0 +1,38 @@
+"""Front end for `@workflow` and `@step`: reads the function's syntax tree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ramify.compiler.frontend.calls import Calls
+from ramify.compiler.frontend.digest import dependencies, digest, used_names
+from ramify.compiler.frontend.resolve import is_llm, workflow_info
+from ramify.compiler.frontend.sources import Function, Sources
+from ramify.compiler.plan import StepInfo
+from ramify.compiler.spec import Spec, StepSpec
+
+
+def read_workflow(
+    function: Callable[..., Any], *, ref: str, deadline_s: float | None = None, name: str | None = None
+) -> Spec:
+    """Raises SourceError or WorkflowError."""
+    sources, info = Sources(), workflow_info(function)
+    workflow = sources.function(function)
+    calls = Calls(workflow, sources)
+    body = calls.read()
+    return Spec(
+        workflow=ref,
+        name=name or (info.name if info is not None else workflow.name),
+        frontend="decorators",
+        code_digest=digest([("", workflow.node), *calls.helpers.items()]),
+        steps=tuple(_step(step, of, sources) for step, of in calls.steps.values()),
+        body=body,
+        deadline_s=deadline_s if deadline_s is not None or info is None else info.deadline_s,
+    )
+
+
+def _step(info: StepInfo, function: Function, sources: Sources) -> StepSpec:
+    nodes = dependencies(function, sources)
+    calls_llm = any(is_llm(function.outer.get(name)) for name in used_names(nodes))
+    return StepSpec(info.name, info.effect, info.takes_sandbox, info.reuse, digest(nodes), calls_llm)

@@ -1,0 +1,70 @@
+"""What a function's result depends on in its code: a digest that a change of layout or comments leaves as it is.
+
+It covers the function and, through every name that it uses, the functions, classes, constants and imports of its own
+module. Not covered: the code of other modules, closures, values changed while running, names made by `setattr` or
+`exec`; and the digest is of one version of Python's syntax tree.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable
+
+from ramify.compiler.frontend.sources import Function, Sources
+
+
+def digest(nodes: Iterable[tuple[str, ast.AST]]) -> str:
+    """sha256 over named syntax trees, in the order of their names."""
+    texts = sorted(f"{name}={ast.dump(node)}" for name, node in nodes)
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def dependencies(function: Function, sources: Sources) -> list[tuple[str, ast.AST]]:
+    """The function and what it uses of its module, each with its name."""
+    table = _bindings(sources.tree(function.path))
+    found: dict[ast.AST, str] = {function.node: ""}
+    todo: list[ast.AST] = [function.node]
+    while todo:
+        for name in _names(todo.pop()):
+            for node in table.get(name, ()):
+                if node not in found:
+                    found[node] = name
+                    todo.append(node)
+    return [(name, node) for node, name in found.items()]
+
+
+def used_names(nodes: Iterable[tuple[str, ast.AST]]) -> set[str]:
+    return {name for _, node in nodes for name in _names(node)}
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
+
+
+def _bindings(tree: ast.Module) -> dict[str, list[ast.AST]]:
+    """The statements at the top of a module that bind each name."""
+    table: dict[str, list[ast.AST]] = {}
+    for statement in tree.body:
+        for name in _bound(statement):
+            table.setdefault(name, []).append(statement)
+    return table
+
+
+def _bound(statement: ast.stmt) -> set[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return {(alias.asname or alias.name).partition(".")[0] for alias in aliases}
+        case ast.If() | ast.Try() | ast.With() | ast.For() | ast.While():
+            inner = (node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt))
+            handlers = statement.handlers if isinstance(statement, ast.Try) else []
+            inside = [*inner, *(node for handler in handlers for node in handler.body)]
+            return set().union(_stored(statement), *map(_bound, inside))
+        case _:
+            return _stored(statement)
+
+
+def _stored(statement: ast.stmt) -> set[str]:
+    return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -1,0 +1,107 @@
+"""From a function object to its syntax tree, in its file, so that positions are those of the running code.
+
+Reading source text is the compiler's one look outside itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from types import CodeType, FunctionType
+from typing import Any, TypeAlias
+
+from ramify.compiler.errors import SourceError
+from ramify.compiler.plan import Site, site_file
+
+Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    name: str
+    module: str
+    path: str
+    node: Definition
+    outer: Mapping[str, object] = field(repr=False)  # module globals, and over them the closure's variables
+
+    def where(self, node: ast.expr | ast.stmt | None = None) -> str:
+        line = self.node.lineno if node is None else node.lineno
+        return f"{site_file(self.path)}:{line}"
+
+    def site(self, node: ast.expr) -> Site:
+        end_line, end_col = node.end_lineno, node.end_col_offset
+        assert end_line is not None and end_col is not None
+        return Site(site_file(self.path), node.lineno, node.col_offset, end_line, end_col)
+
+
+class Sources:
+    """The files read in one compilation, each parsed once."""
+
+    def __init__(self) -> None:
+        self._trees: dict[str, ast.Module] = {}
+        self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
+
+    def function(self, function: Callable[..., Any]) -> Function:
+        """Raises SourceError if the text is not to be had, or is not that of the code which runs."""
+        plain = inspect.unwrap(function)
+        if not isinstance(plain, FunctionType):
+            name = getattr(function, "__qualname__", repr(function))
+            raise SourceError("not a Python function", where=name, mend="decorate a function made with `def`")
+        code = plain.__code__
+        node = self._find(plain, code)
+        outer = {**plain.__globals__, **_closure(plain)}
+        return Function(plain.__qualname__, plain.__module__ or "", code.co_filename, node, outer)
+
+    def tree(self, path: str, module_globals: dict[str, Any] | None = None) -> ast.Module:
+        if path not in self._trees:
+            text = "".join(linecache.getlines(path, module_globals))
+            self._trees[path] = ast.parse(text, filename=path)
+        return self._trees[path]
+
+    def _find(self, function: FunctionType, code: CodeType) -> Definition:
+        path, where = code.co_filename, f"{site_file(code.co_filename)}:{code.co_firstlineno}"
+        try:
+            tree = self.tree(path, function.__globals__)
+        except SyntaxError as error:
+            raise SourceError(f"{path} does not parse: {error}", where=where, mend="mend the file") from error
+        if path not in self._definitions:
+            self._definitions[path] = {
+                (getattr(node, "name", "<lambda>"), _first_line(node)): node
+                for node in ast.walk(tree)
+                if isinstance(node, Definition)
+            }
+        found = self._definitions[path].get((code.co_name, code.co_firstlineno))
+        if found is None:
+            what = f"the source of {function.__qualname__} is not in {path} at that line"
+            raise SourceError(what, where=where, mend="keep it in a file, and import it again after a change")
+        return found
+
+
+def _first_line(node: Definition) -> int:
+    """As the code object counts: decorators belong to the function."""
+    decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
+    return decorators[0].lineno if decorators else node.lineno
+
+
+def _closure(function: FunctionType) -> dict[str, object]:
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # not bound yet: nothing to resolve the name to
+            continue
+    return found
+
+
+def same_home(workflow: Function, module: str | None, path: str) -> bool:
+    """Whether code is of the workflow's project: its top-level package, or its folder and what is under that."""
+    if "site-packages" in PurePath(path).parts:
+        return False
+    package = workflow.module.partition(".")[0]
+    if package != "__main__" and (module or "").partition(".")[0] == package:
+        return True
+    return PurePath(path).is_relative_to(PurePath(workflow.path).parent)

@@ -1,0 +1,58 @@
+"""A graph of nodes (LangGraph) to blocks.
+
+A superstep of one task acts on the world itself: the block `node.N`. A superstep of several gives each task a branch,
+and joins them: the blocks `superstep`, `task.N`, `join`, with the plan's one FORK, MERGE and RELEASE of branches. Any
+node may start such a superstep (several edges, a list from a branch, Sends, a Command with several targets), so from
+each there is a way to it, whatever the edges that could be read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ramify.compiler.ir.build import Builder, OpenBlock
+from ramify.compiler.plan import OpKind
+from ramify.compiler.spec import END, Machine, Node
+
+
+def lower_machine(build: Builder, machine: Machine) -> None:
+    entry = build.block([], "entry")
+    build.add(entry, build.named("enter"), OpKind.ENTER)
+    blocks = {node.run.step: build.block(entry.worlds, f"node.{node.run.step}") for node in machine.nodes}
+    superstep, leave = build.block(entry.worlds, "superstep"), build.block(entry.worlds, "exit")
+    blocks[END] = leave
+    for node in machine.nodes:
+        _node(build, blocks[node.run.step], node, 0)
+    for source, targets in [(entry, machine.entry), *((blocks[n.run.step], n.targets) for n in machine.nodes)]:
+        for target in targets:
+            build.jump(source, blocks[target])
+        build.jump(source, superstep)
+    join = _superstep(build, superstep, machine)
+    for block in [*blocks.values(), superstep]:
+        build.jump(join, block)
+    build.add(leave, build.named("release.root"), OpKind.RELEASE, (0,))
+
+
+def _superstep(build: Builder, superstep: OpenBlock, machine: Machine) -> OpenBlock:
+    fork = build.named("fork.superstep")
+    build.add(superstep, fork, OpKind.FORK, (0,), attrs={"superstep": True})
+    join = build.block(superstep.worlds, "join")
+    for node in machine.nodes:
+        task = build.block(superstep.worlds, f"task.{node.run.step}")
+        build.jump(superstep, task)
+        _node(build, task, node, 1)
+        build.jump(task, join)
+    build.add(join, build.named("merge.superstep"), OpKind.MERGE, (0, 1), attrs={"fork": fork})
+    build.add(join, build.named("release.superstep"), OpKind.RELEASE, (1,), attrs={"fork": fork})
+    return join
+
+
+def _node(build: Builder, block: OpenBlock, node: Node, place: int) -> None:
+    run = node.run
+    attrs: dict[str, Any] = {"subgraph": True} if run.subgraph else {}
+    if run.waits_for:
+        attrs["waits_for"] = list(run.waits_for)
+    build.add(block, build.named(f"run.{run.step}"), OpKind.RUN, (place,), step=run.step, attrs=attrs)
+    if node.unseen is not None:
+        seen = {"seal": True, "reason": node.unseen.reason, "where": node.unseen.where}
+        build.add(block, build.named(f"break.{run.step}"), OpKind.BREAK, (place,), attrs=seen)

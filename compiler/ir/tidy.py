@@ -1,0 +1,95 @@
+"""A graph's blocks in reading order: what nothing reaches left out, straight lines joined, names counted anew."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ramify.compiler.ir.graph import Block
+from ramify.compiler.ir.ops import sort
+from ramify.compiler.plan import ValueId
+
+_NUMBERED = re.compile(r"b\d+")
+
+
+def tidy(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    return renumber(_join_lines(_reading_order(_thread(blocks))))
+
+
+def swap_values(values: tuple[ValueId, ...], names: dict[ValueId, ValueId]) -> tuple[ValueId, ...]:
+    return tuple(names.get(value, value) for value in values)
+
+
+def _rename(block: Block, names: dict[ValueId, ValueId]) -> Block:
+    ops = tuple(
+        replace(op, inputs=swap_values(op.inputs, names), outputs=swap_values(op.outputs, names)) for op in block.ops
+    )
+    exits = tuple((to, swap_values(worlds, names)) for to, worlds in block.exits)
+    return Block(block.id, swap_values(block.params, names), ops, exits)
+
+
+def _thread(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """Ways to a block that does nothing but go on lead straight to where it goes."""
+    onward = {
+        b.id: b.exits[0][0] for b in blocks[1:] if not b.ops and len(b.exits) == 1 and b.exits[0][1] == b.params
+    }
+
+    def end(name: str) -> str:
+        seen = {name}
+        while name in onward and onward[name] not in seen:
+            name = onward[name]
+            seen.add(name)
+        return name
+
+    return tuple(replace(b, exits=tuple({end(to): worlds for to, worlds in b.exits}.items())) for b in blocks)
+
+
+def _reading_order(blocks: tuple[Block, ...]) -> list[Block]:
+    """Reverse postorder from the entry: a block stands before what follows it, loops aside."""
+    by_id = {block.id: block for block in blocks}
+    done: list[Block] = []
+    seen = {blocks[0].id}
+    stack = [(blocks[0], iter(reversed(blocks[0].exits)))]
+    while stack:
+        block, exits = stack[-1]
+        for to, _ in exits:
+            if to not in seen:
+                seen.add(to)
+                stack.append((by_id[to], iter(reversed(by_id[to].exits))))
+                break
+        else:
+            done.append(block)
+            stack.pop()
+    return done[::-1]
+
+
+def _join_lines(blocks: list[Block]) -> list[Block]:
+    """A block and the only one that follows it, which follows nothing else, are one."""
+    leading = Counter(to for block in blocks for to, _ in block.exits)
+    by_id = {block.id: block for block in blocks}
+    gone: set[str] = set()
+    joined: list[Block] = []
+    for first in blocks:
+        if first.id in gone:
+            continue
+        block = first
+        while len(block.exits) == 1 and leading[block.exits[0][0]] == 1 and block.exits[0][0] != blocks[0].id:
+            to, worlds = block.exits[0]
+            after = _rename(by_id[to], dict(zip(by_id[to].params, worlds, strict=True)))
+            block = replace(block, ops=block.ops + after.ops, exits=after.exits)
+            gone.add(to)
+        joined.append(block)
+    return joined
+
+
+def renumber(blocks: Iterable[Block]) -> tuple[Block, ...]:
+    """Values, and the blocks that have no name of their own, counted in reading order."""
+    blocks, names = tuple(blocks), dict[ValueId, ValueId]()
+    for block in blocks:
+        for value in (*block.params, *(value for op in block.ops for value in op.outputs)):
+            names[value] = ValueId(f"{sort(value)}{len(names) + 1}")
+    ids = {b.id: f"b{i}" if _NUMBERED.fullmatch(b.id) else b.id for i, b in enumerate(blocks)}
+    renamed = (_rename(block, names) for block in blocks)
+    return tuple(replace(b, id=ids[b.id], exits=tuple((ids[to], worlds) for to, worlds in b.exits)) for b in renamed)

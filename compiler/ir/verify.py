@@ -1,0 +1,209 @@
+"""The verifier: one table of rules, run after lowering and after every pass.
+
+It proves that each world is made once, used once on every path and ended on every path; that branches are merged and
+released by the fork that made them; that a fork stands on a sealed world; and that nothing irreversible runs in a
+branch. A rule may hold only from a pass on: `since` names it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ramify.compiler.errors import VerifyError
+from ramify.compiler.ir import facts
+from ramify.compiler.ir.graph import Block, Graph, Operation
+from ramify.compiler.ir.ops import FAMILY, fits, sort
+from ramify.compiler.plan import Effect, OpKind
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong, where, and what to do."""
+
+    what: str
+    where: str
+    mend: str = "this is a fault of the compiler, or of a graph written by hand: please report it with the graph"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    name: str
+    check: Callable[[Graph], Iterator[Finding]]
+    since: str = "lowering"
+
+
+def verify(graph: Graph, done: frozenset[str] = frozenset()) -> None:
+    """`done` are the names of the passes that have run. Raises VerifyError with the first rule that is broken: later
+    ones take it for granted."""
+    for rule in RULES:
+        if rule.since == "lowering" or rule.since in done:
+            for found in rule.check(graph):
+                raise VerifyError(rule.name, found.what, where=found.where, mend=found.mend)
+
+
+def _names_once(graph: Graph) -> Iterator[Finding]:
+    for what, names in (("block", [b.id for b in graph.blocks]), ("operation", [op.id for op in graph.ops()])):
+        for name, count in Counter(names).items():
+            if count > 1:
+                yield Finding(f"{count} {what}s have this name", str(name))
+
+
+def _made_once(graph: Graph) -> Iterator[Finding]:
+    made = Counter(value for block in graph.blocks for value in block.params)
+    made.update(value for op in graph.ops() for value in op.outputs)
+    for value, count in made.items():
+        if count > 1:
+            yield Finding(f"world {value} is made {count} times", _home(graph, value))
+
+
+def _home(graph: Graph, value: str) -> str:
+    return next(b.id for b in graph.blocks if value in b.params or any(value in op.outputs for op in b.ops))
+
+
+def _exits_fit(graph: Graph) -> Iterator[Finding]:
+    for block in graph.blocks:
+        for to, worlds in block.exits:
+            if to not in graph.by_id:
+                yield Finding(f"leads to {to!r}, which is no block", block.id)
+            elif list(map(sort, worlds)) != list(map(sort, graph.by_id[to].params)):
+                yield Finding(f"hands ({', '.join(worlds)}) to {to}({', '.join(graph.by_id[to].params)})", block.id)
+
+
+def _signatures(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if not fits(op.kind, op.inputs, op.outputs):
+            yield Finding(
+                f"{op.kind} cannot take ({', '.join(op.inputs)}) and make ({', '.join(op.outputs)})", op.place
+            )
+
+
+def _entered_once(graph: Graph) -> Iterator[Finding]:
+    if not graph.blocks:
+        yield Finding("there is no block", graph.name)
+        return
+    entry = graph.blocks[0]
+    enters = [op for op in graph.ops() if op.kind is OpKind.ENTER]
+    if entry.params or not entry.ops or entry.ops[0].kind is not OpKind.ENTER or len(enters) != 1:
+        yield Finding("the first block must begin with the only ENTER and take no world", entry.id)
+    seen, todo = {entry.id}, deque([entry])
+    while todo:
+        for to, _ in todo.popleft().exits:
+            if to not in seen:
+                seen.add(to)
+                todo.append(graph.by_id[to])
+    for block in graph.blocks:
+        if block.id not in seen:
+            yield Finding("no path leads here", block.id)
+
+
+def _used_once(graph: Graph) -> Iterator[Finding]:
+    """Worlds are used in the block that has them, so that each block shows for itself whether it is linear."""
+    for block in graph.blocks:
+        alive = set(block.params)
+        for op in block.ops:
+            for value in op.inputs:
+                if value not in alive:
+                    yield Finding(f"world {value} is not to be had here: used before, or never made", op.place)
+                alive.discard(value)
+            alive.update(op.outputs)
+        for to, worlds in block.exits:
+            for value, count in Counter(worlds).items():
+                if value not in alive or count > 1:
+                    yield Finding(f"world {value} is handed to {to} but is used already", block.id)
+
+
+def _ended(graph: Graph) -> Iterator[Finding]:
+    for block in graph.blocks:
+        alive = [*block.params, *(value for op in block.ops for value in op.outputs)]
+        used = {value for op in block.ops for value in op.inputs}
+        for to, worlds in block.exits or (("the end", ()),):
+            for value in alive:
+                if value not in used and value not in worlds:
+                    yield Finding(f"on the way to {to} world {value} is never ended", block.id)
+
+
+def _branches_of_their_fork(graph: Graph) -> Iterator[Finding]:
+    made_by = facts.forks(graph)
+    for op in graph.ops():
+        branches = [value for value in op.inputs if sort(value) == FAMILY][-1:]
+        named = op.fork
+        if op.kind is OpKind.MERGE or (op.kind is OpKind.RELEASE and branches):
+            found = made_by.get(branches[0], frozenset()) if branches else frozenset()
+            if named is None or found != {named}:
+                yield Finding(
+                    f"names the fork {named}; its branches are of {', '.join(sorted(found)) or 'none'}", op.place
+                )
+
+
+def _steps_known(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if op.kind is OpKind.RUN and op.step not in graph.by_step:
+            yield Finding(f"step {op.step!r} is not in the table of steps", op.place)
+
+
+def _pure_holds_no_world(graph: Graph) -> Iterator[Finding]:
+    for op in graph.ops():
+        if op.kind is OpKind.RUN and (graph.by_step[op.step or ""].effect is Effect.PURE) == bool(op.inputs):
+            yield Finding(f"step {op.step} must take a world if, and only if, it is not pure", op.place)
+
+
+def _nothing_irreversible_in_a_branch(graph: Graph) -> Iterator[Finding]:
+    """A superstep of LangGraph joins every branch, so what runs there is not speculative."""
+    made_by = facts.forks(graph)
+    ops: dict[str, Operation] = {op.id: op for op in graph.ops()}
+    for op in graph.ops():
+        irreversible = op.kind is OpKind.RUN and graph.by_step[op.step or ""].effect is Effect.IRREVERSIBLE
+        for fork in sorted(made_by.get(op.inputs[0], ())) if irreversible and op.inputs else ():
+            if not ops[fork].attrs.get("superstep"):
+                yield Finding(
+                    f"irreversible step {op.step} would run in every branch of a fork: {_path(graph, ops[fork], op)}",
+                    op.place,
+                    "run it after the winner is adopted, or declare what it does as revertible",
+                )
+
+
+def _path(graph: Graph, start: Operation, end: Operation) -> str:
+    """A shortest way from one operation to another, by the operations that stand on it."""
+    home = {op.id: block for block in graph.blocks for op in block.ops}
+    todo: deque[tuple[Block, tuple[Block, ...]]] = deque([(home[start.id], ())])
+    seen = {home[start.id].id}
+    way: tuple[Block, ...] = ()
+    while todo:
+        block, before = todo.popleft()
+        way = (*before, block)
+        if block is home[end.id]:
+            break
+        for to, _ in block.exits:
+            if to not in seen:
+                seen.add(to)
+                todo.append((graph.by_id[to], way))
+    ops = [op for block in way for op in block.ops]
+    ops = ops[ops.index(start) : ops.index(end) + 1]
+    return " -> ".join(f"{op.step or op.kind} at {op.site or op.id}" for op in ops if op.kind is not OpKind.SEAL)
+
+
+def _forked_sealed(graph: Graph) -> Iterator[Finding]:
+    changed_by = facts.unsealed(graph)
+    for op in graph.ops():
+        if op.kind is OpKind.FORK:
+            since = sorted(changed_by.get(op.inputs[0], ()))
+            if since:
+                yield Finding(f"forks a world that {', '.join(since)} may have changed since it was sealed", op.place)
+
+
+RULES = (
+    Rule("names stand once", _names_once),
+    Rule("a world is made once", _made_once),
+    Rule("exits fit their targets", _exits_fit),
+    Rule("operations fit their signatures", _signatures),
+    Rule("entered once, everything reached", _entered_once),
+    Rule("a world is used once", _used_once),
+    Rule("a world is ended on every path", _ended),
+    Rule("branches go back to their fork", _branches_of_their_fork),
+    Rule("steps are in the table", _steps_known),
+    Rule("a pure step holds no world", _pure_holds_no_world, since="effects"),
+    Rule("nothing irreversible in a branch", _nothing_irreversible_in_a_branch, since="effects"),
+    Rule("a forked world is sealed", _forked_sealed, since="fork_points"),
+)

@@ -1,0 +1,231 @@
+"""What a front end saw in a workflow: the operations on worlds, under the control flow that reaches them.
+
+Structured, and the same for every front end: `Item`s nest as Python's statements do, and a `Machine` holds what is a
+graph already. A body that touches no world and no model is not in a Spec.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from ramify.compiler.plan import Effect, Site
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    name: str
+    declared: Effect | None
+    takes_sandbox: bool
+    reuse: bool = False
+    code_digest: str = ""
+    calls_llm: bool = False  # a model call was seen in its code: its stages are not those of the workflow
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A step, on the current world, or on every branch of the fork `over` levels outwards (0: the innermost)."""
+
+    step: str
+    site: Site | None
+    over: int | None = None
+    subgraph: bool = False
+    waits_for: tuple[str, ...] = ()  # LangGraph: starts only when all of these have finished
+
+
+@dataclass(frozen=True, slots=True)
+class CallLlm:
+    method: str
+    site: Site
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """A graph break: what the compiler cannot see into."""
+
+    reason: str
+    where: str
+    site: Site | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Merge one branch of the fork `up` levels outwards into the world that was forked."""
+
+    site: Site
+    up: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Branches of the current world, released on every way out of `body`."""
+
+    site: Site
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Inside `body` a branch of the fork `up` levels outwards is the current world."""
+
+    up: int
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the arms."""
+
+    arms: tuple[Body, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`test`, then `body` and again, any number of times; `orelse` when the test ends it (`endless`: never)."""
+
+    test: Body
+    body: Body
+    orelse: Body = ()
+    endless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    body: Body
+    handlers: tuple[Body, ...]
+    orelse: Body = ()
+    final: Body = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Inlined:
+    """The body of a helper function, at its call."""
+
+    function: str
+    body: Body
+
+
+class Way(StrEnum):
+    """How a statement leaves the ones around it."""
+
+    RETURN = "return"
+    RAISE = "raise"
+    BREAK = "break"
+    CONTINUE = "continue"
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    way: Way
+
+
+END = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    run: Run
+    targets: tuple[str, ...]  # names of nodes, and END
+    unseen: Unseen | None = None  # its targets could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Nodes that hand control to each other in supersteps. Several may run in one superstep, each in a branch."""
+
+    entry: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+
+Item: TypeAlias = Run | CallLlm | Unseen | Adopt | Fork | Enter | Choice | Loop | Try | Inlined | Leave
+Body: TypeAlias = tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    workflow: str
+    name: str
+    frontend: str
+    code_digest: str
+    steps: tuple[StepSpec, ...]
+    body: Body | Machine
+    deadline_s: float | None = None
+
+
+def parts(item: Item) -> tuple[tuple[str, Body], ...]:
+    """The bodies inside an item, each with its name."""
+    match item:
+        case Fork(body=body) | Enter(body=body) | Inlined(body=body):
+            return (("", body),)
+        case Choice(arms):
+            return tuple((f"arm {i}", arm) for i, arm in enumerate(arms, 1))
+        case Loop(test, body, orelse):
+            return (("test", test), ("body", body), ("else", orelse))
+        case Try(body, handlers, orelse, final):
+            caught = tuple((f"except {i}", handler) for i, handler in enumerate(handlers, 1))
+            return (("body", body), *caught, ("else", orelse), ("finally", final))
+        case _:
+            return ()
+
+
+def walk(body: Body) -> Iterator[Item]:
+    """Every item of a body, outer before inner."""
+    for item in body:
+        yield item
+        for _, inner in parts(item):
+            yield from walk(inner)
+
+
+def spec_text(spec: Spec) -> str:
+    """The Spec for people, indented."""
+    lines = [f"workflow {spec.name} ({spec.frontend}) {spec.workflow}"]
+    for step in spec.steps:
+        effect = step.declared or ("takes a Sandbox" if step.takes_sandbox else "not declared")
+        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}")
+    if isinstance(spec.body, Machine):
+        lines.append(f"start -> {', '.join(spec.body.entry)}")
+        for node in spec.body.nodes:
+            lines.append(f"{_line(node.run)} -> {', '.join(target or 'end' for target in node.targets)}")
+    else:
+        _add_lines(spec.body, "", lines)
+    return "\n".join(lines) + "\n"
+
+
+def _add_lines(body: Body, indent: str, lines: list[str]) -> None:
+    for item in body:
+        lines.append(indent + _line(item))
+        for name, inner in parts(item):
+            if inner and name:
+                lines.append(f"{indent}  {name}:")
+            _add_lines(inner, indent + ("    " if name else "  "), lines)
+
+
+def _line(item: Item) -> str:
+    match item:
+        case Run(step, site, over):
+            on = "" if over is None else f" on the branches of fork {over} out"
+            return f"run {step}{on}{' (subgraph)' if item.subgraph else ''}{_at(site)}"
+        case CallLlm(method, site):
+            return f"call llm.{method}{_at(site)}"
+        case Unseen(reason, where):
+            return f"unseen: {reason} ({where})"
+        case Adopt(site, up):
+            return f"adopt into the world of fork {up} out{_at(site)}"
+        case Fork(site):
+            return f"fork{_at(site)}"
+        case Enter(up):
+            return f"enter a branch of fork {up} out"
+        case Loop(endless=endless):
+            return "loop without end" if endless else "loop"
+        case Inlined(function):
+            return f"inlined {function}"
+        case Leave(way):
+            return str(way)
+        case _:
+            return type(item).__name__.lower()
+
+
+def _at(site: Site | None) -> str:
+    return f" @ {site}" if site else ""
