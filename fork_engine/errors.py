@@ -4,6 +4,7 @@ ForkEngineError
 ├── WorkspaceError        a folder that cannot be imported: missing, not a folder, unreadable
 ├── SnapshotNotFound      no snapshot of that id in this store
 ├── SnapshotCorrupt       a layer or manifest does not match its digest, or is missing
+├── PathNotFound          the snapshot holds no such file
 ├── CheckoutRefused       the destination is not ours to write
 └── MergeConflict         both sides changed the same thing; `.conflicts` lists them
 """
@@ -27,6 +28,10 @@ class SnapshotNotFound(ForkEngineError):
 
 class SnapshotCorrupt(ForkEngineError):
     """What lies on disk does not match the digest that names it."""
+
+
+class PathNotFound(ForkEngineError):
+    """The snapshot holds no such file."""
 
 
 class CheckoutRefused(ForkEngineError):

@@ -1,0 +1,205 @@
+"""Writing a snapshot into a user's folder. Never through a link: every step down is an open folder (descent.py).
+
+Into an existing folder each file is written beside its place and renamed over it: a crash leaves it old or new.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ramify.fork_engine.content import sync_file_system
+from ramify.fork_engine.descent import Descent, remove_any, remove_tree
+from ramify.fork_engine.diff import above, change
+from ramify.fork_engine.errors import CheckoutRefused
+from ramify.fork_engine.scan import Found, entry_of, hash_file, scan_tree
+from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind
+from ramify.fork_engine.view import View
+from ramify.fork_engine.write import Place, finish_folder, make_special, write_tree
+
+_IN_THE_WAY = Entry(EntryKind.WHITEOUT)  # equals nothing that a snapshot holds
+_SHOWN = 5
+
+
+def fill(view: View, dest: Path, place: Place) -> None:
+    """A full copy into the empty folder `dest`. Hard links, times and attributes as in the snapshot."""
+    write_tree(dest, view, place)
+
+
+def check_out(view: View, dest: Path, place: Place, *, force: bool) -> list[Change]:
+    """All of a view into a missing or empty folder. With `force`, into any: what differs is overwritten, what the
+    snapshot does not hold is left alone, except where it stands in the way."""
+    if dest.exists() and any(dest.iterdir()):
+        if not force:
+            raise CheckoutRefused(f"{dest}: not empty. Name a new folder, or force it to be overwritten")
+        here = scan_tree(dest, view).entries
+        changes = [item for path in view if (item := change(path, here.get(path), view[path]))]
+        _apply(changes, view, dest, place)
+        return changes
+    if dest.exists():
+        fill(view, dest, place)
+    else:
+        _fill_new(view, dest, place)
+    _flush(dest)
+    return [Change(path, ChangeKind.ADDED, None, view[path]) for path in view]
+
+
+def _fill_new(view: View, dest: Path, place: Place) -> None:
+    dest.parent.mkdir(parents=True, exist_ok=True)
+    aside = dest.parent / f".ramify-{os.getpid()}-{dest.name[:100]}"
+    aside.mkdir()
+    try:
+        fill(view, aside, place)
+        aside.rename(dest)
+    except BaseException:
+        remove_tree(aside)
+        raise
+
+
+def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Place, *, force: bool) -> list[Change]:
+    """Only `changes`, into a folder that stands as it was before them. What is already so is left out of the result.
+
+    Raises `CheckoutRefused`, before anything is written, naming where the folder is otherwise; `force` overwrites.
+    """
+    made = {item.path for item in changes if item.after is not None and item.after.kind is EntryKind.DIR}
+    gone = {item.path for item in changes if item.after is None}
+    todo: list[Change] = []
+    clashes: list[str] = []
+    with Descent(dest) as tree:
+        for item in changes:
+            now = _now(tree, item, made)
+            if _same(now, item.after):
+                continue
+            todo.append(item)
+            if not _same(now, item.before):
+                clashes.append(item.path)
+            elif now is not None and now.kind is EntryKind.DIR and item.path not in made:
+                clashes.extend(child for child in _children(tree, item.path) if child not in gone)
+    if clashes and not force:
+        shown = ", ".join(map(repr, clashes[:_SHOWN])) + (
+            f" and {len(clashes) - _SHOWN} more" if len(clashes) > _SHOWN else ""
+        )
+        raise CheckoutRefused(
+            f"{dest}: changed since the run began: {shown}. Check the snapshot out into a new folder, "
+            f"or force these to be overwritten"
+        )
+    _apply(todo, after, dest, place)
+    return todo
+
+
+def _same(one: Entry | None, other: Entry | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.content == other.content
+
+
+def _now(tree: Descent, item: Change, made: set[str]) -> Entry | None:
+    """What stands at the path; None where nothing does, and its folder is there or will be `made` if it is needed."""
+    path = item.path
+    try:
+        parent, name = tree.parent(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None if item.after is None or next(above(path)) in made else _IN_THE_WAY
+    try:
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    found = Found(path, name, parent, status)
+    if stat.S_ISDIR(status.st_mode):
+        found.folder = tree.folder(path)
+    return entry_of(found, hash_file) or _IN_THE_WAY
+
+
+def _children(tree: Descent, path: str) -> list[str]:
+    with os.scandir(tree.folder(path)) as found:
+        return sorted(f"{path}/{child.name}" for child in found)
+
+
+@dataclass(slots=True)
+class _Writing:
+    after: View
+    tree: Descent
+    place: Place
+    folders: dict[str, bool] = field(default_factory=dict)  # path → whether new; finished when all is written
+    written: int = 0
+
+
+def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> None:
+    with Descent(dest, lend=0o700) as tree:
+        writing = _Writing(after, tree, place)
+        for item in sorted(changes, key=lambda item: item.path, reverse=True):
+            if item.after is None:
+                _remove(item.path, tree)
+        for item in sorted(changes, key=lambda item: item.path):
+            if item.after is not None:
+                _write(item.path, item.after, writing)
+    with Descent(dest, lend=0o700) as tree:  # anew: the one above gave back the modes that it found
+        for path in sorted(writing.folders, reverse=True):
+            parent, name = tree.parent(path)
+            finish_folder(after[path], parent, name, times=writing.folders[path])
+    _flush(dest)
+
+
+def _remove(path: str, tree: Descent) -> None:
+    """Gone, unless it is a folder that holds something which is not ours to remove."""
+    try:
+        parent, name = tree.parent(path)
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            if not _children(tree, path):
+                parent, name = tree.parent(path)
+                os.rmdir(name, dir_fd=parent)
+        else:
+            os.unlink(name, dir_fd=parent)
+    except (FileNotFoundError, NotADirectoryError):
+        return  # its folder is gone, or something else stands there
+
+
+def _write(path: str, entry: Entry, writing: _Writing) -> None:
+    for folder in reversed(list(above(path))):
+        _ensure_folder(folder, writing)
+    if entry.kind is EntryKind.DIR:
+        _ensure_folder(path, writing)
+        writing.folders.setdefault(path, False)
+        return
+    parent, name = writing.tree.parent(path)
+    aside = f".ramify-{os.getpid()}-{writing.written}"
+    writing.written += 1
+    try:
+        if entry.kind is EntryKind.FILE:
+            writing.place(path, entry, parent, aside)
+        else:
+            make_special(entry, parent, aside)
+        if _is_folder(name, parent):
+            remove_tree(name, parent)
+        os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
+    except BaseException:
+        remove_any(aside, parent)
+        raise
+
+
+def _ensure_folder(path: str, writing: _Writing) -> None:
+    if path in writing.folders:
+        return
+    parent, name = writing.tree.parent(path)
+    if not _is_folder(name, parent):
+        remove_any(name, parent)
+        os.mkdir(name, 0o700, dir_fd=parent)
+        writing.folders[path] = True
+
+
+def _is_folder(name: str, parent: int) -> bool:
+    try:
+        return stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _flush(dest: Path) -> None:
+    fd = os.open(dest, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sync_file_system(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,208 @@
+"""Copying a user's folder into a base layer. Never writes to it, not even modes.
+
+A second import of the folder reads only what changed: an index in the store remembers, by path, the size, times and
+inode of each file when it was read. What is unchanged is linked from the earlier base layer. A file changed so
+recently that a later write could leave the same times behind is not indexed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ramify.fork_engine.content import copy_bytes, digest_bytes, digest_fd
+from ramify.fork_engine.descent import Descent, file
+from ramify.fork_engine.errors import SnapshotCorrupt, WorkspaceError
+from ramify.fork_engine.layers import Layers, Reader, replace_durably
+from ramify.fork_engine.manifest import FORMAT, Manifest, canonical_json
+from ramify.fork_engine.scan import Found, entry_of, link_inodes, skip, walk
+from ramify.fork_engine.types import Entry, EntryKind, LayerId, Skipped
+from ramify.fork_engine.view import Located
+from ramify.fork_engine.write import place_link
+
+Stamp = tuple[int, int, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What an earlier import read: for each file the stamp it had then."""
+
+    manifest: Manifest | None = None
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Read:
+    """One pass over the folder."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    stamps: dict[str, Stamp] = field(default_factory=dict)
+    copied: dict[str, str] = field(default_factory=dict)  # path → name under incoming/
+    inodes: dict[tuple[int, int], list[str]] = field(default_factory=dict)
+
+
+def import_folder(folder: Path, layers: Layers) -> tuple[Manifest, tuple[Skipped, ...]]:
+    """The folder's base layer, in the store. Raises `WorkspaceError`. The caller holds the layers' lock."""
+    folder = _checked(folder, layers.root)
+    index_path = layers.root / "index" / f"{digest_bytes(os.fsencode(folder))}.json"
+    index_path.parent.mkdir(mode=0o700, exist_ok=True)
+    index = _load_index(index_path, layers)
+    with layers.temporary() as aside:
+        incoming = aside / "incoming"
+        incoming.mkdir()
+        now = incoming.stat().st_ctime_ns  # by the clock that stamps files
+        read = _read(folder, index, incoming)
+        manifest = _write_layer(read, index, incoming, layers)
+        settled = {path: stamp for path, stamp in read.stamps.items() if max(stamp[1], stamp[2]) < now}
+        _save_index(index_path, manifest.id, settled, aside)
+    return manifest, tuple(read.skipped)
+
+
+def _checked(folder: Path, store: Path) -> Path:
+    try:
+        resolved = folder.resolve(strict=True)
+    except (FileNotFoundError, RuntimeError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise WorkspaceError(f"{folder}: {reason}. Name an existing folder as the workspace") from None
+    if not resolved.is_dir():
+        raise WorkspaceError(f"{folder}: not a folder. Name the folder that holds it as the workspace")
+    if store.resolve().is_relative_to(resolved):
+        raise WorkspaceError(
+            f"{folder}: holds Ramify's own store, {store}. Move the store out of it, or name a subfolder"
+        )
+    return resolved
+
+
+def _read(folder: Path, index: Index, incoming: Path) -> _Read:
+    read = _Read()
+    where = "."
+    try:
+        with closing(walk(folder, lend=0)) as walked:
+            for found in walked:
+                where = found.path
+                _read_one(found, read, index, incoming)
+        read.entries = link_inodes(read.entries, read.inodes)
+        _check_unchanged(folder, read)
+    except PermissionError as error:
+        at = error.filename if isinstance(error.filename, str) and not error.filename.startswith("/") else where
+        raise WorkspaceError(
+            f"{folder}: {at!r} cannot be read ({error.strerror}). Make it readable, or move it out of the workspace"
+        ) from None
+    except FileNotFoundError:
+        raise _changed(folder, where) from None
+    except _ChangedWhileRead as error:
+        raise _changed(folder, error.path) from None
+    return read
+
+
+class _ChangedWhileRead(Exception):
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+
+def _changed(folder: Path, path: str) -> WorkspaceError:
+    return WorkspaceError(
+        f"{folder}: {path!r} changed while it was being read. Stop what writes to it, then try again"
+    )
+
+
+def _stamp(status: os.stat_result) -> Stamp:
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev)
+
+
+def _read_one(found: Found, read: _Read, index: Index, incoming: Path) -> None:
+    path, stamp = found.path, _stamp(found.stat)
+    regular = stat.S_ISREG(found.stat.st_mode)
+    if regular and index.manifest is not None and index.stamps.get(path) == stamp:
+        entry: Entry | None = index.manifest.entries[path]
+    else:
+        entry = entry_of(found, lambda at: _copy_in(at, read, incoming))
+    if entry is None:
+        read.skipped.append(skip(found))
+        return
+    read.entries[path] = entry
+    if regular or entry.kind is EntryKind.DIR:
+        read.stamps[path] = stamp
+    if regular and found.stat.st_nlink > 1:
+        read.inodes.setdefault((found.stat.st_dev, found.stat.st_ino), []).append(path)
+
+
+def _copy_in(found: Found, read: _Read, incoming: Path) -> str:
+    """Copy a file aside and hash the copy, so that what is named is what is kept."""
+    name = str(len(read.copied))
+    dest = os.open(incoming / name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with file(found.name, found.parent, lend=False) as source:
+            copy_bytes(source, dest)
+            if _stamp(os.fstat(source)) != _stamp(found.stat):
+                raise _ChangedWhileRead(found.path)
+        digest = digest_fd(dest)
+    finally:
+        os.close(dest)
+    read.copied[found.path] = name
+    return digest
+
+
+def _check_unchanged(folder: Path, read: _Read) -> None:
+    """Folders once more, at the end: a name added, removed or replaced meanwhile shows in its folder's times."""
+    with Descent(folder, lend=0) as tree:
+        for path, entry in sorted(read.entries.items()):
+            if entry.kind is EntryKind.DIR and _stamp(os.fstat(tree.folder(path))) != read.stamps.pop(path):
+                raise _ChangedWhileRead(path)
+
+
+def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> Manifest:
+    taken: set[int] = set()
+    with Descent(incoming) as copies, Reader(layers) as earlier:
+
+        def place(path: str, entry: Entry, parent: int, name: str) -> None:
+            if path in read.copied:
+                place_link(copies, read.copied[path], entry, parent, name)
+                _finish_copy(entry, parent, name)
+                return
+            assert index.manifest is not None
+            located = Located(index.manifest.entries[path], index.manifest.id)
+            from_fd, from_name = earlier.descent(located.layer).parent(path)
+            inode = os.stat(from_name, dir_fd=from_fd, follow_symlinks=False).st_ino
+            # Two files that were one when last imported, and no longer are, need an inode each.
+            (earlier.copy if inode in taken else earlier.link)(path, located, parent, name)
+            taken.add(inode)
+
+        return layers.write(read.entries, place)
+
+
+def _finish_copy(entry: Entry, parent: int, name: str) -> None:
+    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    try:
+        for attribute, value in entry.xattrs:
+            os.setxattr(fd, attribute, bytes.fromhex(value))
+        os.fchmod(fd, entry.mode)
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+    finally:
+        os.close(fd)
+
+
+def _load_index(path: Path, layers: Layers) -> Index:
+    """The last import's; an empty one where it, or the layer that it speaks of, is gone or unreadable."""
+    try:
+        raw = json.loads(path.read_bytes())
+        if raw["format"] != FORMAT:
+            return Index()
+        manifest = layers.manifest(LayerId(raw["layer"]))
+        stamps = {
+            name: (a, b, c, d, e) for name, (a, b, c, d, e) in raw["stamps"].items() if name in manifest.entries
+        }
+    except (FileNotFoundError, ValueError, KeyError, TypeError, SnapshotCorrupt):
+        return Index()  # only speed is lost: every file is read again
+    return Index(manifest, stamps)
+
+
+def _save_index(path: Path, layer: LayerId, stamps: Mapping[str, Stamp], aside: Path) -> None:
+    replace_durably(path, canonical_json({"format": FORMAT, "layer": layer, "stamps": stamps}), aside)

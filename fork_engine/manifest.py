@@ -1,0 +1,116 @@
+"""A layer's manifest: exactly what its folder holds. Its sha256 is the layer's id (docs/snapshot-format.md)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from ramify.fork_engine.content import digest_bytes
+from ramify.fork_engine.descent import split
+from ramify.fork_engine.errors import SnapshotCorrupt
+from ramify.fork_engine.types import Entry, EntryKind, LayerId
+
+FORMAT = 1
+
+_DEFAULTS = {f.name: f.default for f in fields(Entry) if f.name != "kind"}
+
+
+def canonical_json(value: object) -> bytes:
+    """One spelling for one value: sorted keys, no spaces, ASCII (a name that is not UTF-8 keeps its escapes)."""
+    return json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":")).encode("ascii")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A layer by name. `entries` are as stored: whiteouts and opaque folders are in them."""
+
+    id: LayerId
+    entries: Mapping[str, Entry]
+
+    @functools.cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Sorted, so that what lies below a folder is one slice."""
+        return tuple(sorted(self.entries))
+
+    @functools.cached_property
+    def groups(self) -> Mapping[str, tuple[str, ...]]:
+        """For each path of a hard-linked file: all paths of that file, sorted."""
+        return link_groups(self.entries)
+
+
+def link_groups(entries: Mapping[str, Entry]) -> dict[str, tuple[str, ...]]:
+    members: dict[str, list[str]] = {}
+    for path, entry in entries.items():
+        if entry.link:
+            members.setdefault(entry.link, [entry.link]).append(path)
+    return {path: tuple(sorted(group)) for group in members.values() for path in group}
+
+
+def relink(entries: Mapping[str, Entry], groups: Iterable[Iterable[str]]) -> dict[str, Entry]:
+    """`entries` with `link` set anew from groups of paths that share a file."""
+    linked = dict(entries)
+    for group in groups:
+        first, *others = sorted(group)
+        linked[first] = replace(linked[first], link="")
+        for path in others:
+            linked[path] = replace(linked[path], link=first)
+    return linked
+
+
+def encode(entries: Mapping[str, Entry]) -> bytes:
+    return canonical_json(
+        {"format": FORMAT, "entries": [{"path": path, **_entry_fields(entries[path])} for path in sorted(entries)]}
+    )
+
+
+def _entry_fields(entry: Entry) -> dict[str, object]:
+    shown: dict[str, object] = {"kind": entry.kind.value}
+    for name, default in _DEFAULTS.items():
+        value = getattr(entry, name)
+        if value != default:
+            shown[name] = value
+    return shown
+
+
+def layer_id(encoded: bytes) -> LayerId:
+    return LayerId(digest_bytes(encoded))
+
+
+def decode(encoded: bytes, expected: LayerId) -> Manifest:
+    """Raises `SnapshotCorrupt` where the bytes are not what `expected` names, or are not a manifest."""
+    if layer_id(encoded) != expected:
+        raise SnapshotCorrupt(
+            f"layer {expected}: its manifest does not match its digest. Delete the snapshots that use it, or restore "
+            f"the layer's folder from a copy of the store"
+        )
+    raw = json.loads(encoded)
+    if raw.get("format") != FORMAT:
+        raise SnapshotCorrupt(
+            f"layer {expected}: manifest format {raw.get('format')!r}, this version of Ramify reads {FORMAT}"
+        )
+    entries = {item["path"]: _entry(item) for item in raw["entries"]}
+    for path in entries:
+        _check_path(path, entries, expected)
+    return Manifest(expected, entries)
+
+
+def _entry(item: dict[str, object]) -> Entry:
+    known = {name: value for name, value in item.items() if name not in ("path", "kind", "xattrs")}
+    xattrs = item.get("xattrs", [])
+    assert isinstance(xattrs, list)
+    return Entry(
+        kind=EntryKind(str(item["kind"])),
+        xattrs=tuple((name, value) for name, value in xattrs),
+        **known,  # type: ignore[arg-type]
+    )
+
+
+def _check_path(path: str, entries: Mapping[str, Entry], layer: LayerId) -> None:
+    """No manifest, whoever wrote it, may name a place outside the layer's own folder."""
+    above, name = split(path)
+    parent = entries.get(above)
+    inside = not above or (parent is not None and parent.kind is EntryKind.DIR)
+    if name in ("", ".", "..") or "\0" in path or not inside:
+        raise SnapshotCorrupt(f"layer {layer}: its manifest names {path!r}, which no folder of the layer holds")

@@ -1,0 +1,216 @@
+"""What a folder on disk holds, as entries. Reads only, but for modes lent and given back (descent.py)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ramify.fork_engine.content import digest_bytes, digest_fd
+from ramify.fork_engine.descent import file, open_folder, proc_path
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.manifest import relink
+from ramify.fork_engine.types import Entry, EntryKind, Skipped
+
+OPAQUE = "user.overlay.opaque"
+MAX_DEPTH = 400  # folders inside folders: each is an open descriptor and a Python frame while we are below it
+
+_WHITEOUT = Entry(EntryKind.WHITEOUT)
+_SKIP_REASONS = {
+    stat.S_IFSOCK: "a socket: nothing listens on it after a restore",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@dataclass(slots=True)
+class Found:
+    """One path met on a walk. Descriptors are valid until the walk goes on."""
+
+    path: str
+    name: str
+    parent: int
+    stat: os.stat_result
+    folder: int = -1  # an open descriptor where it is a folder
+
+
+@dataclass(slots=True)
+class Scan:
+    entries: dict[str, Entry] = field(default_factory=dict)
+    skipped: list[Skipped] = field(default_factory=list)
+    marked: list[str] = field(default_factory=list)  # paths that carry overlay's own xattrs ("" for the root)
+
+
+def walk(root: Path, *, lend: int = 0o500) -> Generator[Found, None, None]:
+    """Everything below `root`, a folder before what it holds, without following links. `lend`: see `open_folder`;
+    with 0 nothing is lent. OSError passes through with the path inside the tree as its filename."""
+    opened = open_folder(root.resolve(), lend=lend)
+    try:
+        yield from _walk(opened.fd, "", lend, 0)
+    finally:
+        opened.close()
+
+
+def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[Found, None, None]:
+    if depth > MAX_DEPTH:
+        raise ForkEngineError(
+            f"{prefix[:80]}…: folders nested more than {MAX_DEPTH} deep. Flatten them, or leave them out"
+        )
+    with os.scandir(fd) as found:
+        names = sorted(child.name for child in found)
+    for name in names:
+        path = prefix + name
+        try:
+            status = os.stat(name, dir_fd=fd, follow_symlinks=False)
+            if not stat.S_ISDIR(status.st_mode):
+                yield Found(path, name, fd, status)
+                continue
+            opened = open_folder(name, fd, lend=lend)
+        except OSError as error:
+            if error.filename == name:
+                error.filename = path
+            raise
+        try:
+            yield Found(path, name, fd, status, opened.fd)
+            yield from _walk(opened.fd, path + "/", lend, depth + 1)
+        finally:
+            opened.close()
+
+
+def entry_of(found: Found, digest: Callable[[Found], str]) -> Entry | None:
+    """The entry of a path as it lies there; None for what an entry cannot be. `digest` reads a file where needed."""
+    kind, mode, mtime = stat.S_IFMT(found.stat.st_mode), stat.S_IMODE(found.stat.st_mode), found.stat.st_mtime_ns
+    if kind == stat.S_IFDIR:
+        return Entry(EntryKind.DIR, mode, mtime_ns=mtime, xattrs=_xattrs(found.folder))
+    if kind == stat.S_IFREG:
+        return Entry(EntryKind.FILE, mode, found.stat.st_size, mtime, digest(found), xattrs=_file_xattrs(found))
+    if kind == stat.S_IFLNK:
+        target = os.readlink(found.name, dir_fd=found.parent)
+        raw = os.fsencode(target)
+        return Entry(EntryKind.SYMLINK, mode, len(raw), mtime, digest_bytes(raw), target=target)
+    if kind == stat.S_IFIFO:
+        return Entry(EntryKind.FIFO, mode, mtime_ns=mtime)
+    return None
+
+
+def skip(found: Found) -> Skipped:
+    return Skipped(found.path, _SKIP_REASONS.get(stat.S_IFMT(found.stat.st_mode), "of a kind that cannot be kept"))
+
+
+def hash_file(found: Found) -> str:
+    with file(found.name, found.parent) as fd:
+        return digest_fd(fd)
+
+
+def _file_xattrs(found: Found) -> tuple[tuple[str, str], ...]:
+    if not any(map(_is_users, _list_xattrs(f"{proc_path(found.parent)}/{found.name}"))):
+        return ()
+    with file(found.name, found.parent) as fd:  # values, unlike names, need the right to read
+        return _xattrs(fd)
+
+
+def _xattrs(fd: int) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, os.getxattr(fd, name).hex()) for name in _list_xattrs(fd) if _is_users(name)))
+
+
+def _is_users(name: str) -> bool:
+    return name.startswith("user.") and not is_overlays(name)
+
+
+def is_overlays(name: str) -> bool:
+    """Whether an extended attribute is overlayfs's own bookkeeping."""
+    return name.startswith(("user.overlay.", "trusted.overlay."))
+
+
+def _list_xattrs(where: int | str) -> list[str]:
+    try:
+        return os.listxattr(where) if isinstance(where, int) else os.listxattr(where, follow_symlinks=False)
+    except OSError as error:
+        if error.errno == errno.EOPNOTSUPP:
+            return []
+        raise
+
+
+def link_inodes(entries: Mapping[str, Entry], inodes: Mapping[tuple[int, int], list[str]]) -> dict[str, Entry]:
+    return relink(entries, (paths for paths in inodes.values() if len(paths) > 1))
+
+
+def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
+    """A plain folder. A file whose size and mtime are those in `known` is not read again."""
+
+    def digest(found: Found) -> str:
+        before = known.get(found.path)
+        if (
+            before is not None
+            and before.kind is EntryKind.FILE
+            and before.size == found.stat.st_size
+            and before.mtime_ns == found.stat.st_mtime_ns
+        ):
+            return before.digest
+        return hash_file(found)
+
+    result = Scan()
+    inodes: dict[tuple[int, int], list[str]] = {}
+    with closing(walk(root)) as walked:
+        for found in walked:
+            entry = entry_of(found, digest)
+            if entry is None:
+                result.skipped.append(skip(found))
+                continue
+            result.entries[found.path] = entry
+            _note_inode(inodes, found, entry)
+    result.entries = link_inodes(result.entries, inodes)
+    return result
+
+
+def scan_upper(root: Path) -> Scan:
+    """An overlayfs upper folder: whiteouts and opaque folders read as such, overlay's other marks noted."""
+    result = Scan()
+    inodes: dict[tuple[int, int], list[str]] = {}
+    if any(map(is_overlays, _list_xattrs(os.fspath(root)))):
+        result.marked.append("")
+    with closing(walk(root)) as walked:
+        for found in walked:
+            if stat.S_ISCHR(found.stat.st_mode) and found.stat.st_rdev == 0:
+                result.entries[found.path] = _WHITEOUT
+                continue
+            entry = entry_of(found, hash_file)
+            if entry is None:
+                result.skipped.append(skip(found))
+                continue
+            if _overlay_marks(found):
+                result.marked.append(found.path)
+                if entry.kind is EntryKind.DIR and _is_opaque(found.folder):
+                    entry = replace(entry, opaque=True)
+            result.entries[found.path] = entry
+            _note_inode(inodes, found, entry)
+    result.entries = link_inodes(result.entries, inodes)
+    return result
+
+
+def _note_inode(inodes: dict[tuple[int, int], list[str]], found: Found, entry: Entry) -> None:
+    if entry.kind is EntryKind.FILE and found.stat.st_nlink > 1:
+        inodes.setdefault((found.stat.st_dev, found.stat.st_ino), []).append(found.path)
+
+
+def _overlay_marks(found: Found) -> list[str]:
+    marks = list(filter(is_overlays, _list_xattrs(f"{proc_path(found.parent)}/{found.name}")))
+    for name in marks:
+        if name.endswith((".overlay.redirect", ".overlay.metacopy")):
+            raise ForkEngineError(
+                f"{found.path}: overlayfs stored it as a reference ({name}), which a layer cannot hold. "
+                f"Mount with redirect_dir=off,metacopy=off (userxattr does)"
+            )
+    return marks
+
+
+def _is_opaque(folder: int) -> bool:
+    """Opaque by either spelling: unprivileged mounts (userxattr) write user.*, root's may write trusted.*."""
+    return any(
+        name.endswith(".overlay.opaque") and is_overlays(name) and os.getxattr(folder, name) == b"y"
+        for name in _list_xattrs(folder)
+    )

@@ -1,0 +1,130 @@
+"""The merged view: what a stack of layers looks like from above, as overlayfs would show it.
+
+A view is the base layer's manifest, shared and never copied, under a small dictionary of what the layers above it
+changed. So making a view costs what changed, however large the workspace is.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from ramify.fork_engine.manifest import Manifest
+from ramify.fork_engine.types import Entry, EntryKind, LayerId
+
+
+class Located(NamedTuple):
+    """An entry and the layer whose folder holds it."""
+
+    entry: Entry
+    layer: LayerId
+
+
+class View(Mapping[str, Entry]):
+    """Paths to entries, whiteouts and opaque folders applied. Immutable; iterates in sorted order."""
+
+    def __init__(
+        self,
+        base: Manifest,
+        delta: Mapping[str, Located | None] | None = None,
+        manifests: Mapping[LayerId, Manifest] | None = None,
+    ) -> None:
+        self.base = base
+        self.delta: Mapping[str, Located | None] = delta or {}  # against the base; None: removed
+        self.manifests: Mapping[LayerId, Manifest] = manifests or {base.id: base}
+
+    def locate(self, path: str) -> Located | None:
+        if path in self.delta:
+            return self.delta[path]
+        entry = self.base.entries.get(path)
+        return None if entry is None else Located(entry, self.base.id)
+
+    def __getitem__(self, path: str) -> Entry:
+        found = self.locate(path)
+        if found is None:
+            raise KeyError(path)
+        return self._with_link(path, found)
+
+    def __contains__(self, path: object) -> bool:
+        return isinstance(path, str) and self.locate(path) is not None
+
+    def __iter__(self) -> Iterator[str]:
+        untouched = (path for path in self.base.paths if path not in self.delta)
+        return heapq.merge(untouched, (path for path in self._delta_paths if self.delta[path] is not None))
+
+    def __len__(self) -> int:
+        return len(self.base.entries) + sum(
+            (found is not None) - (path in self.base.entries) for path, found in self.delta.items()
+        )
+
+    def _with_link(self, path: str, found: Located) -> Entry:
+        """A hard link lasts between those paths of one layer's file that no layer above has replaced."""
+        manifest = self.manifests.get(found.layer)
+        group = manifest.groups.get(path) if manifest is not None else None
+        if group is None:
+            return found.entry
+        first = next(p for p in group if (at := self.locate(p)) is not None and at.layer == found.layer)
+        link = "" if first == path else first
+        return found.entry if found.entry.link == link else replace(found.entry, link=link)
+
+    @functools.cached_property
+    def _delta_paths(self) -> Sequence[str]:
+        return sorted(self.delta)
+
+    def below(self, folder: str) -> Iterator[str]:
+        """Every path under a folder, unordered."""
+        for path in _slice(self.base.paths, folder):
+            if path not in self.delta:
+                yield path
+        for path in _slice(self._delta_paths, folder):
+            if self.delta[path] is not None:
+                yield path
+
+    def is_folder(self, path: str) -> bool:
+        found = self.locate(path)
+        return path == "" or (found is not None and found.entry.kind is EntryKind.DIR)
+
+    def changed(self, changes: Mapping[str, Located | None], *more: Manifest) -> View:
+        """This view with some paths replaced or (None) removed. `more`: manifests of layers newly pointed at."""
+        delta = dict(self.delta)
+        for path, found in changes.items():
+            if found is not None or path in self.base.entries:
+                delta[path] = found
+            else:
+                delta.pop(path, None)
+        return View(self.base, delta, {**self.manifests, **{manifest.id: manifest for manifest in more}})
+
+    def stacked(self, layer: Manifest) -> View:
+        """This view with one more layer on top."""
+        changes: dict[str, Located | None] = {}
+        for path in layer.paths:  # a folder comes before what it holds
+            entry = layer.entries[path]
+            merges = entry.kind is EntryKind.DIR and not entry.opaque
+            if not merges and self.is_folder(path):
+                changes.update(dict.fromkeys(self.below(path)))
+            if entry.kind is EntryKind.WHITEOUT:
+                changes[path] = None
+            else:
+                changes[path] = Located(replace(entry, opaque=False) if entry.opaque else entry, layer.id)
+        return self.changed(changes, layer)
+
+
+def differing(before: View, after: View) -> list[str]:
+    """Sorted paths whose entries differ in anything a restore brings back. Costs what changed on a shared base."""
+    if before.base.id == after.base.id:
+        touched = before.delta.keys() | after.delta.keys()
+        candidates = [path for path in touched if before.locate(path) != after.locate(path)]
+    else:
+        candidates = list(before.keys() | after.keys())
+    return sorted(path for path in candidates if before.get(path) != after.get(path))
+
+
+def _slice(paths: Sequence[str], folder: str) -> Sequence[str]:
+    """The sorted paths below a folder: '0' is the character after '/'."""
+    if folder == "":
+        return paths
+    return paths[bisect.bisect_left(paths, folder + "/") : bisect.bisect_left(paths, folder + "0")]
