@@ -1,0 +1,108 @@
+"""Runs `search` once unkilled, then kills it with SIGKILL at random moments and resumes it, in forks of one warm
+process. Prints one JSON object a trial: what the journal holds in the end, and how the trial went.
+
+Usage: kill_harness.py FOLDER SANDBOX TRIALS SEED
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import search_app
+
+import ramify.runtime.driver
+import ramify.serving.testing  # noqa: F401  warm: imported before the first fork
+from ramify import Runtime
+from ramify.runtime.records import OpStatus, RunStatus
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
+
+NAMES = ["ann", "bob", "cyd"]
+
+
+def script(request: ChatRequest) -> str:
+    return "B" if request.max_tokens == 1 else f"w{request.seed}"
+
+
+async def work(folder: Path, sandbox: str, run_id: str | None) -> dict[str, Any]:
+    model = ScriptedModel(script)
+    async with (
+        LLMClient("http://model.test/v1", transport=model) as client,
+        Runtime(home=folder / "home", sandbox=sandbox, llm=client) as runtime,
+    ):
+        if run_id is None:
+            result = await runtime.run(search_app.search, NAMES, workspace=folder / "workspace")
+        else:
+            result = await runtime.resume(run_id)
+        run = await runtime.record()
+        rows = [r for r in await runtime.journal() if r.status is OpStatus.DONE]
+        calls = await runtime.llm_calls()
+        last = [c for c in await runtime.store.checkpoints(run.id) if c.branch == "root"][-1]
+        return {
+            "result": result,
+            "rows": sorted((r.key, r.result_digest) for r in rows),
+            "calls": sorted((c.key, c.result_digest) for c in calls),
+            "tree": last.content_key,
+            "status": run.status,
+        }
+
+
+def spawn(folder: Path, sandbox: str, run_id: str | None) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        done = asyncio.run(work(folder, sandbox, run_id))
+        (folder / "done.json").write_text(json.dumps(done))
+    finally:
+        os._exit(0 if (folder / "done.json").exists() else 1)
+
+
+async def unfinished(folder: Path) -> str | None:
+    async with Runtime(home=folder / "home") as runtime:
+        runs = await runtime.store.runs()
+        return runs[0].id if runs and runs[0].status is RunStatus.RUNNING else None
+
+
+def make(folder: Path) -> None:
+    (folder / "workspace").mkdir(parents=True)
+    (folder / "workspace" / "hello.txt").write_text("hello\n")
+
+
+def trial(folder: Path, sandbox: str, delay: float | None) -> dict[str, Any]:
+    make(folder)
+    begun = time.monotonic()
+    pid = spawn(folder, sandbox, None)
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    took = time.monotonic() - begun
+    resumed = False
+    if not (folder / "done.json").exists():
+        run_id = asyncio.run(unfinished(folder))
+        resumed = run_id is not None
+        os.waitpid(spawn(folder, sandbox, run_id), 0)  # killed before its first row: simply run again
+    return {"resumed": resumed, "took": took, **json.loads((folder / "done.json").read_text())}
+
+
+def main() -> None:
+    folder, sandbox, trials, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    chance = random.Random(seed)
+    whole = trial(folder / "whole", sandbox, None)
+    print(json.dumps(whole), flush=True)
+    for number in range(trials):
+        print(json.dumps(trial(folder / str(number), sandbox, chance.uniform(0, whole["took"]))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

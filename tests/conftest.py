@@ -1,0 +1,47 @@
+"""What many tests need: a home of their own, a scripted model, a runtime on plain copies."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from ramify import Runtime
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
+
+APPS = Path(__file__).parent / "apps"
+sys.path.insert(0, str(APPS))
+
+
+def script(request: ChatRequest) -> str:
+    """The scripted model: prefers B where it is to choose, else says its sample's number."""
+    return "B" if request.max_tokens == 1 else f"w{request.seed}"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "hello.txt").write_text("hello\n")
+    return folder
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[LLMClient]:
+    async with LLMClient("http://model.test/v1", transport=ScriptedModel(script)) as client:
+        yield client
+
+
+@pytest.fixture
+async def runtime(home: Path, model: LLMClient) -> AsyncIterator[Runtime]:
+    async with Runtime(home=home, sandbox="copy", llm=model) as opened:
+        yield opened
