@@ -1,0 +1,39 @@
+"""What the gateway says where it cannot answer: OpenAI's error shape, and a status that tells whether to retry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ApiError(Exception):
+    """One refused or failed call. Statuses from 500 on, and 429, invite a retry; the others do not."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None  # the field at fault
+    extra: Mapping[str, object] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, object]:
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        said = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": {**said, **self.extra}}
+
+
+def bad_request(param: str, message: str, *, status: int = 400) -> ApiError:
+    return ApiError(status, "invalid_request", message, param)
+
+
+def infeasible(message: str, earliest_feasible_s: float | None) -> ApiError:
+    """A deadline that cannot be met: the client must not ask again by itself."""
+    return ApiError(
+        422,
+        "deadline_infeasible",
+        message,
+        "deadline",
+        {"earliest_feasible_s": earliest_feasible_s},
+        {"x-should-retry": "false"},
+    )
