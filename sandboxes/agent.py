@@ -206,7 +206,7 @@ class Agent:
         deadline = None if message.timeout is None else began + message.timeout
         timed_out = not self._await_end(shell, deadline)
         if timed_out:
-            processes.kill(lambda: [p for p in self._all() if p.key not in before], self._reap)
+            processes.kill(lambda: processes.descendants(os.getpid(), spare=before), self._reap)
         code = 124 if timed_out else shell.status if shell.status is not None else shell.ended
         if self._shell is not None and self._shell.ended is not None:
             self._bury()

@@ -13,7 +13,7 @@ from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.helper import find_bash, launch
 from ramify.sandboxes.namespaces.view import PRIVATE
 from ramify.sandboxes.scratch import Session
-from ramify.sandboxes.wire import Attach, Failed, Link, Message, Ran, Ready, Run, Start, View
+from ramify.sandboxes.wire import Attach, Failed, Link, Ran, Ready, Run, Start, View
 
 PATIENCE_S = 20.0
 OLDEST_KERNEL = (5, 12)  # overlayfs in a user namespace came with 5.11, mount_setattr with 5.12

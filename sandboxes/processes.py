@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import NamedTuple
 
 
@@ -43,8 +43,8 @@ def everything() -> dict[int, Process]:
     return found
 
 
-def descendants(root: int) -> list[Process]:
-    """The live descendants of `root`, zombies left out."""
+def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Process]:
+    """The live descendants of `root`, without zombies, and without the processes in `spare` and what is below them."""
     table = everything()
     children: dict[int, list[Process]] = {}
     for process in table.values():
@@ -53,6 +53,8 @@ def descendants(root: int) -> list[Process]:
     queue = [root]
     while queue:
         for child in children.get(queue.pop(), ()):
+            if child.key in spare:
+                continue
             queue.append(child.pid)
             if child.state not in "ZX":
                 found.append(child)

@@ -1,0 +1,157 @@
+"""Worlds whose commands are answered by a script, for tests of what stands on top. The trees are real.
+
+    def script(tree: Path, command: str) -> Answer:
+        if command.startswith("patch "):
+            (tree / "fixed").touch()
+            return Answer()
+        return Answer(exit_code=0 if (tree / "fixed").exists() else 1, stdout="1 failed")
+
+    async with ScriptedBackend(store, scratch, script) as backend: ...
+
+Seals, forks and rollbacks do what they do everywhere; there is no shell, so `cd` and `export` mean nothing and a
+snapshot's environment stays as it is. `backend.commands` is what was asked, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.contract import RunResult, World, WorldId, WorldSpec
+from ramify.sandboxes.errors import WorldDied
+from ramify.sandboxes.scratch import Session, remove_tree
+from ramify.sandboxes.worlds import check_command
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a scripted command does: ends so, prints this, and edits the tree (a path's new text, None: removed)."""
+
+    exit_code: int = 0
+    stdout: str | bytes = b""
+    stderr: str | bytes = b""
+    edits: Mapping[str, str | None] = field(default_factory=dict)
+
+
+Script = Callable[[Path, str], Answer] | Mapping[str, Answer]
+"""Called in a thread with the world's tree and the command, or looked up by the command."""
+
+
+class ScriptedBackend:
+    """The fake. A command that a mapping does not hold ends with 127, as one that is not installed would."""
+
+    name = "scripted"
+
+    def __init__(self, store: SnapshotStore, scratch: Path, script: Script) -> None:
+        self.store, self.script = store, script
+        self.commands: list[tuple[WorldId, str]] = []
+        self._session = Session(scratch)
+        self._worlds: list[ScriptedWorld] = []
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self._session.open)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for world in self._worlds:
+            await world.close()
+        await asyncio.to_thread(self._session.close)
+
+    async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
+        world = ScriptedWorld(self, self._session.folder / uuid.uuid4().hex[:12], snapshot)
+        self._worlds.append(world)
+        await asyncio.to_thread(self.store.materialise, snapshot, world.folder)
+        return world
+
+    def answer(self, world: ScriptedWorld, command: str) -> Answer:
+        self.commands.append((world.id, command))
+        if isinstance(self.script, Mapping):
+            return self.script.get(command, Answer(127, stderr=f"no scripted answer to: {command}\n"))
+        return self.script(world.folder, command)
+
+
+class ScriptedWorld:
+    def __init__(self, backend: ScriptedBackend, folder: Path, snapshot: Snapshot) -> None:
+        self._backend, self.folder, self._snapshot = backend, folder, snapshot
+        self._lock = asyncio.Lock()
+        self._closed = False
+
+    @property
+    def id(self) -> WorldId:
+        return WorldId(self.folder.name)
+
+    @property
+    def path(self) -> Path:
+        self._check_alive()
+        return self.folder
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> RunResult:
+        text = command if isinstance(command, str) else shlex.join(command)
+        check_command(text, env)
+        async with self._lock:
+            self._check_alive()
+            answer = await asyncio.to_thread(self._backend.answer, self, text)
+            for path, content in answer.edits.items():
+                place = self.folder / path
+                if content is None:
+                    place.unlink()
+                else:
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    place.write_text(content)
+        return RunResult(text, answer.exit_code, _bytes(answer.stdout), _bytes(answer.stderr), duration_s=0.0)
+
+    async def seal(self) -> Snapshot:
+        async with self._lock:
+            self._check_alive()
+            old = self._snapshot
+            self._snapshot = await asyncio.to_thread(
+                self._backend.store.seal_tree,
+                self.folder,
+                old,
+                env=dict(old.env),
+                env_unset=old.env_unset,
+                cwd=old.cwd,
+            )
+            return self._snapshot
+
+    async def rollback(self, snapshot: Snapshot) -> None:
+        async with self._lock:
+            self._check_alive()
+            await asyncio.to_thread(remove_tree, self.folder)
+            await asyncio.to_thread(self._backend.store.materialise, snapshot, self.folder)
+            self._snapshot = snapshot
+
+    async def background_processes(self) -> int:
+        self._check_alive()
+        return 0
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.to_thread(remove_tree, self.folder)
+
+    def _check_alive(self) -> None:
+        if self._closed:
+            raise WorldDied("the world was closed")
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text

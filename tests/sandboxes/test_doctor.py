@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.sandboxes.doctor import capabilities
+from ramify.sandboxes.errors import BackendUnavailable
+from ramify.sandboxes.select import open_backend
+
+FORBIDDEN = """
+import json, sys
+from pathlib import Path
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+from ramify.sandboxes import doctor
+from ramify.sandboxes.select import open_backend
+from ramify.sandboxes.errors import BackendUnavailable
+able, copy = doctor.capabilities(Path(sys.argv[1]))
+try:
+    open_backend("namespaces", None, Path(sys.argv[1]))
+except BackendUnavailable as error:
+    print(json.dumps([able.available, copy.available, able.reason, str(error)]))
+"""
+
+
+@pytest.mark.linux_ns
+def test_a_machine_that_can_says_so(tmp_path: Path) -> None:
+    namespaces, copy = capabilities(tmp_path / "new")
+    assert (namespaces.backend, namespaces.available, namespaces.reason) == ("namespaces", True, "")
+    assert namespaces.isolation
+    assert namespaces.network_isolation
+    assert (copy.backend, copy.available, copy.isolation) == ("copy", True, False)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.linux_ns
+def test_a_machine_that_forbids_it_says_why_and_what_to_do(tmp_path: Path) -> None:
+    # a user namespace of our own has its own switch, which we may turn off
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", FORBIDDEN, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    available, copy, reason, error = json.loads(done.stdout)
+    assert (available, copy) == (False, True)
+    assert "unshare(user" in reason
+    assert "user.max_user_namespaces is 0: run `sysctl user.max_user_namespaces=10000` as root" in reason
+    assert "--sandbox copy" in error
+    assert reason in error
+
+
+def test_a_scratch_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    namespaces, _ = capabilities(tmp_path / "file" / "below")
+    assert not namespaces.available
+    assert str(tmp_path / "file" / "below") in namespaces.reason
+
+
+def test_bash_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("os.defpath", str(tmp_path))
+    for able in capabilities(tmp_path):
+        assert not able.available
+        assert "bash is not installed" in able.reason
+
+
+def test_a_backend_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="namespaces, copy"):
+        open_backend("docker", None, tmp_path)  # type: ignore[arg-type]
+    assert not issubclass(BackendUnavailable, ValueError)

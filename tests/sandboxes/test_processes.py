@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from ramify.sandboxes import processes
+from ramify.sandboxes.processes import Process
+
+FAMILY = "trap '' TERM; sleep 1000 & (sleep 1000 & setsid sleep 1000 & echo ready; wait)"
+
+
+@pytest.fixture
+def family() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["bash", "-c", FAMILY], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    with process, process.stdout:
+        process.stdout.readline()
+        yield process
+        process.kill()
+
+
+def below(process: subprocess.Popen[bytes]) -> list[Process]:
+    return processes.descendants(process.pid)
+
+
+def test_descendants_are_found_whatever_their_session(family: subprocess.Popen[bytes]) -> None:
+    found = below(family)
+    assert len(found) == 4
+    assert family.pid not in {process.pid for process in found}
+    assert (
+        processes.descendants(family.pid, spare={process.key for process in found if process.parent == family.pid})
+        == []
+    )
+    assert family.pid in {process.pid for process in processes.descendants(os.getpid())}
+
+
+def test_freeze_stops_all_and_gives_those_that_it_stopped(family: subprocess.Popen[bytes]) -> None:
+    already = below(family)[0]
+    processes.send(already, signal.SIGSTOP)
+    while processes.everything()[already.pid].state != "T":
+        pass
+    stopped = processes.freeze(lambda: below(family))
+    assert {process.state for process in below(family)} == {"T"}
+    assert {process.key for process in stopped} == {process.key for process in below(family)} - {already.key}
+    for process in below(family):
+        processes.send(process, signal.SIGCONT)
+    processes.kill(lambda: below(family), lambda: None)
+
+
+def test_kill_ends_all_and_a_gone_process_is_no_error(family: subprocess.Popen[bytes]) -> None:
+    found = below(family)
+    processes.kill(lambda: below(family), lambda: None)
+    assert below(family) == []
+    for process in found:
+        processes.send(process, signal.SIGKILL)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from ramify.sandboxes.scratch import Session, remove_tree
+
+
+def test_sessions_live_beside_each_other_and_tidy_up(tmp_path: Path) -> None:
+    scratch = tmp_path / "worlds"
+    first, second = Session(scratch), Session(scratch)
+    first.open()
+    (first.folder / "kept").touch()
+    second.open()
+    assert first.folder != second.folder
+    assert (first.folder / "kept").exists()
+    first.close()
+    first.close()
+    assert not first.folder.exists()
+    assert second.folder.exists()
+    second.close()
+    assert list(scratch.iterdir()) == []
+
+
+def test_what_a_crash_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    crash = (
+        "import os, sys; from pathlib import Path; from ramify.sandboxes.scratch import Session\n"
+        "session = Session(Path(sys.argv[1])); session.open(); (session.folder / 'left').touch()\n"
+        "os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", crash, str(tmp_path)]).returncode == -9
+    assert len(list(tmp_path.rglob("left"))) == 1
+    session = Session(tmp_path)
+    session.open()
+    assert list(tmp_path.rglob("left")) == []
+    assert {path.name for path in tmp_path.iterdir()} == {session.folder.name, f"{session.folder.name}.lock"}
+    session.close()
+
+
+def test_any_modes_are_removed(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "a" / "b").mkdir(parents=True)
+    (tree / "a" / "b" / "file").touch()
+    (tree / "a" / "link").symlink_to("/")
+    os.mkfifo(tree / "a" / "fifo")
+    for path in (tree / "a" / "b", tree / "a", tree):
+        path.chmod(0)
+    remove_tree(tree)
+    assert not tree.exists()
+    remove_tree(tree)

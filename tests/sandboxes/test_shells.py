@@ -1,0 +1,279 @@
+"""What every backend with a real shell must do: state, streams, timeouts, processes. (`conftest` picks them.)"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.sandboxes.contract import Backend, World, WorldSpec
+
+Out = Callable[[World, str], Awaitable[str]]
+
+
+def beat(name: str) -> str:
+    return f"while :; do echo >> {name}; sleep 0.01; done"
+
+
+async def beats(world: World, name: str) -> bool:
+    """Whether the heartbeat in file `name` still grows."""
+    file = world.path / name
+    size = file.stat().st_size
+    for _ in range(100):
+        await asyncio.sleep(0.02)
+        if file.stat().st_size > size:
+            return True
+        if _ > 10 and await world.background_processes() == 0:
+            return False
+    return False
+
+
+async def until_it_beats(world: World, name: str) -> None:
+    file = world.path / name
+    for _ in range(1000):
+        if file.exists() and file.stat().st_size > 0:
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail(f"{name} never began to beat")
+
+
+async def until_alone(world: World) -> None:
+    for _ in range(1000):
+        if await world.background_processes() == 0:
+            return
+        await asyncio.sleep(0.005)
+    pytest.fail("a background process did not end")
+
+
+async def test_directory_variables_and_functions_last(world: World, out: Out) -> None:
+    await out(world, "cd package; export EXPORTED=1; plain=2; f() { echo f$1; }; shopt -s nullglob; set -o pipefail")
+    told = await out(world, "pwd; echo $EXPORTED $plain; f x; echo none*; (false | true) || echo pipefail")
+    assert told.splitlines()[0].endswith("/package")
+    assert told.splitlines()[1:] == ["1 2", "fx", "", "pipefail"]
+
+
+async def test_env_and_cwd_are_for_one_command(world: World, out: Out) -> None:
+    await out(world, "cd package; cd inner; V=shell")
+    result = await world.run("pwd; echo $V $W; W=changed; kept=yes", env={"V": "a 'b'\n$c", "W": ""}, cwd="package")
+    assert result.stdout.endswith("/package\na 'b' $c\n")
+    assert (await out(world, "pwd; echo $V,$W,$kept; cd -")).splitlines()[1:] == [
+        "shell,,yes",
+        str(world_dir(result)),
+    ]
+    result = await world.run("echo not reached", cwd="no/such/folder")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "no/such/folder" in result.stderr
+
+
+def world_dir(result: object) -> Path:
+    return Path(str(getattr(result, "stdout")).splitlines()[0])  # noqa: B009
+
+
+async def test_stdin(world: World) -> None:
+    data = bytes(range(256)) * 1000
+    assert (await world.run("cat", stdin=data)).stdout_bytes == data
+    assert (await world.run("cat", stdin="text ü")).stdout == "text ü"
+    assert (await world.run("cat; echo end")).stdout == "end\n"
+    assert (await world.run("true", stdin=data)).ok
+
+
+async def test_output_of_any_bytes_and_size(world: World) -> None:
+    result = await world.run("head -c 5000000 /dev/zero; head -c 5000000 /dev/zero | tr '\\0' '\\377' >&2")
+    assert result.stdout_bytes == bytes(5_000_000)
+    assert result.stderr_bytes == b"\xff" * 5_000_000
+    assert not result.truncated
+    assert (await world.run("echo ü; printf '\\xfe'")).stdout == "ü\n�"
+    assert (await world.run("printf 'no newline'")).stdout == "no newline"
+
+
+async def test_output_is_bounded(backend: Backend, base: Snapshot, spec: WorldSpec) -> None:
+    world = await backend.materialise(base, replace(spec, max_output=1000))
+    result = await world.run("head -c 300000 /dev/zero; echo small >&2")
+    assert (result.stdout_bytes, result.stderr, result.truncated) == (bytes(1000), "small\n", True)
+    result = await world.run("echo small")
+    assert (result.stdout, result.truncated) == ("small\n", False)
+
+
+async def test_a_syntax_error_is_the_commands_own(world: World, out: Out) -> None:
+    for broken in ("if", "echo 'open", "case x in", ")"):
+        result = await world.run(broken)
+        assert result.exit_code in (1, 2)
+        assert "bash:" in result.stderr
+        assert "unexpected" in result.stderr
+    assert await out(world, "echo well") == "well\n"
+
+
+async def test_a_shell_that_ends_gives_its_code_and_a_new_one_remembers(world: World, out: Out) -> None:
+    await out(world, "cd package; export E='x y'; v=1; f() { echo f; }; unset LANG; set -u")
+    place = await out(world, "pwd")
+    for command, code in (
+        ("echo bye; exit 3", 3),
+        ("kill -9 $$", 137),
+        ("exec false", 1),
+        ("set -e; false; true", 1),
+    ):
+        result = await world.run(command)
+        assert result.exit_code == code
+        assert await out(world, "pwd; echo $E $v; f; echo ${LANG-unset}; echo $-") == (
+            f"{place}x y 1\nf\nunset\nhuBs\n"
+        )
+    assert (await world.run("echo $nosuch")).exit_code == 1  # set -u ends a shell, as bash does
+
+
+async def test_a_background_child_holding_the_output_open_does_not_hang(world: World, out: Out) -> None:
+    assert await out(world, "sleep 1000 & echo started") == "started\n"
+    assert await world.background_processes() == 1
+    assert await out(world, "kill %1; wait; echo gone") == "gone\n"
+    assert await world.background_processes() == 0
+
+
+async def test_a_background_job_that_talks_all_the_time_holds_nobody_up(world: World, out: Out) -> None:
+    await out(world, "yes & sleep 0.05")
+    assert "done\n" in await out(world, "echo done")
+    await out(world, "kill %1; wait")
+    assert await out(world, "echo quiet") == "quiet\n"
+
+
+async def test_a_timeout_kills_all_that_the_command_started_and_nothing_else(world: World, out: Out) -> None:
+    await out(world, f"cd package; export E=1; f() {{ echo f; }}; ({beat('../earlier')}) & cd ..; cd package")
+    result = await world.run(
+        f"""
+        echo begun; echo problem >&2
+        ({beat("plain")}) &
+        setsid bash -c '{beat("session")}' &
+        ( ( setsid nohup bash -c 'trap "" TERM HUP INT; {beat("daemon")}' >/dev/null 2>&1 & ) & )
+        for name in plain session daemon; do until [ -s $name ]; do sleep 0.01; done; done
+        sleep 1000; touch never
+        """,
+        timeout=1.5,
+    )
+    assert (result.exit_code, result.timed_out) == (124, True)
+    assert (result.stdout, result.stderr) == ("begun\n", "problem\n")
+    assert await world.background_processes() > 0
+    assert await beats(world, "earlier")
+    tree = world.path / "package"
+    sizes = {name: (tree / name).stat().st_size for name in ("plain", "session", "daemon")}
+    await out(world, "sleep 0.1")
+    assert sizes == {name: (tree / name).stat().st_size for name in sizes}
+    assert not (tree / "never").exists()
+    assert (await out(world, "pwd; echo $E; f")).endswith("/package\n1\nf\n")
+
+
+async def test_a_timeout_ends_a_shell_that_is_busy_itself(world: World, out: Out) -> None:
+    result = await world.run("while :; do :; done", timeout=0.1)
+    assert (result.exit_code, result.timed_out) == (124, True)
+    assert await out(world, "echo well") == "well\n"
+
+
+async def test_cancelling_kills_what_was_started_before_it_goes_on(world: World, out: Out) -> None:
+    task = asyncio.create_task(world.run(f"setsid bash -c '{beat('beat')}' & wait; touch never"))
+    await until_it_beats(world, "beat")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await world.background_processes() == 0
+    assert not (world.path / "never").exists()
+    assert await out(world, "echo well") == "well\n"
+
+
+async def test_cancelling_one_that_waits_leaves_the_other_alone(world: World) -> None:
+    first = asyncio.create_task(world.run("sleep 0.2; echo first"))
+    await asyncio.sleep(0.05)
+    second = asyncio.create_task(world.run("touch second"))
+    await asyncio.sleep(0.05)
+    second.cancel()
+    assert (await first).stdout == "first\n"
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    assert not (world.path / "second").exists()
+
+
+async def test_environment_and_directory_go_with_a_snapshot(
+    world: World, backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    await out(world, "export NEW='a\nb ü' PATH=$PATH:/extra; unset LANG; not_exported=1; cd package/inner")
+    sealed = await world.seal()
+    assert sealed.layers == base.layers
+    assert dict(sealed.env) == {"NEW": "a\nb ü", "PATH": spec.env["PATH"] + ":/extra"}
+    assert (sealed.env_unset, sealed.cwd) == (("LANG",), "package/inner")
+    assert (await world.seal()).id == sealed.id
+    fork = await backend.materialise(sealed, spec)
+    told = await out(
+        fork, 'pwd; echo "$NEW"; echo ${LANG-unset} ${not_exported-unset}; echo $PATH; env | grep -c ^PWD='
+    )
+    lines = told.splitlines()
+    assert lines[0].endswith("/package/inner")
+    assert lines[1:] == ["a", "b ü", "unset unset", spec.env["PATH"] + ":/extra", "1"]
+    assert (await fork.seal()).id == sealed.id
+    await fork.rollback(base)
+    assert await out(fork, "echo ${NEW-none} $LANG; basename $PWD") == "none C.UTF-8\nworkspace\n".replace(
+        "workspace", "tree" if fork.path.name == "tree" and not str(fork.path).startswith("/proc") else "workspace"
+    )
+
+
+async def test_a_directory_that_is_gone_or_outside_is_the_top(
+    world: World, backend: Backend, spec: WorldSpec, out: Out
+) -> None:
+    await out(world, "cd /")
+    sealed = await world.seal()
+    assert sealed.cwd == ""
+    assert await out(world, "pwd") == "/\n"
+    fork = await backend.materialise(sealed, spec)
+    assert "readme.txt" in await out(fork, "ls")
+    fork = await backend.materialise(replace(sealed, cwd="was/removed"), spec)
+    assert "readme.txt" in await out(fork, "ls")
+
+
+async def test_the_shell_stays_where_it_was_over_a_seal(world: World, out: Out) -> None:
+    await out(world, "mkdir new; cd new; cd ../package; f() { echo f; }; touch x")
+    before = await out(world, "pwd; echo $OLDPWD")
+    await world.seal()
+    assert await out(world, "pwd; echo $OLDPWD") == before
+    assert await out(world, "f; ls; touch y; cd -; touch z; ls ..") == (
+        "f\ncode.py\ninner\nx\n" + before.splitlines()[1] + "\nlink\nnew\npackage\nreadme.txt\nrun.sh\n"
+    )
+    await world.seal()
+    assert await out(world, "ls") == "z\n"
+
+
+async def test_a_seal_while_processes_live_says_so_and_lets_them_live(
+    world: World, backend: Backend, spec: WorldSpec, out: Out
+) -> None:
+    await out(world, f"({beat('beat')}) & echo one > one")
+    await until_it_beats(world, "beat")
+    first = await world.seal()
+    assert first.tier is ProcessTier.DROPPED
+    assert await beats(world, "beat")
+    await out(world, "rm one; rm -r package; echo two > two")
+    second = await world.seal()
+    assert second.tier is ProcessTier.DROPPED
+    await out(world, "kill %1; wait; echo three > three; rm two")
+    await until_alone(world)
+    third = await world.seal()
+    assert third.tier is ProcessTier.NONE
+    seen = []
+    for snapshot in (first, second, third):
+        fork = await backend.materialise(snapshot, spec)
+        seen.append(set((await out(fork, "ls")).split()))
+        assert await fork.background_processes() == 0
+    rest = {"beat", "link", "readme.txt", "run.sh"}
+    assert seen == [rest | {"one", "package"}, rest | {"two"}, rest | {"three"}]
+    assert set((await out(world, "ls")).split()) == rest | {"three"}
+
+
+async def test_rollback_ends_processes(world: World, base: Snapshot, out: Out) -> None:
+    await out(world, "sleep 1000 & export E=1; cd package")
+    await world.rollback(base)
+    assert await world.background_processes() == 0
+    assert "readme.txt" in await out(world, "ls; echo ${E-unset}")
+
+
+async def test_many_worlds_at_once(backend: Backend, base: Snapshot, spec: WorldSpec, out: Out) -> None:
+    worlds = await asyncio.gather(*(backend.materialise(base, spec) for _ in range(16)))
+    told = await asyncio.gather(*(out(world, f"echo {n} > n; cat n") for n, world in enumerate(worlds)))
+    assert told == [f"{n}\n" for n in range(16)]
+    await asyncio.gather(*(world.close() for world in worlds))
