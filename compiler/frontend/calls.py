@@ -19,7 +19,7 @@ from ramify.compiler.frontend.resolve import (
 from ramify.compiler.frontend.sources import Definition, Function, Sources, same_home
 from ramify.compiler.frontend.trace import Tracer, holds_operations
 from ramify.compiler.plan import StepInfo
-from ramify.compiler.spec import Adopt, Body, CallLlm, Inlined, Item, Run, Unseen, walk
+from ramify.compiler.spec import Adopt, Body, CallLlm, Inlined, Item, Run, walk
 
 MOST_INLINED = 2000  # calls read in their place; a workflow beyond that gets graph breaks
 
@@ -108,9 +108,7 @@ class Calls:
     ) -> None:
         name = getattr(definition, "name", "lambda")
         if definition in self._reading:
-            again = Unseen(f"{name} calls itself", tracer.scope.function.where(node), tracer.site(node))
-            self._again[again] = definition
-            tracer.add(again)
+            self._again[tracer.unseen(f"{name} calls itself", node)] = definition
         elif self._inlined >= MOST_INLINED:
             tracer.unseen(f"{name} is one of more than {MOST_INLINED} calls of helpers", node)
         elif (definition, bool(tracer.forks)) not in self._plain:

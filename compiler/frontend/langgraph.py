@@ -22,6 +22,8 @@ from ramify.compiler.spec import END, Machine, Node, Run, Spec, StepSpec, Unseen
 if TYPE_CHECKING:
     from langgraph.graph import StateGraph
 
+_WORLDS = ("Sandbox", "SyncSandbox")  # annotations of the parameter that takes a node's world
+
 
 def read_graph(graph: object, *, name: str, ref: str, deadline_s: float | None = None) -> Spec:
     """Raises WorkflowError for what is no graph, or one that LangGraph itself would refuse."""
@@ -66,7 +68,7 @@ def _step(name: str, action: object, sources: Sources) -> StepSpec:
 def _takes_sandbox(function: Callable[..., Any]) -> bool:
     hints = (hint for name, hint in getattr(function, "__annotations__", {}).items() if name != "return")
     names = (hint if isinstance(hint, str) else getattr(hint, "__name__", "") for hint in hints)
-    return any(part.strip().rpartition(".")[2] == "Sandbox" for name in names for part in name.split("|"))
+    return any(part.strip().rpartition(".")[2] in _WORLDS for name in names for part in name.split("|"))
 
 
 def _machine(builder: StateGraph[Any, Any, Any, Any], name: str) -> Machine:

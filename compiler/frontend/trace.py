@@ -38,6 +38,7 @@ class Tracer:
     def __init__(self, call: Callable[[Tracer, ast.Call, bool], None], scope: Scope, forks: list[OpenFork]) -> None:
         self.call, self.scope, self.forks = call, scope, forks
         self.items: list[Item] = []
+        self.awaits: dict[ast.Call, ast.Await] = {}
 
     def function(self, definition: Definition) -> Body:
         if isinstance(definition, ast.Lambda):
@@ -61,8 +62,12 @@ class Tracer:
         if _matters(item):
             self.items.append(item)
 
-    def unseen(self, reason: str, node: ast.expr) -> None:
-        self.add(Unseen(reason, self.scope.function.where(node), self.site(node)))
+    def unseen(self, reason: str, node: ast.Call) -> Unseen:
+        """A graph break at a call; at the whole `await` of it, which is where the frame stands while what the call
+        started is running."""
+        seen = Unseen(reason, self.scope.function.where(node), self.site(self.awaits.get(node, node)))
+        self.add(seen)
+        return seen
 
     def site(self, node: ast.expr) -> Site:
         return self.scope.function.site(node)
@@ -169,6 +174,8 @@ class Tracer:
     def expr(self, node: ast.expr, awaited: bool = False) -> None:
         match node:
             case ast.Await(value):
+                if isinstance(value, ast.Call):
+                    self.awaits[value] = node
                 self.expr(value, awaited=True)
             case ast.Call():
                 self.operands(node)
