@@ -33,10 +33,11 @@ from ramify.runtime.records import (
     RunStatus,
     RunUpdate,
 )
-from ramify.runtime.store import rows, tables
+from ramify.runtime.store import rows, tables, tallies
 from ramify.runtime.store.connect import open_engine, sync_folder, to_its_end
 from ramify.runtime.store.failures import in_our_words
 from ramify.runtime.store.migrate import check, migrate
+from ramify.runtime.store.tallies import Tally
 
 T = TypeVar("T")
 
@@ -186,6 +187,15 @@ class RunStore:
         async with self._read() as connection:
             found = (await connection.execute(union(*(select(column) for column in columns)))).scalars()
             return {SnapshotId(name) for name in found if name is not None}
+
+    async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
+        """How much was done in each of these runs."""
+        async with self._read() as connection:
+            ops = (await connection.execute(tallies.ops_query(run_ids))).mappings().all()
+            llm = (await connection.execute(tallies.llm_query(run_ids))).mappings().all()
+        done = {row["run_id"]: {name: row[name] for name in row if name != "run_id"} for row in ops}
+        calls = {row["run_id"]: row["calls"] for row in llm}
+        return {run_id: Tally(**done.get(run_id, {}), llm_calls=calls.get(run_id, 0)) for run_id in run_ids}
 
     # Below: how it is done
 
