@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
@@ -33,16 +34,17 @@ _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None
 class Runtime:
     """Everything that runs need, opened when the first of them needs it.
 
-    `home`: where state is kept (see `ramify.paths.home`). `sandbox`: "namespaces", "copy" (no isolation), or a
-    backend of your own. `base_url`: any OpenAI-compatible server; without it the embedded model is started.
-    `llm`: a client of your own, used as it is. `observer`: hears every event of every run.
+    `home`: where state is kept (see `ramify.paths.home`). `sandbox`: "namespaces" (the default), "copy" (no
+    isolation), or a backend of your own. `base_url`: any OpenAI-compatible server; without it the embedded model is
+    started. `llm`: a client of your own, used as it is. `observer`: hears every event of every run.
+    $RAMIFY_SANDBOX, $RAMIFY_BASE_URL and $RAMIFY_API_KEY stand in for what is not given.
     """
 
     def __init__(
         self,
         *,
         home: Path | None = None,
-        sandbox: str | Backend | Callable[[SnapshotStore, Path], Backend] = "namespaces",
+        sandbox: str | Backend | Callable[[SnapshotStore, Path], Backend] | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         model: str | None = None,
@@ -52,10 +54,11 @@ class Runtime:
     ) -> None:
         self.home = paths.home(home)
         self.last_run_id: RunId | None = None
-        self._sandbox = sandbox
-        name = sandbox if isinstance(sandbox, str) else getattr(sandbox, "name", "custom")
-        self._settings = Settings(sandbox=name, base_url=base_url, model=model)
-        self._api_key = api_key
+        self._sandbox = sandbox or os.environ.get("RAMIFY_SANDBOX") or "namespaces"
+        name = self._sandbox if isinstance(self._sandbox, str) else getattr(self._sandbox, "name", "custom")
+        url = base_url or os.environ.get("RAMIFY_BASE_URL") or None
+        self._settings = Settings(sandbox=name, base_url=url, model=model)
+        self._api_key = api_key or os.environ.get("RAMIFY_API_KEY") or None
         self._given_llm = llm
         self._observer = observer
         self._clock = clock
@@ -192,7 +195,7 @@ class Runtime:
                 scratch = paths.worlds(self.home)
                 made: Backend
                 if isinstance(self._sandbox, str):
-                    made = open_backend(name, self.snapshots, scratch)
+                    made = await asyncio.to_thread(open_backend, name, self.snapshots, scratch)
                 elif callable(self._sandbox):
                     made = self._sandbox(self.snapshots, scratch)
                 else:
