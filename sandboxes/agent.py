@@ -112,19 +112,23 @@ class Agent:
             self._poll.register(descriptor, select.POLLIN)
 
     def serve(self) -> None:
-        while not self._gone:
-            self._turn(None)
-            while self._inbox and not self._gone:
-                message = self._inbox.pop(0)
-                if isinstance(message, Cancel):
-                    continue  # its command ended before it came
-                try:
-                    answer = self._answer(message)
-                except (OSError, EOFError) as error:
-                    answer = Failed(str(error))
-                if not self._gone:
-                    self._link.send(answer)
-        processes.kill(self._all, self._reap)
+        try:
+            while not self._gone:
+                self._turn(None)
+                while self._inbox and not self._gone:
+                    self._handle(self._inbox.pop(0))
+        finally:
+            processes.kill(self._all, self._reap)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Cancel):
+            return  # its command ended before it came
+        try:
+            answer = self._answer(message)
+        except (OSError, EOFError) as error:
+            answer = Failed(str(error))
+        if not self._gone:
+            self._link.send(answer)
 
     def _answer(self, message: Message) -> Message:
         match message:
@@ -204,7 +208,7 @@ class Agent:
         self._err.begin()
         shell.ask(message.command, stdin=stdin, env=message.env, cwd=cwd)
         deadline = None if message.timeout is None else began + message.timeout
-        timed_out = not self._await_end(shell, deadline)
+        timed_out = not self._await_end(shell, deadline, cancellable=True)
         if timed_out:
             processes.kill(lambda: processes.descendants(os.getpid(), spare=before), self._reap)
         code = 124 if timed_out else shell.status if shell.status is not None else shell.ended
@@ -216,10 +220,10 @@ class Agent:
         truncated = self._out.truncated or self._err.truncated
         return Ran(code or 0, out, err, time.monotonic() - began, timed_out, truncated)
 
-    def _await_end(self, shell: Shell, deadline: float | None) -> bool:
+    def _await_end(self, shell: Shell, deadline: float | None = None, *, cancellable: bool = False) -> bool:
         """Whether the command ended by itself: not by its deadline, the host's wish, or the host's end."""
         while shell.status is None and shell.ended is None:
-            if self._gone or any(isinstance(m, Cancel) for m in self._inbox):
+            if self._gone or (cancellable and any(isinstance(m, Cancel) for m in self._inbox)):
                 return False
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
@@ -245,7 +249,7 @@ class Agent:
             command = f"builtin source {shlex.quote(str(state))} >/dev/null 2>&1"
         oldpwd = self._known[1] if self._known is not None else ""
         shell.recall(command, oldpwd)
-        if not self._await_end(shell, None) or shell.ended is not None:
+        if not self._await_end(shell) or shell.ended is not None:
             raise EOFError(f"bash ended at once (exit {shell.ended})")
 
     def _bury(self) -> None:
@@ -299,7 +303,7 @@ class Agent:
         shell = self._living_shell()
         state = shell.state
         shell.listing()
-        self._await_end(shell, None)
+        self._await_end(shell)
         listed, shell.state = shell.state, state
         pairs = (os.fsdecode(item).partition("=") for item in listed.split(b"\0") if b"=" in item)
         return Looked({name: value for name, _, value in pairs}, shell.pwd, len(self._others()))
@@ -311,7 +315,7 @@ class Agent:
             shell = self._living_shell()
             self._place = (shell.pwd, shell.oldpwd)
             shell.step_aside()
-            self._await_end(shell, None)
+            self._await_end(shell)
         if self._tree.detach():
             return True
         self._return()
@@ -326,4 +330,4 @@ class Agent:
     def _return(self) -> None:
         if self._shell is not None:
             self._shell.come_back(*self._place)
-            self._await_end(self._shell, None)
+            self._await_end(self._shell)

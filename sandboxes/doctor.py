@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 import socket
-import subprocess
 from pathlib import Path
 
 from ramify.sandboxes.contract import Capabilities
 from ramify.sandboxes.errors import BackendUnavailable
-from ramify.sandboxes.helper import find_bash, launch
+from ramify.sandboxes.helper import PATIENCE_S, end, find_bash, launch
 from ramify.sandboxes.namespaces.view import PRIVATE
 from ramify.sandboxes.scratch import Session
 from ramify.sandboxes.wire import Attach, Failed, Link, Ran, Ready, Run, Start, View
 
-PATIENCE_S = 20.0
 OLDEST_KERNEL = (5, 12)  # overlayfs in a user namespace came with 5.11, mount_setattr with 5.12
 REFUSING_FILE_SYSTEMS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat", "ecryptfs"})
 SWITCHES = (
@@ -103,11 +101,7 @@ def _try(folder: Path, bash: str) -> str:
             failure = _converse(Link(ours), start)
         except OSError as error:
             failure = f"the helper process did not answer: {error}"
-    try:
-        process.wait(PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end(process)
     if not failure and not (folder / "upper" / "file").exists():
         failure = "what a world wrote did not come to its upper folder"
     return failure

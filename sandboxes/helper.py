@@ -17,6 +17,8 @@ from ramify.sandboxes.errors import BackendUnavailable, SandboxError, WorldDied,
 from ramify.sandboxes.wire import LENGTHS, Cancel, Failed, Message, Ready, Start, decode, encode
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
+STARTS_AT_ONCE = 16  # more would only queue in the helper, and fill its socket
+PATIENCE_S = 20.0  # with a helper process that should end or answer
 OBITUARY_S = 1.0  # how long a dead world's error waits to hear how it died
 
 
@@ -75,6 +77,7 @@ class Helper:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._numbers = itertools.count()
+        self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._exits: dict[int, asyncio.Future[int]] = {}
 
     async def start(self) -> None:
@@ -87,6 +90,10 @@ class Helper:
 
     async def spawn(self, start: Start) -> AgentLink:
         """A world's agent, forked and set up. Raises `WorldStartFailed`."""
+        async with self._starting:
+            return await self._spawn(start)
+
+    async def _spawn(self, start: Start) -> AgentLink:
         if self._control is None:
             raise WorldStartFailed("the backend is not open: use it as `async with backend:`")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -119,9 +126,8 @@ class Helper:
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         self._control = None
-        await asyncio.to_thread(self._process.wait)
-        for future in self._exits.values():
-            future.cancel()
+        await asyncio.to_thread(end, self._process)
+        self._forget_exits()
 
     def _hear(self) -> None:
         if self._control is None:
@@ -132,9 +138,16 @@ class Helper:
             return
         if not report:
             asyncio.get_running_loop().remove_reader(self._control)
+            self._forget_exits()
             return
         number, code = report.split()
         self._exits.pop(int(number)).set_result(int(code))
+
+    def _forget_exits(self) -> None:
+        """Nobody will tell us any more how a world ended."""
+        for future in self._exits.values():
+            future.cancel()
+        self._exits.clear()
 
     def last_words(self) -> str:
         text = self._log.read_text(errors="replace").strip()
@@ -152,6 +165,15 @@ def launch(control: socket.socket, log: int) -> subprocess.Popen[bytes]:
         cwd="/",
         start_new_session=True,  # a Ctrl-C at the terminal is the host's to handle
     )
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a helper process that was hung up on; kill one that does not notice."""
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def find_bash() -> str:

@@ -44,7 +44,7 @@ def everything() -> dict[int, Process]:
 
 
 def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Process]:
-    """The live descendants of `root`, without zombies, and without the processes in `spare` and what is below them."""
+    """The live descendants of `root`: no zombies, and nothing that is in `spare` or below it."""
     table = everything()
     children: dict[int, list[Process]] = {}
     for process in table.values():

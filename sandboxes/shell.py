@@ -17,7 +17,7 @@ CONTROL = 163
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 HOUSEKEEPING = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
-STATE = "declare -p; declare -f; alias -p; shopt -p; set +o"
+STATE = "declare -p; declare -f; alias -p; shopt -p; umask -p; set +o"
 
 
 class Shell:

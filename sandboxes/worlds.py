@@ -101,8 +101,8 @@ class AgentWorld(ABC):
     async def _rollback(self, snapshot: Snapshot) -> None:
         """End the world and begin it again: exactly what a new fork of `snapshot` would be."""
         async with self._lock:
-            await self._living().close()
-            self._link = None
+            self._living()
+            await self._abandon()
             await asyncio.to_thread(remove_tree, self._folder)
             self._snapshot = snapshot
             await self.begin()
@@ -113,15 +113,20 @@ class AgentWorld(ABC):
             await self._whole(self._end())
 
     async def _end(self) -> None:
+        await self._abandon()  # which also ends what is under way
+        async with self._lock:
+            await asyncio.to_thread(remove_tree, self._folder)
+        self._ground.forget(self._id)
+
+    async def _abandon(self) -> None:
+        """End the world's processes: it cannot go on, and says `WorldDied` from now on."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
-        await asyncio.to_thread(remove_tree, self._folder)
-        self._ground.forget(self._id)
 
     def _living(self) -> AgentLink:
         if self._link is None:
-            raise WorldDied("the world was closed" if self._closed else "the world could not be started again")
+            raise WorldDied("the world was closed" if self._closed else "the world could not go on after an error")
         return self._link
 
     async def _ask(self, message: Message, kind: type[T]) -> T:

@@ -16,6 +16,7 @@ from pathlib import Path
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends import AgentBackend
 from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.namespaces.view import HOME, HOST_TREE, PRIVATE
 from ramify.sandboxes.scratch import remove_tree
 from ramify.sandboxes.wire import Attach, Detach, Done, Start, View
@@ -117,4 +118,8 @@ class NamespaceWorld(AgentWorld):
         work = Path(self._layers.work)
         await asyncio.to_thread(remove_tree, work)
         work.mkdir()
-        await self._ask(self._layers, Done)
+        try:
+            await self._ask(self._layers, Done)
+        except SandboxError:
+            await self._abandon()  # commands would see the host's folder where the tree should be
+            raise
