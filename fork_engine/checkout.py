@@ -25,8 +25,8 @@ _SHOWN = 5
 
 
 def fill(view: View, dest: Path, place: Place) -> None:
-    """A full copy into the empty folder `dest`. Hard links, times and attributes as in the snapshot."""
-    write_tree(dest, view, place)
+    """A full copy into the empty folder `dest`: links, attributes, modes and times, its own too."""
+    write_tree(dest, view, view.root, place)
 
 
 def check_out(view: View, dest: Path, place: Place, *, force: bool) -> list[Change]:

@@ -20,7 +20,7 @@ from ramify.fork_engine.descent import Descent, file
 from ramify.fork_engine.errors import SnapshotCorrupt, WorkspaceError
 from ramify.fork_engine.layers import Layers, Reader, replace_durably
 from ramify.fork_engine.manifest import FORMAT, Manifest, canonical_json
-from ramify.fork_engine.scan import Found, entry_of, link_inodes, skip, walk
+from ramify.fork_engine.scan import Found, entry_of, link_inodes, root_entry, skip, walk
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Skipped
 from ramify.fork_engine.view import Located
 from ramify.fork_engine.write import place_link
@@ -40,6 +40,7 @@ class Index:
 class _Read:
     """One pass over the folder."""
 
+    root: os.stat_result
     entries: dict[str, Entry] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     stamps: dict[str, Stamp] = field(default_factory=dict)
@@ -80,7 +81,7 @@ def _checked(folder: Path, store: Path) -> Path:
 
 
 def _read(folder: Path, index: Index, incoming: Path) -> _Read:
-    read = _Read()
+    read = _Read(folder.stat())
     where = "."
     try:
         with closing(walk(folder, lend=0)) as walked:
@@ -153,6 +154,8 @@ def _copy_in(found: Found, read: _Read, incoming: Path) -> str:
 def _check_unchanged(folder: Path, read: _Read) -> None:
     """Folders once more, at the end: a name added, removed or replaced meanwhile shows in its folder's times."""
     with Descent(folder, lend=0) as tree:
+        if _stamp(os.fstat(tree.root)) != _stamp(read.root):
+            raise _ChangedWhileRead(".")
         for path, entry in sorted(read.entries.items()):
             if entry.kind is EntryKind.DIR and _stamp(os.fstat(tree.folder(path))) != read.stamps.pop(path):
                 raise _ChangedWhileRead(path)
@@ -175,7 +178,7 @@ def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> M
             (earlier.copy if inode in taken else earlier.link)(path, located, parent, name)
             taken.add(inode)
 
-        return layers.write(read.entries, place)
+        return layers.write(Manifest(read.entries, root_entry(read.root)), place)
 
 
 def _finish_copy(entry: Entry, parent: int, name: str) -> None:

@@ -54,7 +54,8 @@ def snapshot_id(
 
 def base_digest(base: Manifest, volatile: Volatile) -> str:
     """What an imported folder holds, times and volatile paths aside: equal for equal folders, whenever imported."""
-    return digest_bytes(canonical_json(_lines(((path, base.entries[path]) for path in base.paths), volatile)))
+    files = _lines(((path, base.entries[path]) for path in base.paths), volatile)
+    return digest_bytes(canonical_json([base.root.content, files]))
 
 
 def content_key(
@@ -65,7 +66,16 @@ def content_key(
     files = _lines(((path, view.get(path)) for path in changed), volatile)
     return ContentKey(
         digest_bytes(
-            canonical_json({"base": base, "files": files, "env": env, "env_unset": sorted(env_unset), "cwd": cwd})
+            canonical_json(
+                {
+                    "base": base,
+                    "root": view.root.content,
+                    "files": files,
+                    "env": env,
+                    "env_unset": sorted(env_unset),
+                    "cwd": cwd,
+                }
+            )
         )
     )
 

@@ -11,15 +11,15 @@ import functools
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ramify.fork_engine.content import digest_bytes, sync_file_system, write_all
 from ramify.fork_engine.descent import Descent, file, remove_tree
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt
-from ramify.fork_engine.manifest import Manifest, decode, encode, layer_id
-from ramify.fork_engine.types import Entry, EntryKind, LayerId
+from ramify.fork_engine.manifest import Manifest, decode
+from ramify.fork_engine.types import EntryKind, LayerId
 from ramify.fork_engine.view import Located, View
 from ramify.fork_engine.write import Place, place_copy, place_link, write_tree
 
@@ -107,32 +107,25 @@ class Layers:
         finally:
             os.close(fd)
 
-    def write(self, entries: Mapping[str, Entry], place: Place) -> Manifest:
-        """Make a layer from its entries; `place` supplies the files. Nothing is written where it exists."""
-        encoded = encode(entries)
-        if layer_id(encoded) not in self:
+    def write(self, manifest: Manifest, place: Place) -> Manifest:
+        """Make a layer from its manifest; `place` supplies the files. Nothing is written where it exists."""
+        if manifest.id not in self:
             with self.temporary() as aside:
                 fs = aside / "layer" / "fs"
                 fs.mkdir(parents=True)
-                write_tree(fs, entries, place)
-                self._commit(encoded, fs.parent)
-        return Manifest(layer_id(encoded), entries)
+                write_tree(fs, manifest.entries, manifest.root, place)
+                self.adopt(manifest, fs)
+        return manifest
 
-    def adopt(self, entries: Mapping[str, Entry], fs: Path) -> Manifest:
-        """Make a layer of a folder that already holds exactly `entries`. `fs` is called so and lies under tmp/."""
-        encoded = encode(entries)
-        self._commit(encoded, fs.parent)
-        return Manifest(layer_id(encoded), entries)
-
-    def _commit(self, encoded: bytes, folder: Path) -> None:
-        (folder / "fs").chmod(0o755)
-        write_durably(folder / "manifest.json", encoded, flush=False)
+    def adopt(self, manifest: Manifest, fs: Path) -> None:
+        """Make a layer of a folder that holds exactly what `manifest` says. `fs` is its name; it lies under tmp/."""
+        write_durably(fs.parent / "manifest.json", manifest.encoded, flush=False)
         with _open(self._layers) as fd:
             sync_file_system(fd)
             try:
-                folder.rename(self._layers / layer_id(encoded))
+                fs.parent.rename(self._layers / manifest.id)
             except OSError:
-                if layer_id(encoded) not in self:
+                if manifest.id not in self:
                     raise
                 return  # sealed by another meanwhile
             os.fsync(fd)

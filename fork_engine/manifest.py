@@ -24,10 +24,20 @@ def canonical_json(value: object) -> bytes:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A layer by name. `entries` are as stored: whiteouts and opaque folders are in them."""
+    """All that a layer holds. `entries` are as stored: whiteouts and opaque folders are in them."""
 
-    id: LayerId
     entries: Mapping[str, Entry]
+    root: Entry  # the layer's own top folder: its mode and time
+
+    @functools.cached_property
+    def encoded(self) -> bytes:
+        """The canonical spelling: what lies on disk."""
+        entries = [{"path": path, **_entry_fields(self.entries[path])} for path in self.paths]
+        return canonical_json({"format": FORMAT, "root": _entry_fields(self.root), "entries": entries})
+
+    @functools.cached_property
+    def id(self) -> LayerId:
+        return LayerId(digest_bytes(self.encoded))
 
     @functools.cached_property
     def paths(self) -> tuple[str, ...]:
@@ -59,12 +69,6 @@ def relink(entries: Mapping[str, Entry], groups: Iterable[Iterable[str]]) -> dic
     return linked
 
 
-def encode(entries: Mapping[str, Entry]) -> bytes:
-    return canonical_json(
-        {"format": FORMAT, "entries": [{"path": path, **_entry_fields(entries[path])} for path in sorted(entries)]}
-    )
-
-
 def _entry_fields(entry: Entry) -> dict[str, object]:
     shown: dict[str, object] = {"kind": entry.kind.value}
     for name, default in _DEFAULTS.items():
@@ -74,13 +78,9 @@ def _entry_fields(entry: Entry) -> dict[str, object]:
     return shown
 
 
-def layer_id(encoded: bytes) -> LayerId:
-    return LayerId(digest_bytes(encoded))
-
-
 def decode(encoded: bytes, expected: LayerId) -> Manifest:
     """Raises `SnapshotCorrupt` where the bytes are not what `expected` names, or are not a manifest."""
-    if layer_id(encoded) != expected:
+    if digest_bytes(encoded) != expected:
         raise SnapshotCorrupt(
             f"layer {expected}: its manifest does not match its digest. Delete the snapshots that use it, or restore "
             f"the layer's folder from a copy of the store"
@@ -93,7 +93,9 @@ def decode(encoded: bytes, expected: LayerId) -> Manifest:
     entries = {item["path"]: _entry(item) for item in raw["entries"]}
     for path in entries:
         _check_path(path, entries, expected)
-    return Manifest(expected, entries)
+    manifest = Manifest(entries, _entry(raw["root"]))
+    manifest.__dict__["id"] = expected  # known: it need not be encoded again to be hashed
+    return manifest
 
 
 def _entry(item: dict[str, object]) -> Entry:

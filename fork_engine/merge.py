@@ -30,6 +30,7 @@ class Merged:
     texts: dict[str, bytes] = field(default_factory=dict)
     copies: dict[str, Located] = field(default_factory=dict)
     conflicts: dict[str, Conflict] = field(default_factory=dict)
+    root: Entry = field(default_factory=lambda: Entry(EntryKind.DIR))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def merge_views(
         _merge_path(path, sides, merged)
     _mend_additions(sides, merged)
     _mend_removals(sides, merged)
+    _merge_root(sides, merged)
     return merged
 
 
@@ -72,6 +74,15 @@ def _merge_path(path: str, sides: _Sides, merged: Merged) -> None:
             merged.conflicts[path] = conflict
             if sides.strategy is MergeStrategy.THEIRS:
                 merged.changes[path] = sides.theirs.locate(path)
+
+
+def _merge_root(sides: _Sides, merged: Merged) -> None:
+    ours, theirs = sides.ours.root, sides.theirs.root
+    mode = _three_way(sides.base.root.mode, ours.mode, theirs.mode)
+    if mode is None:
+        merged.conflicts["."] = Conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
+        mode = theirs.mode if sides.strategy is MergeStrategy.THEIRS else ours.mode
+    merged.root = replace(ours, mode=mode, mtime_ns=max(ours.mtime_ns, theirs.mtime_ns))
 
 
 def _merge_both(

@@ -32,7 +32,7 @@ def merged_layer(
     with Reader(layers) as reader:
         merged = merge_views(*views, strategy, reader.read)
         _, ours, theirs = views
-        result = ours.changed(merged.changes, *theirs.manifests.values())
+        result = ours.changed(merged.changes, merged.root, theirs.manifests)
         environment, env_conflicts = merge_environments(*snapshots, strategy)
         cwd = environment.cwd
         if not result.is_folder(cwd):
@@ -54,5 +54,6 @@ def merged_layer(
                 reader.link(path, located, parent, name)
 
         entries = layer_between(ours, result, differing(ours, result))
-        layer = layers.write(entries, place) if entries else None
+        same = not entries and result.root == ours.root
+        layer = None if same else layers.write(Manifest(entries, result.root), place)
     return MergedState(layer, environment.env, environment.env_unset, cwd)

@@ -40,6 +40,7 @@ class Found:
 
 @dataclass(slots=True)
 class Scan:
+    root: Entry
     entries: dict[str, Entry] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     marked: list[str] = field(default_factory=list)  # paths that carry overlay's own xattrs ("" for the root)
@@ -95,6 +96,11 @@ def entry_of(found: Found, digest: Callable[[Found], str]) -> Entry | None:
     if kind == stat.S_IFIFO:
         return Entry(EntryKind.FIFO, mode, mtime_ns=mtime)
     return None
+
+
+def root_entry(status: os.stat_result) -> Entry:
+    """The top folder itself: mode and time alone, for these are what a mount shows of the uppermost layer's."""
+    return Entry(EntryKind.DIR, stat.S_IMODE(status.st_mode), mtime_ns=status.st_mtime_ns)
 
 
 def skip(found: Found) -> Skipped:
@@ -153,7 +159,7 @@ def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
             return before.digest
         return hash_file(found)
 
-    result = Scan()
+    result = Scan(root_entry(root.stat()))
     inodes: dict[tuple[int, int], list[str]] = {}
     with closing(walk(root)) as walked:
         for found in walked:
@@ -169,7 +175,7 @@ def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
 
 def scan_upper(root: Path) -> Scan:
     """An overlayfs upper folder: whiteouts and opaque folders read as such, overlay's other marks noted."""
-    result = Scan()
+    result = Scan(root_entry(root.stat()))
     inodes: dict[tuple[int, int], list[str]] = {}
     if any(map(is_overlays, _list_xattrs(os.fspath(root)))):
         result.marked.append("")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from ramify.fork_engine.content import wait_past_tick
@@ -14,7 +13,7 @@ from ramify.fork_engine.diff import layer_between
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import Manifest, link_groups
 from ramify.fork_engine.scan import OPAQUE, Scan, is_overlays, scan_tree, scan_upper
-from ramify.fork_engine.types import Entry, EntryKind, LayerId
+from ramify.fork_engine.types import Entry, EntryKind
 from ramify.fork_engine.view import View, differing
 from ramify.fork_engine.write import place_copy
 
@@ -30,8 +29,9 @@ def upper_layer(upper: Path, parent: View, layers: Layers, *, move: bool) -> Man
     for skipped in scan.skipped:
         if skipped.path in parent:  # a socket in place of a file: the file must not come back
             scan.entries[skipped.path] = _WHITEOUT
-    trial = parent.stacked(Manifest(LayerId("trial"), scan.entries))
-    if not differing(parent, trial):
+    manifest = Manifest(scan.entries, scan.root)
+    above = parent.stacked(manifest)
+    if above.root == parent.root and not differing(parent, above):
         return None
     if move:
         with layers.temporary() as aside:
@@ -39,8 +39,9 @@ def upper_layer(upper: Path, parent: View, layers: Layers, *, move: bool) -> Man
             fs.parent.mkdir()
             if _rename(upper, fs):
                 _normalise(fs, scan)
-                return layers.adopt(scan.entries, fs)
-    manifest = _copied(scan.entries, upper, layers)
+                layers.adopt(manifest, fs)
+                return manifest
+    _copied(manifest, upper, layers)
     if move:
         remove_tree(upper)
     return manifest
@@ -70,30 +71,31 @@ def _normalise(fs: Path, scan: Scan) -> None:
             os.unlink(name, dir_fd=parent)
             if skipped.path in scan.entries:
                 os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
-            if above := split(skipped.path)[0]:
-                times = scan.entries[above].mtime_ns
-                os.utime(parent, ns=(times, times))
+            holder = split(skipped.path)[0]
+            times = scan.entries[holder].mtime_ns if holder else scan.root.mtime_ns
+            os.utime(parent, ns=(times, times))
 
 
 def tree_layer(tree: Path, parent: View, layers: Layers) -> Manifest | None:
     """The layer by which a plain folder differs from the parent's view; None where it does not."""
-    now = scan_tree(tree, parent).entries
+    scan = scan_tree(tree, parent)
+    now = scan.entries
     changed = {path for path, entry in now.items() if entry != parent.get(path)}
     newest = max((now[path].mtime_ns for path in changed), default=0)
     changed.update(path for path in parent if path not in now)
     groups = link_groups(now)
     changed.update([member for path in changed for member in groups.get(path, ())])
-    if not changed:
+    if not changed and scan.root == parent.root:
         return None
-    manifest = _copied(layer_between(parent, now, changed), tree, layers)
+    manifest = _copied(Manifest(layer_between(parent, now, changed), scan.root), tree, layers)
     wait_past_tick(newest)
     return manifest
 
 
-def _copied(entries: Mapping[str, Entry], source: Path, layers: Layers) -> Manifest:
+def _copied(manifest: Manifest, source: Path, layers: Layers) -> Manifest:
     with Descent(source) as files:
         return layers.write(
-            entries,
+            manifest,
             lambda path, entry, parent, name: place_copy(files, path, entry, parent, name, verify=True),
         )
 
@@ -101,7 +103,7 @@ def _copied(entries: Mapping[str, Entry], source: Path, layers: Layers) -> Manif
 def squashed_layer(view: View, layers: Layers) -> Manifest | None:
     """All layers above the base as one, files linked, not copied. None where they cancel each other out."""
     entries = layer_between(View(view.base), view, view.delta)
-    if not entries:
+    if not entries and view.root == view.base.root:
         return None
     with Reader(layers) as reader:
 
@@ -110,4 +112,4 @@ def squashed_layer(view: View, layers: Layers) -> Manifest | None:
             assert located is not None
             reader.link(path, located, parent, name)
 
-        return layers.write(entries, place)
+        return layers.write(Manifest(entries, view.root), place)

@@ -32,10 +32,12 @@ class View(Mapping[str, Entry]):
         base: Manifest,
         delta: Mapping[str, Located | None] | None = None,
         manifests: Mapping[LayerId, Manifest] | None = None,
+        root: Entry | None = None,
     ) -> None:
         self.base = base
         self.delta: Mapping[str, Located | None] = delta or {}  # against the base; None: removed
         self.manifests: Mapping[LayerId, Manifest] = manifests or {base.id: base}
+        self.root = root or base.root  # the top folder itself, which is no path of the mapping
 
     def locate(self, path: str) -> Located | None:
         if path in self.delta:
@@ -88,7 +90,7 @@ class View(Mapping[str, Entry]):
         found = self.locate(path)
         return path == "" or (found is not None and found.entry.kind is EntryKind.DIR)
 
-    def changed(self, changes: Mapping[str, Located | None], *more: Manifest) -> View:
+    def changed(self, changes: Mapping[str, Located | None], root: Entry, more: Mapping[LayerId, Manifest]) -> View:
         """This view with some paths replaced or (None) removed. `more`: manifests of layers newly pointed at."""
         delta = dict(self.delta)
         for path, found in changes.items():
@@ -96,7 +98,7 @@ class View(Mapping[str, Entry]):
                 delta[path] = found
             else:
                 delta.pop(path, None)
-        return View(self.base, delta, {**self.manifests, **{manifest.id: manifest for manifest in more}})
+        return View(self.base, delta, {**self.manifests, **more}, root)
 
     def stacked(self, layer: Manifest) -> View:
         """This view with one more layer on top."""
@@ -110,7 +112,7 @@ class View(Mapping[str, Entry]):
                 changes[path] = None
             else:
                 changes[path] = Located(replace(entry, opaque=False) if entry.opaque else entry, layer.id)
-        return self.changed(changes, layer)
+        return self.changed(changes, layer.root, {layer.id: layer})
 
 
 def differing(before: View, after: View) -> list[str]:

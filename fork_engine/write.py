@@ -18,8 +18,9 @@ Place = Callable[[str, Entry, int, str], None]
 """Makes one file, whole: (its path, its entry, the open folder that shall hold it, its name there)."""
 
 
-def write_tree(root: Path, entries: Mapping[str, Entry], place: Place) -> None:
-    """Fill the empty folder `root`. Folders stay ours to write until the end, then get their modes and times."""
+def write_tree(root: Path, entries: Mapping[str, Entry], top: Entry, place: Place) -> None:
+    """Fill the empty folder `root`, `top` when done. Folders stay ours to write until the end, then get their modes
+    and times."""
     paths = sorted(entries)
     with Descent(root, lend=0o700) as to, Descent(root, lend=0o700) as linked:
         for path in paths:
@@ -38,6 +39,7 @@ def write_tree(root: Path, entries: Mapping[str, Entry], place: Place) -> None:
             if entries[path].kind is EntryKind.DIR:
                 parent, name = to.parent(path)
                 finish_folder(entries[path], parent, name)
+        finish_folder(top, to.root, ".")
 
 
 def make_special(entry: Entry, parent: int, name: str) -> None:
