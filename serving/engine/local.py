@@ -59,6 +59,11 @@ class LocalEngine:
         self._process: asyncio.subprocess.Process | None = None
         self._stack = contextlib.AsyncExitStack()
 
+    @property
+    def pid(self) -> int | None:
+        """The engine's process, None where it does not run."""
+        return None if self._process is None or self._process.returncode is not None else self._process.pid
+
     async def __aenter__(self) -> Self:
         if importlib.util.find_spec("xllamacpp") is None:
             raise EngineFailed(

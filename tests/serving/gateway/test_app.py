@@ -1,0 +1,223 @@
+"""The ASGI application itself: what it refuses, what it passes on, what a client that looks closely sees."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+
+from ramify.serving.gateway.app import create_gateway
+from ramify.serving.gateway.exchange import MAX_BODY
+from ramify.serving.tags import HEADER
+from ramify.serving.testing import Fault, ScriptedModel
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def client_of(app: Starlette, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1", headers=headers)
+
+
+def gateway(model: httpx.AsyncBaseTransport, **options: object) -> Starlette:
+    return create_gateway("http://engine", slots=2, transport=model, **options)  # type: ignore[arg-type]
+
+
+def events(response: httpx.Response) -> list[str]:
+    return [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (b"{", "body"),
+        (b"[1]", "body"),
+        (b'{"messages": "\xff"}', "body"),
+        (b'{"temperature": NaN}', "body"),
+        (b"[" * 100_000, "body"),
+        (b'{"stream": "yes"}', "stream"),
+        (b'{"deadline": "soon"}', "deadline"),
+        (b'{"deadline": -1}', "deadline"),
+        (b'{"vllm_xargs": {"slo_ttft_s": 1e99}}', "slo_ttft_s"),
+        (b'{"vllm_xargs": {"compound_id": ""}}', "compound_id"),
+        (b'{"vllm_xargs": "x"}', "vllm_xargs"),
+        (b'{"deadline": 1, "vllm_xargs": {"slo_deadline_s": 2}}', "slo_deadline_s"),
+    ],
+)
+async def test_a_malformed_request_is_refused_by_its_field(content: bytes, param: str) -> None:
+    model = ScriptedModel(lambda _: "never")
+    async with client_of(gateway(model)) as client:
+        response = await client.post("/chat/completions", content=content)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"], error["param"]) == (400, "invalid_request_error", param)
+    assert error["message"].startswith(param)
+    assert not model.calls
+
+
+async def test_a_header_that_contradicts_the_body_is_refused() -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "never"))) as client:
+        headers = {HEADER: '{"slo_deadline_s": 5}'}
+        response = await client.post("/chat/completions", json={"deadline": 6, "messages": MESSAGES}, headers=headers)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "slo_deadline_s")
+        response = await client.post("/chat/completions", json={}, headers={HEADER: "nonsense"})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, HEADER)
+
+
+async def test_a_body_that_is_too_long_is_refused() -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "never"))) as client:
+        response = await client.post("/chat/completions", content=b" " * (MAX_BODY + 1))
+    assert (response.status_code, response.json()["error"]["param"]) == (413, "body")
+
+
+async def test_a_key_is_asked_for_and_the_engine_gets_its_own() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    app = gateway(model, api_key="ours", upstream_key="theirs")
+    async with client_of(app) as client:
+        for path in ("/models", "/ramify/requests"):
+            assert (await client.get(path)).json()["error"]["code"] == "invalid_api_key"
+        assert (await client.post("/chat/completions", json={"messages": MESSAGES})).status_code == 401
+    async with client_of(app, authorization="Bearer ours") as client:
+        assert (await client.post("/chat/completions", json={"messages": MESSAGES})).status_code == 200
+    assert [call.headers["authorization"] for call in model.calls] == ["Bearer theirs"]
+
+
+async def test_tags_stay_here_and_everything_else_goes_through() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    asked = {"messages": MESSAGES, "deadline": 9, "tools": [{"x": 1}], "vllm_xargs": {"compound_id": "r", "kv": 1}}
+    async with client_of(gateway(model)) as client:
+        await client.post("/chat/completions", json=asked)
+    assert model.calls[0].body == {"messages": MESSAGES, "tools": [{"x": 1}], "vllm_xargs": {"kv": 1}}
+
+
+async def test_an_engine_that_reads_tags_gets_what_is_left_of_them() -> None:
+    now = [100.0]
+    model = ScriptedModel(lambda _: "ok")
+    app = gateway(model, forward_xargs=True, clock=lambda: now[0])
+    tags = {"slo_deadline_s": 9, "compound_id": "r", "compound_deadline_s": 20}
+    async with client_of(app) as client:
+        await client.post("/chat/completions", json={"messages": MESSAGES, "vllm_xargs": {**tags, "kv": 1}})
+        now[0] += 5
+        await client.post("/chat/completions", json={"messages": MESSAGES, "vllm_xargs": tags})
+    assert model.calls[0].body["vllm_xargs"] == {**tags, "kv": 1}
+    assert model.calls[1].body["vllm_xargs"] == {**tags, "compound_deadline_s": 15}
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+async def test_a_whole_answer_is_the_engines_own_with_the_ledger(path: str) -> None:
+    model = ScriptedModel(lambda _: "one two")
+    async with client_of(gateway(model)) as client:
+        asked = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
+        answer = (await client.post(path, json=asked)).json()
+    ledger = answer.pop("ramify")
+    assert ledger["first_token_s"] == ledger["total_s"] >= ledger["queue_s"]
+    choice = answer["choices"][0]
+    assert (choice.get("text") or choice["message"]["content"], answer["usage"]["completion_tokens"]) == (
+        "one two",
+        2,
+    )
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+async def test_a_stream_is_the_engines_own_with_the_ledger_before_done(path: str) -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "one two"))) as client:
+        response = await client.post(path, json={"messages": MESSAGES, "prompt": "hi", "stream": True})
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    *chunks, last, done = events(response)
+    assert done == "[DONE]"
+    extra = json.loads(last)
+    assert extra.pop("ramify")["met"] is None
+    first = json.loads(chunks[0])
+    assert extra == {**{k: first[k] for k in ("id", "object", "model")}, "choices": []}
+    assert len(chunks) == 4
+
+
+@pytest.mark.parametrize(
+    ("fault", "status", "code"),
+    [
+        (Fault.REFUSE, 503, "upstream_unavailable"),
+        (Fault.ERROR_500, 502, "upstream_failed"),
+        (Fault.BUSY_429, 429, "upstream_refused"),
+        (Fault.GARBAGE, 502, "upstream_failed"),
+        (Fault.HANG, 504, "upstream_timeout"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_fails_is_an_error_that_invites_a_retry(
+    fault: Fault, status: int, code: str, stream: bool
+) -> None:
+    app = gateway(ScriptedModel(lambda _: "ok", faults=[fault]), hang_s=0.05)
+    async with client_of(app) as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
+        assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+        assert response.headers.get("retry-after") == ("1" if fault is Fault.BUSY_429 else None)
+        seen = (await client.get("/ramify/requests")).json()["requests"]
+    assert [r["outcome"] for r in seen] == ["failed"]
+
+
+async def test_an_answer_that_is_cut_is_a_502_before_it_began_and_an_event_after() -> None:
+    app = gateway(ScriptedModel(lambda _: "a b c d e f", faults=[Fault.CUT, Fault.CUT]))
+    async with client_of(app) as client:
+        whole = await client.post("/chat/completions", json={"messages": MESSAGES})
+        stream = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": True})
+    assert whole.status_code == 502
+    *_, last = events(stream)
+    assert stream.status_code == 200
+    assert json.loads(last)["error"]["code"] == "upstream_failed"
+    assert "[DONE]" not in stream.text and "ramify" not in stream.text
+
+
+async def test_the_engines_own_refusal_goes_through() -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
+        response = await client.post("/chat/completions", json={"messages": 3})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "upstream_refused")
+
+
+async def test_a_refusal_by_the_policy_tells_the_client_not_to_retry() -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "deadline": 0})
+        seen = (await client.get("/ramify/requests")).json()["requests"]
+    error = response.json()["error"]
+    assert (response.status_code, response.headers["x-should-retry"]) == (422, "false")
+    assert (error["code"], error["earliest_feasible_s"]) == ("deadline_infeasible", None)
+    assert [(r["outcome"], r["met"]) for r in seen] == [("refused", False)]
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/chat/completions", 405)])
+async def test_a_wrong_path_is_said_in_openais_shape(method: str, path: str, status: int) -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
+        response = await client.request(method, path)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, "path")
+
+
+async def test_a_client_that_vanishes_in_mid_stream_ends_the_engines_work() -> None:
+    closed = asyncio.Event()
+
+    async def endless() -> AsyncIterator[bytes]:
+        try:
+            yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}\n\n'
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    sse = {"content-type": "text/event-stream"}
+    app = gateway(httpx.MockTransport(lambda _: httpx.Response(200, headers=sse, content=endless())))
+    body = json.dumps({"messages": MESSAGES, "stream": True}).encode()
+    received = asyncio.Queue[dict[str, object]]()
+    received.put_nowait({"type": "http.request", "body": body, "more_body": False})
+    sent = []
+
+    async def send(message: object) -> None:
+        sent.append(message)
+        if len(sent) == 2:  # the head and the first piece
+            received.put_nowait({"type": "http.disconnect"})
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    await app(scope, received.get, send)  # type: ignore[arg-type]
+    assert closed.is_set()
+    async with client_of(app) as client:
+        assert (await client.get("/ramify/requests")).json()["requests"][0]["outcome"] == "gone"
+        health = (await client.get("http://gateway/health")).json()
+    assert (health["running"], health["waiting"]) == (0, 0)

@@ -1,0 +1,93 @@
+"""Earliest deadline first, as a pure function."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.serving.policy.edf import EarliestDeadlineFirst
+from ramify.serving.policy.types import Capacity, PendingView, RequestId
+
+NOW = 1000.0
+ONE_SLOT = Capacity(slots=1, running=0)
+
+moments = st.floats(900, 1200).map(lambda x: round(x, 3))
+calls = st.lists(
+    st.builds(
+        PendingView,
+        id=st.integers(0, 10_000).map(RequestId),
+        arrived=st.floats(900, NOW).map(lambda x: round(x, 3)),
+        deadline=st.none() | moments,
+        admit_by=st.none() | moments,
+    ),
+    unique_by=lambda call: call.id,
+    max_size=30,
+).map(tuple)
+
+
+def call(id_: int, deadline: float | None, arrived: float = NOW, admit_by: float | None = None) -> PendingView:
+    return PendingView(RequestId(id_), arrived, deadline, admit_by)
+
+
+def order(*pending: PendingView, policy: EarliestDeadlineFirst | None = None) -> tuple[int, ...]:
+    return (policy or EarliestDeadlineFirst()).decide(pending, ONE_SLOT, NOW).admit
+
+
+def test_the_earliest_deadline_goes_first_whatever_the_arrival() -> None:
+    assert order(call(1, NOW + 30, NOW - 9), call(2, NOW + 10), call(3, NOW + 20, NOW - 5)) == (2, 3, 1)
+
+
+def test_ties_go_by_arrival() -> None:
+    assert order(call(1, NOW + 5, NOW - 1), call(2, NOW + 5, NOW - 2), call(3, NOW + 5, NOW - 1)) == (2, 1, 3)
+
+
+def test_best_effort_stands_behind_deadlines_until_it_has_aged() -> None:
+    fresh, old, tagged = call(1, None), call(2, None, NOW - 119), call(3, NOW + 60)
+    assert order(fresh, old, tagged) == (2, 3, 1)
+
+
+def test_best_effort_is_never_refused_however_old() -> None:
+    verdict = EarliestDeadlineFirst().decide((call(1, None, NOW - 1e6),), ONE_SLOT, NOW)
+    assert (verdict.admit, verdict.refuse, verdict.wake_at) == ((1,), (), None)
+
+
+def test_what_is_too_late_is_refused_with_its_reason() -> None:
+    late, unpunctual = call(1, NOW - 2), call(2, NOW + 9, NOW - 5, admit_by=NOW)
+    verdict = EarliestDeadlineFirst().decide((late, unpunctual, call(3, NOW + 1)), ONE_SLOT, NOW)
+    assert verdict.admit == (3,)
+    assert [(r.id, r.reason) for r in verdict.refuse] == [
+        (1, "its deadline passed 2.000 s ago"),
+        (2, "it was not admitted within 5.000 s"),
+    ]
+    assert verdict.wake_at == NOW + 1
+
+
+@given(calls)
+def test_every_call_is_ordered_or_refused_and_the_order_is_by_urgency(
+    pending: tuple[PendingView, ...],
+) -> None:
+    policy = EarliestDeadlineFirst()
+    verdict = policy.decide(pending, ONE_SLOT, NOW)
+    refused = [refusal.id for refusal in verdict.refuse]
+    assert sorted([*verdict.admit, *refused]) == sorted(c.id for c in pending)
+    by_id = {c.id: c for c in pending}
+    due = [by_id[i].deadline or by_id[i].arrived + policy.best_effort_s for i in verdict.admit]
+    assert due == sorted(due)
+    assert verdict == policy.decide(tuple(reversed(pending)), ONE_SLOT, NOW) or refused
+    assert verdict.wake_at is None or verdict.wake_at > NOW
+
+
+@given(calls, st.floats(0, 1000))
+def test_a_waiting_best_effort_call_is_passed_only_by_calls_due_before_it_has_aged(
+    pending: tuple[PendingView, ...], later: float
+) -> None:
+    policy = EarliestDeadlineFirst()
+    mine = call(20_000, None)
+    verdict = policy.decide((*pending, mine), ONE_SLOT, NOW + later)
+    passed_by = verdict.admit[: verdict.admit.index(mine.id)]
+    deadlines = {c.id: c.deadline or c.arrived + policy.best_effort_s for c in pending}
+    assert all(deadlines[i] <= mine.arrived + policy.best_effort_s for i in passed_by)
+
+
+def test_capacity_is_never_negative() -> None:
+    assert (Capacity(2, 1).free, Capacity(2, 5).free) == (1, 0)
