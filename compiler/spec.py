@@ -137,6 +137,7 @@ class Machine:
 
     entry: tuple[str, ...]
     nodes: tuple[Node, ...]
+    unseen: Unseen | None = None  # the entry could not be read
 
 
 Item: TypeAlias = Run | CallLlm | Unseen | Adopt | Fork | Enter | Choice | Loop | Try | Inlined | Leave

@@ -17,9 +17,9 @@ from ramify.compiler.frontend.resolve import (
     workflow_info,
 )
 from ramify.compiler.frontend.sources import Definition, Function, Sources, same_home
-from ramify.compiler.frontend.trace import Tracer, holds_operations
+from ramify.compiler.frontend.trace import Tracer, operations
 from ramify.compiler.plan import StepInfo
-from ramify.compiler.spec import Adopt, Body, CallLlm, Inlined, Item, Run, walk
+from ramify.compiler.spec import Adopt, Body, CallLlm, Inlined, Item, Run
 
 MOST_INLINED = 2000  # calls read in their place; a workflow beyond that gets graph breaks
 
@@ -30,7 +30,7 @@ class Calls:
     def __init__(self, workflow: Function, sources: Sources) -> None:
         self.workflow, self.sources = workflow, sources
         self.steps: dict[str, tuple[StepInfo, Function]] = {}
-        self.helpers: dict[str, ast.AST] = {}
+        self.helpers: set[ast.AST] = set()
         self._reading: list[Definition] = [workflow.node]
         self._again: dict[Item, Definition] = {}  # a break for a recursive call, and the function called again
         self._plain: set[tuple[Definition, bool]] = set()  # hold nothing; the flag: read inside a fork
@@ -115,8 +115,8 @@ class Calls:
             self._inlined += 1
             inner = Function(name, function.module, function.path, definition, function.outer)
             body = self._body(tracer, inner, outer, node)
-            if holds_operations(body):
-                self.helpers[inner.where()] = definition
+            if any(operations(body)):
+                self.helpers.add(definition)
                 tracer.add(Inlined(name, body))
 
     def _body(self, tracer: Tracer, inner: Function, outer: Scope | None, node: ast.Call | None) -> Body:
@@ -127,8 +127,7 @@ class Calls:
         self._reading.append(inner.node)
         body = Tracer(self.call, scope, tracer.forks).function(inner.node)
         self._reading.pop()
-        operations = [item for item in walk(body) if holds_operations((item,))]
-        if all(self._again.get(item) is inner.node for item in operations):
+        if all(self._again.get(item) is inner.node for item in operations(body)):
             self._plain.add((inner.node, bool(tracer.forks)))
             return ()
         return body
@@ -161,7 +160,7 @@ class Calls:
         if definition is None or function is None or definition in self._reading:
             return False
         inner = Function("", function.module, function.path, definition, function.outer)
-        return holds_operations(self._body(tracer, inner, outer, None))
+        return any(operations(self._body(tracer, inner, outer, None)))
 
 
 def _hand_over_forks(tracer: Tracer, node: ast.Call, definition: Definition, scope: Scope) -> None:

@@ -25,7 +25,7 @@ def read_workflow(
         workflow=ref,
         name=name or (info.name if info is not None else workflow.name),
         frontend="decorators",
-        code_digest=digest([("", workflow.node), *calls.helpers.items()]),
+        code_digest=digest({workflow.node, *calls.helpers}),
         steps=tuple(_step(step, of, sources) for step, of in calls.steps.values()),
         body=body,
         deadline_s=deadline_s if deadline_s is not None or info is None else info.deadline_s,
@@ -34,5 +34,5 @@ def read_workflow(
 
 def _step(info: StepInfo, function: Function, sources: Sources) -> StepSpec:
     nodes = dependencies(function, sources)
-    calls_llm = any(is_llm(function.outer.get(name)) for name in used_names(nodes))
+    calls_llm = any(is_llm(function.outer.get(name)) for node in nodes for name in used_names(node))
     return StepSpec(info.name, info.effect, info.takes_sandbox, info.reuse, digest(nodes), calls_llm)

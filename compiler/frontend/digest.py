@@ -14,31 +14,26 @@ from collections.abc import Iterable
 from ramify.compiler.frontend.sources import Function, Sources
 
 
-def digest(nodes: Iterable[tuple[str, ast.AST]]) -> str:
-    """sha256 over named syntax trees, in the order of their names."""
-    texts = sorted(f"{name}={ast.dump(node)}" for name, node in nodes)
+def digest(nodes: Iterable[ast.AST]) -> str:
+    """sha256 over syntax trees, whatever their order."""
+    texts = sorted(map(ast.dump, nodes))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
-def dependencies(function: Function, sources: Sources) -> list[tuple[str, ast.AST]]:
-    """The function and what it uses of its module, each with its name."""
+def dependencies(function: Function, sources: Sources) -> set[ast.AST]:
+    """The function, and the statements of its module that it uses."""
     table = _bindings(sources.tree(function.path))
-    found: dict[ast.AST, str] = {function.node: ""}
+    found: set[ast.AST] = {function.node}
     todo: list[ast.AST] = [function.node]
     while todo:
-        for name in _names(todo.pop()):
-            for node in table.get(name, ()):
-                if node not in found:
-                    found[node] = name
-                    todo.append(node)
-    return [(name, node) for node, name in found.items()]
+        used = (node for name in used_names(todo.pop()) for node in table.get(name, ()))
+        fresh = [node for node in used if node not in found]
+        found.update(fresh)
+        todo += fresh
+    return found
 
 
-def used_names(nodes: Iterable[tuple[str, ast.AST]]) -> set[str]:
-    return {name for _, node in nodes for name in _names(node)}
-
-
-def _names(node: ast.AST) -> set[str]:
+def used_names(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.errors import SourceError, WorkflowError
@@ -66,46 +66,61 @@ def _step(name: str, action: object, sources: Sources) -> StepSpec:
 
 
 def _takes_sandbox(function: Callable[..., Any]) -> bool:
-    hints = (hint for name, hint in getattr(function, "__annotations__", {}).items() if name != "return")
-    names = (hint if isinstance(hint, str) else getattr(hint, "__name__", "") for hint in hints)
-    return any(part.strip().rpartition(".")[2] in _WORLDS for name in names for part in name.split("|"))
+    hints = (hint for name, hint in inspect.get_annotations(function).items() if name != "return")
+    texts = (hint if isinstance(hint, str) else inspect.formatannotation(hint) for hint in hints)
+    return any(part.strip().rpartition(".")[2] in _WORLDS for text in texts for part in text.split("|"))
 
 
 def _machine(builder: StateGraph[Any, Any, Any, Any], name: str) -> Machine:
     from langgraph.graph import START
     from langgraph.pregel import Pregel
 
+    following = _following(builder)
+    waits: dict[str, set[str]] = {}
+    for starts, end in builder.waiting_edges:
+        waits.setdefault(end, set()).update(starts)
     nodes = []
     for node, spec in builder.nodes.items():
-        targets, unseen = _targets(builder, node, name)
-        waits_for = {start for starts, end in builder.waiting_edges if end == node for start in starts}
-        run = Run(node, None, subgraph=isinstance(spec.runnable, Pregel), waits_for=tuple(sorted(waits_for)))
-        nodes.append(Node(run, targets or (END,), unseen))
-    entry, _ = _targets(builder, START, name)
+        targets = _targets(builder, node, following.get(node, set()), name)
+        waits_for = tuple(sorted(waits.get(node, ())))
+        run = Run(node, None, subgraph=isinstance(spec.runnable, Pregel), waits_for=waits_for)
+        nodes.append(Node(run, targets or (END,), _unseen(builder, node)))
+    entry = _targets(builder, START, following.get(START, set()), name)
     if not entry:
         raise WorkflowError("nothing follows START", where=name, mend="add an edge from START to the first node")
-    return Machine(entry, tuple(nodes))
+    return Machine(entry, tuple(nodes), _unseen(builder, START))
 
 
-def _targets(builder: StateGraph[Any, Any, Any, Any], node: str, name: str) -> tuple[tuple[str, ...], Unseen | None]:
-    """The nodes that may follow, in the order in which the graph has them, then the end."""
+def _following(builder: StateGraph[Any, Any, Any, Any]) -> dict[str, set[str]]:
+    """What may follow each node, as far as the builder says it."""
     from langgraph.graph import END as GRAPH_END
 
-    found = {end for start, end in builder.edges if start == node}
-    found |= {end for starts, end in builder.waiting_edges if node in starts}
-    spec, unseen = builder.nodes.get(node), None
-    found |= set(spec.ends or ()) if spec is not None else set()
-    found |= {spec.error_handler_node} if spec is not None and spec.error_handler_node else set()
-    for branch_name, branch in builder.branches.get(node, {}).items():
-        if branch.ends is None:
-            unseen = Unseen(f"branch {branch_name} has no path map, so any node may follow", f"node {node}")
-        found |= {GRAPH_END, *builder.nodes} if branch.ends is None else set(branch.ends.values())
-    _refuse_unknown(found - {GRAPH_END, *builder.nodes}, node, name)
-    ends = (END,) if GRAPH_END in found else ()
-    return (*(each for each in builder.nodes if each in found), *ends), unseen
+    table: dict[str, set[str]] = {}
+    for start, end in builder.edges:
+        table.setdefault(start, set()).add(end)
+    for starts, end in builder.waiting_edges:
+        for start in starts:
+            table.setdefault(start, set()).add(end)
+    for node, spec in builder.nodes.items():
+        handler = {spec.error_handler_node} if spec.error_handler_node else set()
+        table.setdefault(node, set()).update(spec.ends or (), handler)
+    for start, branches in builder.branches.items():
+        for branch in branches.values():
+            ends = {GRAPH_END, *builder.nodes} if branch.ends is None else branch.ends.values()
+            table.setdefault(start, set()).update(ends)
+    return table
 
 
-def _refuse_unknown(unknown: Iterable[str], node: str, name: str) -> None:
-    for target in sorted(unknown):
+def _unseen(builder: StateGraph[Any, Any, Any, Any], node: str) -> Unseen | None:
+    names = [name for name, branch in builder.branches.get(node, {}).items() if branch.ends is None]
+    return Unseen(f"branch {names[0]} has no path map, so any node may follow", f"node {node}") if names else None
+
+
+def _targets(builder: StateGraph[Any, Any, Any, Any], node: str, following: set[str], name: str) -> tuple[str, ...]:
+    """Nodes by name, then the end."""
+    from langgraph.graph import END as GRAPH_END
+
+    for target in sorted(following - builder.nodes.keys() - {GRAPH_END}):
         what = f"{target!r} may follow {node}, and there is no such node"
         raise WorkflowError(what, where=name, mend="add the node, or take it out of the edge or the path map")
+    return (*sorted(following - {GRAPH_END}), *((END,) if GRAPH_END in following else ()))

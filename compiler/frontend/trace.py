@@ -269,10 +269,9 @@ def _last_name(node: ast.Attribute | ast.Name) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id
 
 
-def holds_operations(body: Body) -> bool:
-    return any(not isinstance(item, Leave) and not parts(item) for item in walk(body)) or any(
-        isinstance(item, Fork) for item in walk(body)
-    )
+def operations(body: Body) -> Iterator[Item]:
+    """The items of a body that are operations themselves."""
+    return (item for item in walk(body) if isinstance(item, Fork) or not (isinstance(item, Leave) or parts(item)))
 
 
 def _matters(item: Item, caught: frozenset[Way] = frozenset()) -> bool:

@@ -31,11 +31,10 @@ def unsealed(graph: Graph) -> dict[ValueId, Facts]:
 
 
 def bases(graph: Graph) -> dict[ValueId, Facts]:
-    """The operations that may have recorded the snapshot which a world stands on."""
+    """The operations that may have recorded the snapshot which a world stands on. After a FORK that is the FORK: what
+    it stands on itself is for it to say."""
 
     def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
-        if op.kind is OpKind.FORK:
-            return (*given, given[0] if given else _NONE)
         if op.kind is OpKind.RUN:
             return _same(op, given)
         return tuple(frozenset({op.id}) for _ in op.outputs)

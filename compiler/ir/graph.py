@@ -83,6 +83,7 @@ class Graph:
 
 
 Facts = frozenset[str]
+_NOTHING: Facts = frozenset()
 Transfer = Callable[[Operation, tuple[Facts, ...]], tuple[Facts, ...]]
 
 
@@ -90,23 +91,17 @@ def propagate(graph: Graph, transfer: Transfer) -> dict[ValueId, Facts]:
     """What holds of each world on some way to it: `transfer` says what an operation makes of what held before, and a
     block's parameter gathers what its predecessors hand to it."""
     facts: dict[ValueId, Facts] = {}
-    todo, queued = list(graph.blocks[:1]), {block.id for block in graph.blocks[:1]}
-    visited = set(queued)
-    while todo:
-        block = todo.pop()
-        queued.discard(block.id)
-        for op in block.ops:
-            given = tuple(facts.get(value, frozenset()) for value in op.inputs)
-            facts.update(zip(op.outputs, transfer(op, given), strict=True))
-        for to, worlds in block.exits:
-            target, changed = graph.by_id[to], to not in visited
-            for param, value in zip(target.params, worlds, strict=True):
-                before = facts.get(param, frozenset())
-                after = before | facts.get(value, frozenset())
-                if after != before:
-                    facts[param], changed = after, True
-            visited.add(to)
-            if changed and to not in queued:
-                queued.add(to)
-                todo.append(target)
+    changed = True
+    while changed:  # blocks stand in reading order, so one sweep more than loops are nested
+        changed = False
+        for block in graph.blocks:
+            for op in block.ops:
+                given = tuple(facts.get(value, _NOTHING) for value in op.inputs)
+                facts.update(zip(op.outputs, transfer(op, given), strict=True))
+            for to, worlds in block.exits:
+                for param, value in zip(graph.by_id[to].params, worlds, strict=True):
+                    before, more = facts.get(param, _NOTHING), facts.get(value, _NOTHING)
+                    if more is not before and not more <= before:
+                        facts[param] = before | more if before else more
+                        changed = True
     return facts

@@ -12,12 +12,14 @@ from typing import Any
 
 from ramify.compiler.ir.build import Builder, OpenBlock
 from ramify.compiler.plan import OpKind
-from ramify.compiler.spec import END, Machine, Node
+from ramify.compiler.spec import END, Machine, Node, Unseen
 
 
 def lower_machine(build: Builder, machine: Machine) -> None:
     entry = build.block([], "entry")
     build.add(entry, build.named("enter"), OpKind.ENTER)
+    if machine.unseen is not None:
+        _break(build, entry, machine.unseen, "start", 0)
     blocks = {node.run.step: build.block(entry.worlds, f"node.{node.run.step}") for node in machine.nodes}
     superstep, leave = build.block(entry.worlds, "superstep"), build.block(entry.worlds, "exit")
     blocks[END] = leave
@@ -54,5 +56,9 @@ def _node(build: Builder, block: OpenBlock, node: Node, place: int) -> None:
         attrs["waits_for"] = list(run.waits_for)
     build.add(block, build.named(f"run.{run.step}"), OpKind.RUN, (place,), step=run.step, attrs=attrs)
     if node.unseen is not None:
-        seen = {"seal": True, "reason": node.unseen.reason, "where": node.unseen.where}
-        build.add(block, build.named(f"break.{run.step}"), OpKind.BREAK, (place,), attrs=seen)
+        _break(build, block, node.unseen, run.step, place)
+
+
+def _break(build: Builder, block: OpenBlock, unseen: Unseen, name: str, place: int) -> None:
+    attrs = {"seal": True, "reason": unseen.reason, "where": unseen.where}
+    build.add(block, build.named(f"break.{name}"), OpKind.BREAK, (place,), attrs=attrs)

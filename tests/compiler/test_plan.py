@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.compiler.plan import (
@@ -24,6 +24,7 @@ from ramify.compiler.plan import (
     site_file,
 )
 
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
 texts = st.text(max_size=8)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | texts,
@@ -99,6 +100,7 @@ def small_plan() -> Plan:
     return Plan("app/a.py:flow", "flow", "decorators", "0", steps, ops, blocks, breaks)
 
 
+@calm
 @given(plans())
 def test_a_plan_is_the_same_after_json(plan: Plan) -> None:
     assert Plan.from_json(plan.to_json()) == plan

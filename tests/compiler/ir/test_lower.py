@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import count
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.compiler.emit import emit
@@ -35,6 +35,7 @@ from ramify.compiler.spec import (
     walk,
 )
 
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
 STEPS = (
     StepSpec("edit", None, takes_sandbox=True),
     StepSpec("think", Effect.PURE, takes_sandbox=False),
@@ -120,7 +121,7 @@ def machines(draw: st.DrawFn) -> Machine:
 programs = st.builds(Sites).flatmap(bodies)
 
 
-@settings(deadline=None)
+@calm
 @given(programs | machines())
 def test_whatever_is_lowered_passes_the_verifier_at_every_stage(body: Body | Machine) -> None:
     spec = spec_of(body)
@@ -130,7 +131,7 @@ def test_whatever_is_lowered_passes_the_verifier_at_every_stage(body: Body | Mac
     assert Plan.from_json(plan.to_json()) == plan
 
 
-@settings(deadline=None)
+@calm
 @given(programs)
 def test_every_operation_of_a_body_without_ways_out_is_in_the_graph(body: Body) -> None:
     items = list(walk(body))

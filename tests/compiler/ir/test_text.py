@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.compiler.errors import TextError
@@ -9,6 +9,7 @@ from ramify.compiler.ir.graph import Block, Graph, Operation
 from ramify.compiler.ir.text import dot, parse_graph, print_graph
 from ramify.compiler.plan import Effect, OpId, OpKind, Site, StepPlan, ValueId
 
+calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared
 names = st.text(max_size=6)
 values = st.lists(names.map(ValueId), max_size=3).map(tuple)
 json_values = st.none() | st.booleans() | st.integers() | names | st.lists(names, max_size=2)
@@ -36,6 +37,7 @@ graphs = st.builds(
 )
 
 
+@calm
 @given(graphs)
 def test_a_graph_is_the_same_after_its_text(graph: Graph) -> None:
     assert parse_graph(print_graph(graph)) == graph
