@@ -28,14 +28,14 @@ EffectName = Literal["pure", "revertible", "irreversible"]
 class Step(Generic[P, R]):
     """A function under `@step`: one operation on one world, journalled, retried and reused as declared."""
 
-    def __init__(self, function: Callable[..., Any], definition: StepDef) -> None:
+    def __init__(self, function: Callable[..., Any], definition: StepDef, declared: Effect | None) -> None:
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self.definition = definition
         self.__ramify_step__ = StepInfo(
             name=definition.name,
             module=canonical_module(function.__module__),
-            effect=None if definition.effect in (Effect.UNKNOWN,) else definition.effect,
+            effect=declared,
             takes_sandbox=definition.sandbox_parameter is not None,
             reuse=definition.reuse,
         )
@@ -100,7 +100,8 @@ def step(
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
         parameter = _sandbox_parameter(function)
-        known = Effect(effect) if effect else (Effect.REVERTIBLE if parameter else Effect.UNKNOWN)
+        declared = Effect(effect) if effect else None
+        known = declared or (Effect.REVERTIBLE if parameter else Effect.UNKNOWN)
         if known is Effect.PURE and parameter is not None:
             raise TypeError(
                 f"step {function.__qualname__!r} is declared pure but takes a Sandbox: drop one of the two"
@@ -109,7 +110,7 @@ def step(
             raise ValueError(f"step {function.__qualname__!r}: retry={retry} is negative")
         limit = None if timeout is None else seconds(timeout)
         definition = StepDef(name or function.__qualname__, function, known, parameter, reuse, retry, limit)
-        return Step(function, definition)
+        return Step(function, definition, declared)
 
     return decorate if function is None else decorate(function)
 
