@@ -39,6 +39,7 @@ from ramify.sandboxes.wire import (
 )
 
 CHUNK = 1 << 16
+FREEZES = 5  # attempts
 
 
 class Tree(Protocol):
@@ -115,6 +116,7 @@ class Agent:
         try:
             while not self._gone:
                 self._turn(None)
+                self._bury()
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
@@ -142,12 +144,10 @@ class Agent:
                 self._attach(message)
                 return Done()
             case Freeze():
-                self._frozen = processes.freeze(self._others)
+                self._freeze()
                 return Done()
             case Thaw():
-                for process in self._frozen:
-                    processes.send(process, signal.SIGCONT)
-                self._frozen = []
+                self._thaw()
                 return Done()
             case _:
                 return Failed(f"the agent has no answer to {type(message).__name__}")
@@ -212,10 +212,9 @@ class Agent:
         if timed_out:
             processes.kill(lambda: processes.descendants(os.getpid(), spare=before), self._reap)
         code = 124 if timed_out else shell.status if shell.status is not None else shell.ended
-        if self._shell is not None and self._shell.ended is not None:
-            self._bury()
+        self._bury()
         if message.stdin:
-            Path(stdin).unlink()
+            Path(stdin).unlink(missing_ok=True)
         out, err = self._out.end(), self._err.end()
         truncated = self._out.truncated or self._err.truncated
         return Ran(code or 0, out, err, time.monotonic() - began, timed_out, truncated)
@@ -232,8 +231,7 @@ class Agent:
         return True
 
     def _living_shell(self) -> Shell:
-        if self._shell is not None and self._shell.ended is not None:
-            self._bury()
+        self._bury()
         if self._shell is None:
             self._shell = self._spawn_shell()
             self._poll.register(self._shell.control, select.POLLIN)
@@ -253,9 +251,9 @@ class Agent:
             raise EOFError(f"bash ended at once (exit {shell.ended})")
 
     def _bury(self) -> None:
-        """Let go of a shell that ended, and remember what it knew when its last whole command ended."""
+        """Let go of the shell if it has ended, and remember what it knew when its last whole command ended."""
         shell = self._shell
-        if shell is None:
+        if shell is None or shell.ended is None:
             return
         self._poll.unregister(shell.control)
         os.close(shell.control)
@@ -326,6 +324,20 @@ class Agent:
             raise OSError("this world has no mount of its own")
         self._tree.attach(layers)
         self._return()
+
+    def _freeze(self) -> None:
+        for _ in range(FREEZES):
+            self._frozen = processes.freeze(self._others)
+            moving = [p.pid for p in self._others() if not processes.stands_still(p)]
+            if not moving:
+                return
+            self._thaw()  # one that waits in vfork for a child that we stopped can go on now
+        raise OSError(f"processes {moving} cannot be stopped: they hang in the kernel")
+
+    def _thaw(self) -> None:
+        for process in self._frozen:
+            processes.send(process, signal.SIGCONT)
+        self._frozen = []
 
     def _return(self) -> None:
         if self._shell is not None:

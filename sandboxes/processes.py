@@ -28,19 +28,20 @@ class Process(NamedTuple):
 def everything() -> dict[int, Process]:
     found: dict[int, Process] = {}
     for pid in [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]:
-        try:
-            file = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-        except FileNotFoundError:
-            continue  # it ended while we looked
-        try:
-            stat = os.read(file, 4096)
-        except ProcessLookupError:
-            continue
-        finally:
-            os.close(file)
-        state, parent, *rest = stat[stat.rindex(b")") + 2 :].split()
-        found[pid] = Process(pid, int(rest[17]), int(parent), state.decode())
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            state, parent, *rest = _stat(f"/proc/{pid}/stat")
+            found[pid] = Process(pid, int(rest[17]), int(parent), state.decode())
     return found
+
+
+def _stat(path: str) -> list[bytes]:
+    """The fields of a stat file from the third, the state, on. The second, a name, may hold anything."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        stat = os.read(file, 4096)
+    finally:
+        os.close(file)
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Process]:
@@ -66,7 +67,17 @@ def send(process: Process, number: signal.Signals) -> None:
         os.kill(process.pid, number)
 
 
-def freeze(select: Callable[[], list[Process]], patience_s: float = 2.0) -> list[Process]:
+def stands_still(process: Process) -> bool:
+    """Whether every one of its threads is stopped, or it has ended: a stop reaches them one after the other."""
+    with contextlib.suppress(FileNotFoundError), os.scandir(f"/proc/{process.pid}/task") as tasks:
+        for task in tasks:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if _stat(f"{task.path}/stat")[0] not in (b"T", b"t", b"Z", b"X"):
+                    return False
+    return True
+
+
+def freeze(select: Callable[[], list[Process]], patience_s: float = 0.4) -> list[Process]:
     """Stop all that `select` finds, until it finds nothing that still runs: a process may fork while we stop it.
 
     Gives those that were stopped by us, to be continued. One in uninterruptible sleep stops when it wakes; after
@@ -75,7 +86,7 @@ def freeze(select: Callable[[], list[Process]], patience_s: float = 2.0) -> list
     stopped: dict[tuple[int, int], Process] = {}
     deadline = time.monotonic() + patience_s
     while True:
-        running = [p for p in select() if p.state not in "Tt"]
+        running = [p for p in select() if not stands_still(p)]
         fresh = [p for p in running if p.key not in stopped]
         for process in fresh:
             stopped[process.key] = process

@@ -183,7 +183,9 @@ class AgentWorld(ABC):
             state = ShellState.of(looked, self._start_env(), self._tree_inside())
             try:
                 self._snapshot = await self._seal_files(state, looked.others)
-            except (OSError, ForkEngineError) as error:
+            except WorldDied:
+                raise
+            except (OSError, ForkEngineError, SandboxError) as error:
                 raise SealFailed(
                     f"what changed in world {self._id} could not be made into a layer: {error}"
                 ) from error
@@ -191,8 +193,8 @@ class AgentWorld(ABC):
 
     async def _frozen(self, work: Callable[[], Snapshot]) -> Snapshot:
         """Run `work` in a thread while every process but the shell stands still."""
-        await self._ask(Freeze(), Done)
         try:
+            await self._ask(Freeze(), Done)
             return await asyncio.to_thread(work)
         finally:
             await self._ask(Thaw(), Done)

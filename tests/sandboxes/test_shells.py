@@ -131,6 +131,12 @@ async def test_a_background_child_holding_the_output_open_does_not_hang(world: W
     assert await world.background_processes() == 0
 
 
+async def test_a_shell_that_is_killed_while_nobody_asks_is_replaced(world: World, out: Out) -> None:
+    await out(world, "cd package; (sleep 0.05; kill -9 $$) &")
+    await asyncio.sleep(0.3)
+    assert (await out(world, "pwd")).endswith("/package\n")
+
+
 async def test_a_background_job_that_talks_all_the_time_holds_nobody_up(world: World, out: Out) -> None:
     await out(world, "yes & sleep 0.05")
     assert "done\n" in await out(world, "echo done")
@@ -263,6 +269,22 @@ async def test_a_seal_while_processes_live_says_so_and_lets_them_live(
     rest = {"beat", "link", "readme.txt", "run.sh"}
     assert seen == [rest | {"one", "package"}, rest | {"two"}, rest | {"three"}]
     assert set((await out(world, "ls")).split()) == rest | {"three"}
+
+
+async def test_a_seal_is_exact_while_processes_write(
+    world: World, backend: Backend, spec: WorldSpec, out: Out
+) -> None:
+    # each writer appends to two files in turn, so in no instant does the first lag behind, or lead by two
+    writer = "for ((i = 0; ; i++)); do echo $i >> a{n}; echo $i >> b{n}; /bin/true; done"
+    await out(
+        world, "; ".join(f"({writer.replace('{n}', str(n))}) & until [ -s b{n} ]; do :; done" for n in range(3))
+    )
+    for _ in range(4):
+        fork = await backend.materialise(await world.seal(), spec)
+        for n in range(3):
+            a, b = [(fork.path / f"{name}{n}").read_bytes().count(b"\n") for name in "ab"]
+            assert a - b in (0, 1)
+        await fork.close()
 
 
 async def test_rollback_ends_processes(world: World, base: Snapshot, out: Out) -> None:
