@@ -49,6 +49,7 @@ def merge_views(
     sides, merged = _Sides(base, ours, theirs, strategy, read), Merged()
     for path in differing(base, theirs):
         _merge_path(path, sides, merged)
+    _keep_links(sides, merged)
     _mend_additions(sides, merged)
     _mend_removals(sides, merged)
     _merge_root(sides, merged)
@@ -61,10 +62,16 @@ def _same(one: Entry | None, other: Entry | None) -> bool:
     return one.content == other.content and one.xattrs == other.xattrs
 
 
+def _time(base: Entry | None, ours: Entry, theirs: Entry) -> int:
+    """The one that changed; of two the later."""
+    changed = _three_way(base.mtime_ns if base else None, ours.mtime_ns, theirs.mtime_ns)
+    return max(ours.mtime_ns, theirs.mtime_ns) if changed is None else changed
+
+
 def _merge_path(path: str, sides: _Sides, merged: Merged) -> None:
     base, ours, theirs = sides.base.get(path), sides.ours.get(path), sides.theirs.get(path)
     if _same(ours, theirs):
-        if ours is not None and theirs is not None and theirs.mtime_ns > ours.mtime_ns:
+        if ours is not None and theirs is not None and _time(base, ours, theirs) != ours.mtime_ns:
             merged.changes[path] = sides.theirs.locate(path)
     elif _same(ours, base):
         merged.changes[path] = sides.theirs.locate(path)
@@ -82,7 +89,7 @@ def _merge_root(sides: _Sides, merged: Merged) -> None:
     if mode is None:
         merged.conflicts["."] = Conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
         mode = theirs.mode if sides.strategy is MergeStrategy.THEIRS else ours.mode
-    merged.root = replace(ours, mode=mode, mtime_ns=max(ours.mtime_ns, theirs.mtime_ns))
+    merged.root = replace(ours, mode=mode, mtime_ns=_time(sides.base.root, ours, theirs))
 
 
 def _merge_both(
@@ -107,7 +114,7 @@ def _merge_both(
         if text is None:
             return Conflict(path, ConflictKind.BOTH_CHANGED, "contents")
         merged.texts[path] = text
-        entry = replace(ours, size=len(text), digest=digest_bytes(text), mtime_ns=max(ours.mtime_ns, theirs.mtime_ns))
+        entry = replace(ours, size=len(text), digest=digest_bytes(text), mtime_ns=_time(base, ours, theirs))
     else:
         side = sides.ours if digest == ours.digest else sides.theirs
         found = side.locate(path)
@@ -151,6 +158,17 @@ def _merge_lines(path: str, base: Entry | None, sides: _Sides) -> bytes | None:
     if any(group[0] == "conflict" for group in groups):
         return None
     return "".join(line for group in groups for line in group[1]).encode("utf-8")
+
+
+def _keep_links(sides: _Sides, merged: Merged) -> None:
+    """A file that theirs linked to one which did not change: take both, or they would be two."""
+    for path, located in list(merged.changes.items()):
+        manifest = sides.theirs.manifests.get(located.layer) if located is not None else None
+        for member in manifest.groups.get(path, ()) if manifest is not None else ():
+            there = sides.theirs.locate(member)
+            linked = there is not None and located is not None and there.layer == located.layer
+            if linked and member not in merged.changes and sides.ours.get(member) == sides.base.get(member):
+                merged.changes[member] = there
 
 
 def _mend_additions(sides: _Sides, merged: Merged) -> None:

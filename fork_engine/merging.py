@@ -53,7 +53,7 @@ def merged_layer(
             else:
                 reader.link(path, located, parent, name)
 
-        entries = layer_between(ours, result, differing(ours, result))
-        same = not entries and result.root == ours.root
-        layer = None if same else layers.write(Manifest(entries, result.root), place)
+        layer = None
+        if result.root != ours.root or differing(ours, result):
+            layer = layers.write(Manifest(layer_between(ours, result, merged.changes), result.root), place)
     return MergedState(layer, environment.env, environment.env_unset, cwd)

@@ -102,9 +102,10 @@ def _copied(manifest: Manifest, source: Path, layers: Layers) -> Manifest:
 
 def squashed_layer(view: View, layers: Layers) -> Manifest | None:
     """All layers above the base as one, files linked, not copied. None where they cancel each other out."""
-    entries = layer_between(View(view.base), view, view.delta)
-    if not entries and view.root == view.base.root:
+    base = View(view.base)
+    if view.root == base.root and not differing(base, view):
         return None
+    entries = layer_between(base, view, view.delta)
     with Reader(layers) as reader:
 
         def place(path: str, entry: Entry, parent: int, name: str) -> None:
