@@ -1,7 +1,7 @@
 """One contract, several backends: what a world is and what it can be asked.
 
 A backend materialises a snapshot into a live `World`; the world runs commands and seals itself into the next
-snapshot. `tests/sandboxes/conformance.py` holds every backend to this page.
+snapshot. `tests/sandboxes/test_conformance.py` and `test_shells.py` hold every backend to this page.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class World(Protocol):
     ) -> RunResult:
         """Run in the world's persistent shell: a string as bash reads it, a sequence as one quoted command.
 
-        `cd`, `export` and shell functions last until the world ends. `env` and `cwd` are for this command alone.
+        `cd`, `export` and shell functions last until the world ends. `env` and `cwd` (relative to the tree) are for
+        this command alone. A command that ends the shell (`exit 3`) gives that code; the next one has a new shell,
+        with the directory, variables, functions and options known when the last whole command ended. What a
+        background process prints while no command runs is dropped: redirect it to a file.
         A timeout kills the whole tree of processes that the command started, also those that left its session.
         Raises `WorldDied` where the world is gone, never for a command's own failure.
         """
