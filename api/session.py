@@ -170,6 +170,10 @@ class Runtime:
             raise ValueError("no run has been started by this runtime: name one")
         return self.last_run_id
 
+    def services(self) -> driver.Services:
+        """What runs are made of, for a front end that starts its own. Valid while the runtime is open."""
+        return self._services(self._settings)
+
     def _services(self, settings: Settings) -> driver.Services:
         async def backend() -> Backend:
             return await self._open_backend(settings.sandbox)

@@ -67,6 +67,8 @@ class Launch:
     kwargs: dict[str, Any]
     workspace: Path | None
     deadline_s: float | None
+    run_id: RunId | None = None  # None: a new one
+    thread_id: str | None = None  # LangGraph's
 
 
 async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[Skipped, ...]]:
@@ -77,7 +79,7 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
     base = imported.snapshot
     now = services.clock()
     record = RunRecord(
-        id=new_run_id(),
+        id=launch.run_id or new_run_id(),
         name=launch.plan.name,
         workflow=launch.plan.workflow,
         frontend=launch.plan.frontend,
@@ -90,6 +92,7 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
         created_at=now,
         updated_at=now,
         deadline_s=launch.deadline_s,
+        thread_id=launch.thread_id,
     )
     await services.store.create_run(record)
     await services.store.commit(record.id, checkpoints=[base_checkpoint(record.id, base, now)])
