@@ -1,0 +1,130 @@
+"""`ramify doctor`: what this machine can do."""
+
+from __future__ import annotations
+
+import platform
+import sqlite3
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify import __version__, paths
+from ramify.cli.app import App, pass_app, say, say_all, say_json
+from ramify.cli.words import table
+
+if TYPE_CHECKING:
+    from ramify.sandboxes.contract import Capabilities
+
+DEFAULT_BACKEND = "namespaces"
+LIBRARIES = ("langgraph", "sqlalchemy", "httpx", "starlette", "xllamacpp")
+
+
+@click.command("doctor", short_help="What this machine can do.")
+@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.pass_context
+@pass_app
+def doctor_command(app: App, context: click.Context, as_json: bool) -> None:
+    """What this machine can do: sandboxes, the store's place, the model's weights, versions.
+
+    The exit status is 1 where the default sandbox cannot run; the reason and the way out are shown.
+    """
+    from ramify.sandboxes.doctor import capabilities
+
+    backends = capabilities(paths.worlds(app.home))
+    works = any(one.available for one in backends if one.backend == DEFAULT_BACKEND)
+    if as_json:
+        say_json(
+            {
+                "ok": works,
+                "home": str(app.home),
+                "sandboxes": [_object(one) for one in backends],
+                "models": models_here(app),
+                "versions": _versions(),
+            }
+        )
+    else:
+        _show(app, backends)
+    if not works:
+        context.exit(1)
+
+
+def _show(app: App, backends: tuple[Capabilities, ...]) -> None:
+    header = ("SANDBOX", "WORKS", "ISOLATES FILES", "NO NETWORK", "FORK BY MOUNT", "KILLS PROCESS TREE")
+    rows = [
+        (
+            one.backend,
+            *map(
+                _yes,
+                (
+                    one.available,
+                    one.isolation,
+                    one.network_isolation,
+                    one.fork_by_mount,
+                    one.kills_process_tree,
+                ),
+            ),
+        )
+        for one in backends
+    ]
+    say_all(table(header, rows))
+    for one in backends:
+        if not one.available:
+            say(f"{one.backend}: {one.reason}", style="red")
+            if one.backend == DEFAULT_BACKEND:
+                say("  meanwhile: `ramify run --sandbox copy`, which isolates nothing")
+        for note in one.notes:
+            say(f"{one.backend}: {note}", style="dim")
+    say()
+    say(f"home      {app.home}" + ("" if app.has_runs else " (no runs yet)"))
+    for name, place in models_here(app).items():
+        say(f"model     {name}: {place or 'not here: `ramify models pull`'}")
+    for name, version in _versions().items():
+        say(f"{name:<9} {version}")
+
+
+def models_here(app: App) -> dict[str, str | None]:
+    """Where the weights of each known model lie, None where they are missing."""
+    from ramify.serving import models
+    from ramify.serving.errors import ModelMissing
+
+    found: dict[str, str | None] = {}
+    for name in models.KNOWN:
+        try:
+            found[name] = str(models.locate(app.home, name))
+        except ModelMissing:
+            found[name] = None
+    return found
+
+
+def _object(one: Capabilities) -> dict[str, object]:
+    return {
+        "name": one.backend,
+        "available": one.available,
+        "reason": one.reason,
+        "isolation": one.isolation,
+        "network_isolation": one.network_isolation,
+        "fork_by_mount": one.fork_by_mount,
+        "kills_process_tree": one.kills_process_tree,
+        "notes": list(one.notes),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {
+        "ramify": __version__,
+        "python": sys.version.split()[0],
+        "kernel": platform.release(),
+        "sqlite": sqlite3.sqlite_version,
+    }
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,87 @@
+"""From an error to what the user reads: what is wrong, what to do, and no traceback but of the user's own code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from types import TracebackType
+
+import click
+
+FAILED, USAGE, INTERRUPTED = 1, 2, 130
+
+# The roots of our typed errors. One that was raised comes from a module that is loaded: none is imported for this.
+ROOTS = (
+    ("ramify.runtime.errors", "RunError"),
+    ("ramify.fork_engine.errors", "ForkEngineError"),
+    ("ramify.sandboxes.errors", "SandboxError"),
+    ("ramify.serving.errors", "ServingError"),
+    ("ramify.compiler.errors", "CompileError"),
+    ("ramify.compiler.plan", "PlanError"),
+)
+EXTRAS = {"starlette": "serve", "uvicorn": "serve", "xllamacpp": "local"}
+OURS = ("ramify.", "asyncio.", "concurrent.", "threading", "contextlib", "importlib", "click.", "sqlalchemy.")
+
+
+class Interrupted(click.ClickException):
+    """Ctrl-C while a run went on."""
+
+    exit_code = INTERRUPTED
+
+    def __init__(self, run_id: str | None) -> None:
+        super().__init__("interrupted" + (f"; `ramify resume {run_id}` goes on" if run_id else ""))
+
+    def show(self, file: object = None) -> None:
+        click.echo(f"ramify: {self.message}", err=True)
+
+
+class TargetBroken(Exception):
+    """The user's file raised while it was loaded; the cause is chained."""
+
+
+def is_ours(error: BaseException) -> bool:
+    known = ((sys.modules.get(module), name) for module, name in ROOTS)
+    return any(module is not None and isinstance(error, getattr(module, name)) for module, name in known)
+
+
+def report(error: Exception) -> int:
+    """Print what the user should read of an error; the exit status. Raises it again where it is a bug of ours,
+    or where RAMIFY_TRACEBACK asks for all of it."""
+    if os.environ.get("RAMIFY_TRACEBACK", "0") not in ("", "0"):
+        raise error
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        _say(f"{error.name} is not installed: pip install 'ramify[{EXTRAS[error.name]}]'")
+        return FAILED
+    if not (is_ours(error) or isinstance(error, TargetBroken)):
+        raise error
+    _show_users_frames(error)
+    _say(str(error))
+    return FAILED
+
+
+def _say(message: str) -> None:
+    click.echo(f"ramify: {message.strip()}", err=True)
+
+
+def _show_users_frames(error: Exception) -> None:
+    """Of the error that the user's code raised, or that went through it: the part of the stack that is theirs."""
+    cause = error.__cause__
+    if cause is None:
+        return
+    frames = list(_users_frames(cause.__traceback__))
+    if frames:
+        click.echo("Traceback (most recent call last):", err=True)
+        click.echo("".join(traceback.format_list(frames)).rstrip("\n"), err=True)
+        click.echo("".join(traceback.format_exception_only(cause)).splitlines()[0], err=True)
+    elif isinstance(cause, SyntaxError):
+        click.echo("".join(traceback.format_exception_only(cause)).rstrip("\n"), err=True)
+
+
+def _users_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
+    kept = []
+    for frame, line in traceback.walk_tb(trace):
+        module = str(frame.f_globals.get("__name__", ""))
+        if not f"{module}.".startswith(OURS):
+            kept.append(traceback.FrameSummary(frame.f_code.co_filename, line, frame.f_code.co_name))
+    return kept

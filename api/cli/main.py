@@ -1,0 +1,93 @@
+"""The command `ramify`. Nothing heavy is imported before a command needs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ramify import __version__, paths
+from ramify.cli.app import App
+from ramify.cli.compile import compile_command
+from ramify.cli.diff import diff_command
+from ramify.cli.doctor import doctor_command
+from ramify.cli.errors import INTERRUPTED, report
+from ramify.cli.listing import ls_command
+from ramify.cli.models import models_group
+from ramify.cli.run import resume_command, run_command
+from ramify.cli.serve import serve_command
+from ramify.cli.show import show_command
+from ramify.cli.tree import checkout_command, tree_command
+
+EPILOG = """\b
+A state is named as in git: @ is the newest run; RUN is a run's id or the first characters of it, and its
+latest state; RUN:BRANCH the latest of one branch; RUN:base the workspace as it was; RUN~2 two checkpoints earlier;
+checkpoints and snapshots have ids of their own.
+
+\b
+Exit status: 0 done, 1 something went wrong (the message says what and what to do), 2 wrong usage, 130 Ctrl-C.
+RAMIFY_TRACEBACK=1 shows whole tracebacks, NO_COLOR=1 turns colours off.
+"""
+
+
+@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="ramify")
+@click.option(
+    "--home",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where runs, snapshots and models are kept.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
+)
+@click.pass_context
+def cli(context: click.Context, home: Path | None) -> None:
+    """Fork, roll back, merge and resume the whole state of an agent."""
+    if os.environ.get("NO_COLOR"):
+        context.color = False
+    context.obj = App(paths.home(home))
+
+
+for command in (
+    run_command,
+    resume_command,
+    ls_command,
+    show_command,
+    tree_command,
+    diff_command,
+    checkout_command,
+    compile_command,
+    doctor_command,
+    models_group,
+    serve_command,
+):
+    cli.add_command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: run the command line and leave with its status."""
+    sys.exit(run_command_line(arguments))
+
+
+def run_command_line(arguments: list[str] | None = None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a file's name that no terminal can show
+    try:
+        status = cli.main(args=arguments, prog_name="ramify", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except click.Abort:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # whoever read our output has gone: leave quietly, also when Python flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001  # `report` raises again what is not the user's to read
+        return report(error)
+
+
+if __name__ == "__main__":
+    main()

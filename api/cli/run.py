@@ -1,0 +1,240 @@
+"""`ramify run` and `ramify resume`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ramify.cli.app import App, need_run, pass_app, say, say_json
+from ramify.cli.errors import Interrupted
+from ramify.cli.words import count
+from ramify.runtime.errors import RunNotFound
+from ramify.runtime.records import RunRecord, RunStatus
+
+if TYPE_CHECKING:
+    from ramify.fork_engine.types import Change
+    from ramify.session import Runtime
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _duration(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    from ramify.runtime.durations import seconds
+
+    try:
+        return None if value is None else seconds(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from error
+
+
+def _keywords(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    pairs = [value.partition("=") for value in values]
+    for name, equals, _ in pairs:
+        if not equals or not name.isidentifier():
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE", context, parameter)
+    return {name: text for name, _, text in pairs}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """How to run, as both commands take it."""
+
+    base_url: str | None
+    model: str | None
+    api_key: str | None
+    apply: bool
+    as_json: bool
+    quiet: bool
+
+
+def run_options(command: Command) -> Command:
+    """The options that `run` and `resume` share."""
+    for option in (
+        click.option("--quiet", "-q", is_flag=True, help="No progress."),
+        click.option("--json", "as_json", is_flag=True, help="One object: run, status, result, changes."),
+        click.option("--apply", is_flag=True, help="Write what the run changed into the workspace when it is done."),
+        click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --base-url.  [default: $RAMIFY_API_KEY]"),
+        click.option("--model", help="The model's name at the server, or of the embedded models."),
+        click.option("--base-url", help="An OpenAI-compatible server, in place of the embedded model."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.command("run", short_help="Run a workflow.")
+@click.argument("words", nargs=-1, metavar="TARGET [ARGS]...")
+@click.option(
+    "--arg",
+    "keywords",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_keywords,
+    help="An argument by name. Repeatable.",
+)
+@click.option(
+    "--workspace",
+    type=click.Path(path_type=Path),
+    help="The folder that the worlds start from; it is not written to.  [default: the workflow's own]",
+)
+@click.option(
+    "--deadline",
+    metavar="DURATION",
+    callback=_duration,
+    help="For the whole run: 90, 90s, 5m.  [default: the workflow's own]",
+)
+@click.option(
+    "--sandbox",
+    type=click.Choice(["namespaces", "copy"]),
+    default="namespaces",
+    show_default=True,
+    help="How worlds are made. copy needs nothing of the kernel and isolates nothing.",
+)
+@click.option(
+    "--plan",
+    "plan_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Run under this plan (see `ramify compile`), without compiling; TARGET is the plan's own.",
+)
+@run_options
+@pass_app
+def run_command(
+    app: App,
+    /,
+    words: tuple[str, ...],
+    keywords: dict[str, str],
+    workspace: Path | None,
+    deadline: float | None,
+    sandbox: str,
+    plan_file: Path | None,
+    **options: Any,
+) -> None:
+    """Run the workflow TARGET (FILE.py:NAME or MODULE:NAME) with ARGS.
+
+    Each of ARGS, and each VALUE of --arg, is JSON where it parses, else text. The result goes to stdout, progress
+    to stderr. Whatever ends the run, `ramify resume` goes on with it.
+    """
+    from ramify.cli.targets import argument, load_workflow
+    from ramify.compiler.plan import Plan
+
+    plan = None if plan_file is None else Plan.from_json(plan_file.read_text())
+    if plan is None and not words:
+        raise click.UsageError("name what to run: FILE.py:NAME or MODULE:NAME")
+    target, given = (words[0], words[1:]) if plan is None else (plan.workflow, words)
+    workflow = load_workflow(target)
+    choices = Choices(**options)
+    if choices.apply and workspace is None and workflow.workspace is None:
+        raise click.UsageError("--apply needs a workspace to write to: name it with --workspace")
+    args = tuple(map(argument, given))
+    kwargs = {name: argument(text) for name, text in keywords.items()}
+
+    async def start(runtime: Runtime) -> Any:
+        return await runtime.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
+
+    _perform(app, choices, start, sandbox)
+
+
+@click.command("resume", short_help="Go on with a run that was interrupted or failed.")
+@click.argument("run", required=False)
+@run_options
+@pass_app
+def resume_command(app: App, /, run: str | None, **options: Any) -> None:
+    """Go on with a RUN where its journal ends (without RUN: the newest that is not done).
+
+    What it did already is not done again: not a step, not a model call.
+    """
+    record = app.run(_unfinished(app) if run is None else _named(app, run))
+
+    async def go_on(runtime: Runtime) -> Any:
+        return await runtime.resume(record.id)
+
+    _perform(app, Choices(**options), go_on, record.settings.sandbox)
+
+
+async def _named(app: App, text: str) -> RunRecord:
+    async with app.store() as store:
+        return await need_run(store, text)
+
+
+async def _unfinished(app: App) -> RunRecord:
+    async with app.store() as store:
+        for run in await store.runs():
+            if run.status is not RunStatus.DONE and app.status(run) != RunStatus.RUNNING:
+                return run
+    raise RunNotFound("every run is done or still at work: `ramify ls` lists them, name one to go on with")
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    run: RunRecord
+    result: Any
+    changes: list[Change]
+    applied: bool
+
+
+def _perform(app: App, choices: Choices, work: Callable[[Runtime], Awaitable[Any]], sandbox: str) -> None:
+    from ramify.cli.progress import Progress
+    from ramify.session import Runtime
+
+    with Progress.for_stream(sys.stderr, quiet=choices.quiet) as progress:
+        runtime = Runtime(
+            home=app.home,
+            sandbox=sandbox,
+            base_url=choices.base_url,
+            api_key=choices.api_key,
+            model=choices.model,
+            observer=progress,
+        )
+        try:
+            finished = app.run(_to_the_end(runtime, work, apply=choices.apply))
+        except KeyboardInterrupt:
+            raise Interrupted(runtime.last_run_id) from None
+    _show(finished, choices)
+
+
+async def _to_the_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], *, apply: bool) -> Finished:
+    async with runtime:
+        result = await work(runtime)
+        run = await runtime.record()
+        checkpoints = await runtime.store.checkpoints(run.id)
+        last = max((one for one in checkpoints if one.branch == "root"), key=lambda one: one.seq)
+        before, after = (runtime.snapshots.get(id) for id in (run.base_snapshot, last.snapshot_id))
+        changes = runtime.snapshots.changes(before, after)
+        if apply and changes:
+            runtime.snapshots.checkout(after, Path(run.workspace), only_changes_from=before)
+        return Finished(run, result, changes, applied=apply)
+
+
+def _show(finished: Finished, choices: Choices) -> None:
+    from ramify.cli.diff import change_lines, change_object
+    from ramify.cli.targets import plain
+
+    run, result = finished.run, finished.result
+    if choices.as_json:
+        say_json(
+            {
+                "run": run.id,
+                "status": run.status.value,
+                "result": plain(result),
+                "changes": [change_object(change) for change in finished.changes],
+                "applied": finished.applied,
+            }
+        )
+        return
+    if isinstance(result, str):
+        say(result)
+    elif result is not None:
+        say_json(plain(result))
+    if finished.changes and not choices.quiet:
+        for line in change_lines(finished.changes[:10]):
+            say(f"  {line}", err=True)
+        more = len(finished.changes) - 10
+        if more > 0:
+            say(f"  and {more} more", err=True)
+        where = f"written to {run.workspace}" if finished.applied else f"`ramify diff {run.id}` shows them, "
+        how = "" if finished.applied else f"`ramify checkout {run.id} DIR` writes them out"
+        say(f"{count(len(finished.changes), 'path')} changed: {where}{how}", err=True)

@@ -1,0 +1,79 @@
+"""The user's own code: finding a workflow, and the values that go in and come out."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from ramify.cli.errors import TargetBroken, is_ours
+from ramify.compiler.plan import WorkflowInfo
+
+if TYPE_CHECKING:
+    from ramify.decorators import Workflow
+
+
+def load(target: str) -> Any:
+    """What FILE.py:NAME or MODULE:NAME names. Raises `TargetNotFound`, `TargetBroken`."""
+    from ramify.runtime.loading import load_target
+
+    try:
+        return load_target(target)
+    except Exception as error:
+        if is_ours(error):
+            raise
+        raise TargetBroken(f"{target.rpartition(':')[0]} could not be loaded: {error}") from error
+
+
+def workflow_info(found: object) -> WorkflowInfo | None:
+    info = getattr(found, "__ramify_workflow__", None)
+    return info if isinstance(info, WorkflowInfo) else None
+
+
+def load_workflow(target: str) -> Workflow[..., Any]:
+    """Raises `TargetNotFound` where the name is something else, besides what `load` raises."""
+    from ramify.runtime.errors import TargetNotFound
+
+    found = load(target)
+    if workflow_info(found) is None:
+        hint = "put @workflow on it"
+        if type(found).__module__.startswith("langgraph."):
+            hint = "a LangGraph graph is run by `ramify.compile(graph).invoke(…)` in Python"
+        raise TargetNotFound(f"{target} is a {type(found).__name__}, not a workflow: {hint}")
+    workflow: Workflow[..., Any] = found
+    return workflow
+
+
+def argument(text: str) -> Any:
+    """JSON where it parses, the text itself where not."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def plain(value: object) -> Any:
+    """A workflow's result as JSON values, for printing: what has a name in Python loses it."""
+    if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if dataclasses.is_dataclass(value):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((plain(item) for item in value), key=lambda item: json.dumps(item, sort_keys=True))
+    if hasattr(value, "model_dump"):
+        return plain(value.model_dump(mode="json"))
+    return str(value)

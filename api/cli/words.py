@@ -1,0 +1,64 @@
+"""How times, counts and tables are written for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+
+def seconds(value: float | None) -> str:
+    """0.004 s, 1.53 s, 42.1 s, 3m20s, 2h05m; "-" for None."""
+    if value is None:
+        return "-"
+    if value < 0:
+        return f"-{seconds(-value)}"
+    if value < 0.0995:
+        return f"{value:.3f} s"
+    if value < 9.995:
+        return f"{value:.2f} s"
+    if value < 99.95:
+        return f"{value:.1f} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes:02d}m"
+
+
+def age(value: float) -> str:
+    """How long ago: the largest unit alone."""
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if value >= size:
+            return count(int(value // size), unit) + " ago"
+    return f"{max(0, int(value))} s ago"
+
+
+def instant(value: float) -> str:
+    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def count(number: int, thing: str) -> str:
+    """1 step, 2 steps, 3 branches."""
+    if number == 1:
+        return f"1 {thing}"
+    return f"{number} {thing}{'es' if thing.endswith(('ch', 's', 'x')) else 's'}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines with aligned columns; a column of figures goes to the right."""
+    body = [list(row) for row in rows]
+    columns = list(zip(header, *body, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    right = [len(column) > 1 and all(cell[:1].isdigit() or cell == "-" for cell in column[1:]) for column in columns]
+    lines = []
+    for row in (list(header), *body):
+        cells = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def clipped(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
