@@ -1,0 +1,76 @@
+"""What the decorators accept, and what they refuse by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import Sandbox, SyncSandbox, step, workflow
+from ramify.compiler.plan import Effect
+
+
+async def takes(sandbox: Sandbox, x: int) -> int:
+    return x
+
+
+def takes_sync(box: SyncSandbox) -> None: ...
+
+
+async def takes_none(x: int) -> int:
+    return x
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "declared", "effect", "parameter"),
+    [
+        (takes, {}, None, Effect.REVERTIBLE, "sandbox"),
+        (takes_sync, {}, None, Effect.REVERTIBLE, "box"),
+        (takes_none, {}, None, Effect.UNKNOWN, None),
+        (takes_none, {"effect": "pure"}, Effect.PURE, Effect.PURE, None),
+        (takes, {"effect": "irreversible"}, Effect.IRREVERSIBLE, Effect.IRREVERSIBLE, "sandbox"),
+    ],
+)
+def test_effects_are_declared_or_inferred(
+    function: Any, options: dict[str, Any], declared: Effect | None, effect: Effect, parameter: str | None
+) -> None:
+    made = step(**options)(function)
+    assert made.__ramify_step__.effect is declared
+    assert made.definition.effect is effect
+    assert made.definition.sandbox_parameter == parameter
+    assert made.__ramify_step__.takes_sandbox is (parameter is not None)
+    assert made.__wrapped__ is function
+    assert made.__name__ == function.__name__
+
+
+def test_a_pure_step_has_no_world() -> None:
+    with pytest.raises(TypeError, match=r"takes.*pure"):
+        step(effect="pure")(takes)
+
+
+def test_a_step_acts_on_one_world() -> None:
+    async def two(a: Sandbox, b: Sandbox) -> None: ...
+
+    with pytest.raises(TypeError, match="2 worlds"):
+        step(two)
+
+
+@pytest.mark.parametrize(
+    "options", [{"retry": -1}, {"timeout": "soon"}, {"effect": "harmless"}, {"timeout": 0}], ids=lambda o: str(o)
+)
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"retry|duration|harmless"):
+        step(**options)(takes)
+
+
+def test_a_workflow_is_async() -> None:
+    with pytest.raises(TypeError, match="async def"):
+        workflow(takes_sync)  # type: ignore[call-overload]
+
+
+def test_a_workflow_knows_where_it_is() -> None:
+    made = workflow(deadline="2m", workspace="somewhere")(takes_none)
+    assert made.__ramify_workflow__.deadline_s == 120
+    assert made.workspace == Path("somewhere")
+    assert made.__ramify_workflow__.ref.endswith("test_decorators.py:takes_none")
