@@ -99,9 +99,10 @@ class AgentWorld(ABC):
         await self._whole(self._rollback(snapshot))
 
     async def _rollback(self, snapshot: Snapshot) -> None:
-        """End the world and begin it again: exactly what a new fork of `snapshot` would be."""
+        """End the world and begin it again: exactly what a new fork of `snapshot` would be. Revives a dead one."""
         async with self._lock:
-            self._living()
+            if self._closed:
+                raise WorldDied("the world was closed")
             await self._abandon()
             await asyncio.to_thread(remove_tree, self._folder)
             self._snapshot = snapshot
