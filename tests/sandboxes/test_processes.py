@@ -20,6 +20,7 @@ def family() -> Iterator[subprocess.Popen[bytes]]:
     with process, process.stdout:
         process.stdout.readline()
         yield process
+        processes.kill(lambda: below(process), lambda: None)
         process.kill()
 
 
