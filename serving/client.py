@@ -7,6 +7,7 @@ where it happens, a server that stops in the middle is noticed, and there is one
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -44,9 +45,12 @@ class LLMClient:
 
     `base_url` is what comes before `/chat/completions` (a bare host gets `/v1`). `model` stands in where a request
     says "default". `timeout_s` bounds a call without a deadline, retries included; `retries` bounds their number.
-    A server that sends nothing for `hang_s` is taken for hung and asked again: raise it for a model that thinks
-    long in silence. Tags travel in the header only, which every server ignores that does not know it;
-    `send_xargs` puts them into the body too, for a vLLM that is asked directly.
+    A server that sends nothing for `hang_s` is taken for hung and asked again. Not said, only the time of the whole
+    call bounds the silence, since a call that waits its turn at a gateway hears nothing either, and the gateway
+    itself finds out when its engine hangs.
+
+    Tags travel in the header only, which a server that does not know it ignores; `send_xargs` puts them into the
+    body too, for a vLLM that is asked directly.
     """
 
     def __init__(
@@ -55,8 +59,8 @@ class LLMClient:
         *,
         api_key: str | None = None,
         model: str | None = None,
-        timeout_s: float = 120,
-        hang_s: float = 60,
+        timeout_s: float = 600,
+        hang_s: float | None = None,
         retries: int = 8,
         send_xargs: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -68,7 +72,7 @@ class LLMClient:
         self._api_key = (api_key or "").strip()
         self._model = model or "default"
         self._timeout_s = timeout_s
-        self._hang_s = hang_s
+        self._hang_s = math.inf if hang_s is None else hang_s
         self._retries = retries
         self._send_xargs = send_xargs
         self._clock = clock
@@ -117,7 +121,8 @@ class LLMClient:
 
     async def models(self) -> tuple[str, ...]:
         """What the server serves. Asks once, without retries. Errors as in `chat`."""
-        expires = self._clock() + min(self._timeout_s, _CONNECT_S)
+        started = self._clock()
+        expires = started + min(self._timeout_s, _CONNECT_S)
         try:
             response = await self._send(self._http.build_request("GET", f"{self.base_url}/models"), expires)
             try:
@@ -129,7 +134,7 @@ class LLMClient:
                 raise wire.Malformed("no list of models")
             return tuple(str(m["id"]) for m in listed if isinstance(m, Mapping) and "id" in m)
         except _Retryable as failure:
-            raise self._given_up(failure, attempts=1, took_s=0.0) from failure
+            raise self._given_up(failure, attempts=1, took_s=self._clock() - started) from failure
         except (wire.Malformed, httpx.RequestError) as error:
             raise LLMUnavailable(
                 f"{self._shown_url}/models: {_told(error)}. Is it an OpenAI-compatible server?"

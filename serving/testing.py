@@ -173,12 +173,13 @@ class ScriptedServer:
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One request a connection. A client that goes away ends the work for it, as in a real engine."""
-        work = asyncio.ensure_future(self._exchange(reader, writer))
-        self._open.add(work)
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
         try:
-            await asyncio.wait({work})
+            await self._exchange(reader, writer)
         finally:
-            self._open.discard(work)
+            self._open.discard(task)
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -24,8 +24,9 @@ class LocalGateway:
     """A gateway in this event loop. An async context manager; `base_url` is for any OpenAI client.
 
     In front of `upstream` (a base URL), or, where none is given, of the embedded engine with the weights of `model`
-    (default: SmolLM2-135M) from `home`. Raises ModelMissing or EngineFailed where that one cannot start, and
-    EngineFailed where the port cannot be had. Leaving waits at most `drain_s` for calls that still run.
+    (default: SmolLM2-135M) from `home`; `slots` and `prompt_cache` are then what LocalEngine explains. Raises
+    ModelMissing or EngineFailed where that one cannot start, and EngineFailed where the port cannot be had. Leaving
+    waits at most `drain_s` for calls that still run.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class LocalGateway:
         upstream_key: str | None = None,
         model: str | None = None,
         slots: int | None = None,
+        prompt_cache: bool = False,
         host: str = "127.0.0.1",
         port: int = 0,
         api_key: str | None = None,
@@ -49,6 +51,7 @@ class LocalGateway:
         self._upstream_key = upstream_key
         self._model = model
         self._slots = slots
+        self._prompt_cache = prompt_cache
         self._address = (host, port)
         self._api_key = api_key
         self._forward_xargs = forward_xargs
@@ -75,7 +78,8 @@ class LocalGateway:
 
     def _engine(self) -> LocalEngine:
         name = self._model or models.DEFAULT
-        return LocalEngine(models.locate(self._home, name), alias=name, slots=self._slots or 1)
+        weights = models.locate(self._home, name)
+        return LocalEngine(weights, alias=name, slots=self._slots or 1, prompt_cache=self._prompt_cache)
 
     async def _serve(self, stack: AsyncExitStack, listener: socket.socket, upstream: str, slots: int) -> None:
         try:
@@ -109,7 +113,6 @@ class LocalGateway:
         )
         server = Server(config)
         running = asyncio.create_task(server.serve(sockets=[listener]))
-
         self.abort = app.state.gateway.abort
 
         async def stop() -> None:
@@ -121,6 +124,8 @@ class LocalGateway:
         started = asyncio.create_task(up.wait())
         await asyncio.wait({started, running}, return_when=asyncio.FIRST_COMPLETED)
         started.cancel()
+        if not up.is_set():
+            await running  # raises why
 
 
 async def serve(
