@@ -7,6 +7,7 @@ recently that a later write could leave the same times behind is not indexed.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -20,10 +21,13 @@ from ramify.fork_engine.descent import Descent, file
 from ramify.fork_engine.errors import SnapshotCorrupt, WorkspaceError
 from ramify.fork_engine.layers import Layers, Reader, replace_durably
 from ramify.fork_engine.manifest import FORMAT, Manifest, canonical_json
-from ramify.fork_engine.scan import Found, entry_of, link_inodes, root_entry, skip, walk
+from ramify.fork_engine.scan import Found, TooDeep, entry_of, link_inodes, root_entry, skip, walk
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Skipped
 from ramify.fork_engine.view import Located
 from ramify.fork_engine.write import place_link
+
+_GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
+"""What opening a path answers that was something else, or there at all, a moment before."""
 
 Stamp = tuple[int, int, int, int, int]
 
@@ -82,23 +86,29 @@ def _checked(folder: Path, store: Path) -> Path:
 
 def _read(folder: Path, index: Index, incoming: Path) -> _Read:
     read = _Read(folder.stat())
-    where = "."
     try:
         with closing(walk(folder, lend=0)) as walked:
             for found in walked:
-                where = found.path
-                _read_one(found, read, index, incoming)
+                try:
+                    _read_one(found, read, index, incoming)
+                except OSError as error:
+                    error.filename = found.path
+                    raise
         read.entries = link_inodes(read.entries, read.inodes)
         _check_unchanged(folder, read)
-    except PermissionError as error:
-        at = error.filename if isinstance(error.filename, str) and not error.filename.startswith("/") else where
+    except OSError as error:
+        if error.errno in _GONE:
+            raise _changed(folder, error.filename) from None
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EIO):
+            raise
         raise WorkspaceError(
-            f"{folder}: {at!r} cannot be read ({error.strerror}). Make it readable, or move it out of the workspace"
+            f"{folder}: {error.filename!r} cannot be read ({error.strerror}). "
+            f"Make it readable, or move it out of the workspace"
         ) from None
-    except FileNotFoundError:
-        raise _changed(folder, where) from None
     except _ChangedWhileRead as error:
         raise _changed(folder, error.path) from None
+    except TooDeep as error:
+        raise WorkspaceError(f"{folder}: {error}") from None
     return read
 
 

@@ -27,6 +27,10 @@ _SKIP_REASONS = {
 }
 
 
+class TooDeep(ForkEngineError):
+    """Folders nested so deep that a walk would run out of descriptors."""
+
+
 @dataclass(slots=True)
 class Found:
     """One path met on a walk. Descriptors are valid until the walk goes on."""
@@ -58,9 +62,7 @@ def walk(root: Path, *, lend: int = 0o500) -> Generator[Found, None, None]:
 
 def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[Found, None, None]:
     if depth > MAX_DEPTH:
-        raise ForkEngineError(
-            f"{prefix[:80]}…: folders nested more than {MAX_DEPTH} deep. Flatten them, or leave them out"
-        )
+        raise TooDeep(f"{prefix[:80]}…: folders nested more than {MAX_DEPTH} deep. Flatten them, or leave them out")
     with os.scandir(fd) as found:
         names = sorted(child.name for child in found)
     for name in names:
@@ -72,8 +74,7 @@ def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[Found, None,
                 continue
             opened = open_folder(name, fd, lend=lend)
         except OSError as error:
-            if error.filename == name:
-                error.filename = path
+            error.filename = path
             raise
         try:
             yield Found(path, name, fd, status, opened.fd)

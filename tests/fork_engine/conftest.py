@@ -112,7 +112,9 @@ class Bench:
 
     def texts(self, snapshot: Snapshot) -> dict[str, str]:
         entries = self.store.entries(snapshot)
-        return {p: self.store.read(snapshot, p).decode() for p, e in entries.items() if e.kind.value == "file"}
+        return {
+            p: self.store.read(snapshot, p).decode("utf-8", "replace") for p, e in entries.items() if e.kind.value == "file"
+        }
 
 
 def write_files(root: Path, files: Mapping[str, str | bytes | None]) -> None:
