@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import typing
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
@@ -15,7 +14,7 @@ from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.loading import canonical_module, file_ref
 from ramify.runtime.run import RunScope
-from ramify.runtime.sandbox import Sandbox, SyncSandbox
+from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.scope import current_scope
 from ramify.runtime.sites import call_site
 from ramify.runtime.steps import StepDef, begin_step
@@ -99,7 +98,7 @@ def step(
     """
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
-        parameter = _sandbox_parameter(function)
+        parameter = sandbox_parameter(function)
         declared = Effect(effect) if effect else None
         known = declared or (Effect.REVERTIBLE if parameter else Effect.UNKNOWN)
         if known is Effect.PURE and parameter is not None:
@@ -113,19 +112,6 @@ def step(
         return Step(function, definition, declared)
 
     return decorate if function is None else decorate(function)
-
-
-def _sandbox_parameter(function: Callable[..., Any]) -> str | None:
-    """The parameter that takes the world, by its annotation."""
-    try:
-        hints = typing.get_type_hints(function)
-    except NameError:  # an annotation that only a type checker can see
-        hints = {n: p.annotation for n, p in inspect.signature(function).parameters.items()}
-    names = {"Sandbox", "SyncSandbox", "ramify.Sandbox", "ramify.SyncSandbox"}
-    found = [n for n, h in hints.items() if n != "return" and (h in (Sandbox, SyncSandbox) or h in names)]
-    if len(found) > 1:
-        raise TypeError(f"step {function.__qualname__!r} takes {len(found)} worlds; a step acts on one")
-    return found[0] if found else None
 
 
 class Workflow(Generic[P, R]):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+import inspect
+import typing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,3 +75,16 @@ class SyncSandbox:
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+
+def sandbox_parameter(function: Callable[..., Any]) -> str | None:
+    """The parameter of a step or node that takes the world, by its annotation. Raises `TypeError` for several."""
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # an annotation that only a type checker can see
+        hints = {n: p.annotation for n, p in inspect.signature(function).parameters.items()}
+    names = {"Sandbox", "SyncSandbox", "ramify.Sandbox", "ramify.SyncSandbox"}
+    found = [n for n, h in hints.items() if n != "return" and (h in (Sandbox, SyncSandbox) or h in names)]
+    if len(found) > 1:
+        raise TypeError(f"step {function.__qualname__!r} takes {len(found)} worlds; a step acts on one")
+    return found[0] if found else None
