@@ -71,10 +71,10 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
     with Descent(dest) as tree:
         for item in changes:
             now = _now(tree, item, made)
-            if _same(now, item.after):
+            if change(item.path, now, item.after) is None:
                 continue
             todo.append(item)
-            if not _same(now, item.before):
+            if change(item.path, now, item.before) is not None:
                 clashes.append(item.path)
             elif now is not None and now.kind is EntryKind.DIR and item.path not in made:
                 clashes.extend(child for child in _children(tree, item.path) if child not in gone)
@@ -88,12 +88,6 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
         )
     _apply(todo, after, dest, place)
     return todo
-
-
-def _same(one: Entry | None, other: Entry | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return one.content == other.content
 
 
 def _now(tree: Descent, item: Change, made: set[str]) -> Entry | None:

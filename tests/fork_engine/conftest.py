@@ -101,7 +101,9 @@ class Bench:
         """A child of `parent` with these files written, removed, and whatever `do` does."""
         tree = self.tree(parent)
         for path in remove:
-            shutil.rmtree(tree / path) if (tree / path).is_dir() else (tree / path).unlink()
+            shutil.rmtree(tree / path) if (tree / path).is_dir() and not (tree / path).is_symlink() else (
+                tree / path
+            ).unlink()
         write_files(tree, files or {})
         if do is not None:
             do(tree)
@@ -113,7 +115,9 @@ class Bench:
     def texts(self, snapshot: Snapshot) -> dict[str, str]:
         entries = self.store.entries(snapshot)
         return {
-            p: self.store.read(snapshot, p).decode("utf-8", "replace") for p, e in entries.items() if e.kind.value == "file"
+            p: self.store.read(snapshot, p).decode("utf-8", "replace")
+            for p, e in entries.items()
+            if e.kind.value == "file"
         }
 
 
