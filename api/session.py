@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from ramify.decorators import Workflow
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime import codec, driver
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import PlanMismatch, WorkflowChanged
+from ramify.runtime.errors import BadArguments, PlanMismatch, WorkflowChanged
 from ramify.runtime.events import Event, Observer
 from ramify.runtime.loading import load_target
 from ramify.runtime.records import LLMRecord, OpRecord, RunId, RunRecord, RunStatus, Settings
@@ -116,6 +117,12 @@ class Runtime:
         plan: Plan | None = None,
     ) -> Any:
         """As `run`, for a workflow whose own parameters have names that `run` takes."""
+        try:
+            signature(workflow.__wrapped__).bind(*args, **kwargs)
+        except TypeError as error:
+            raise BadArguments(
+                f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
+            ) from error
         if plan is None:
             plan = compile_plan(workflow)
         elif plan.name != workflow.__ramify_workflow__.name:

@@ -10,6 +10,7 @@ RunError
 ├── AmbiguousRef          a prefix that names several
 ├── RunLocked             another process works on that run
 ├── StoreError            the database is missing, of another version, or refuses to write
+├── BadArguments          a workflow called with arguments that it does not take
 ├── TargetNotFound        no such file, module or name to run
 ├── CommandFailed         `sandbox.run(…, check=True)` and the command failed; `.result`
 └── PlanMismatch          the plan has no operation for what the workflow does
@@ -71,6 +72,10 @@ class StoreError(RunError):
 
 class PlanMismatch(RunError):
     """The plan does not fit the workflow that runs under it."""
+
+
+class BadArguments(RunError, TypeError):
+    """A workflow was called with arguments that it does not take."""
 
 
 class TargetNotFound(RunError):
