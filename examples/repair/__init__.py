@@ -1,0 +1,1 @@
+"""Repairs small Python programs by search over copy-on-write worlds. Run it: `python -m examples.repair --help`."""

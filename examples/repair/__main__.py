@@ -1,0 +1,84 @@
+"""`python -m examples.repair`: repair the programs beside this file, or those of any folder of the same shape."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ramify import Runtime
+from ramify.cli.progress import Progress
+
+from .report import RepairReport, table
+from .suite import find_programs
+from .workflow import repair
+
+HERE = Path(__file__).parent / "programs"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--programs",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=HERE,
+    show_default="ours",
+    help="A folder with a folder for each program: its .py files and its pytest suite.",
+)
+@click.option("--only", metavar="NAME", multiple=True, help="Only this program. Repeatable.")
+@click.option(
+    "--budget", type=click.IntRange(min=1), default=160, show_default=True, help="Forks a program may take."
+)
+@click.option(
+    "--apply", is_flag=True, help="Write the repaired files into the folder. Without it, it stays as it is."
+)
+@click.option("--base-url", help="An OpenAI-compatible server, in place of the embedded model.")
+@click.option("--model", help="The model's name there.")
+@click.option(
+    "--sandbox", type=click.Choice(["namespaces", "copy"]), help="How worlds are made. copy isolates nothing."
+)
+@click.option(
+    "--deadline", metavar="DURATION", help="For the whole run; the model's calls carry it.  [default: 150s]"
+)
+@click.option("--home", type=click.Path(path_type=Path), help="Where state is kept.  [default: as ramify]")
+@click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
+def main(
+    programs: Path,
+    only: tuple[str, ...],
+    budget: int,
+    apply: bool,
+    base_url: str | None,
+    model: str | None,
+    sandbox: str | None,
+    deadline: str | None,
+    home: Path | None,
+    as_json: bool,
+) -> None:
+    """Repair small Python programs by search over copy-on-write worlds, with a small model's help."""
+    names = [name for name in find_programs(programs) if not only or name in only]
+    if missing := set(only) - set(names):
+        raise click.UsageError(f"no such program in {programs}: {', '.join(sorted(missing))}")
+    if not names:
+        raise click.UsageError(f"{programs} holds no programs: it needs a folder with .py files for each")
+
+    async def run() -> RepairReport:
+        with Progress.for_stream(sys.stderr) as progress:
+            async with Runtime(
+                home=home, sandbox=sandbox, base_url=base_url, model=model, observer=progress
+            ) as runtime:
+                return await runtime.run(repair, names, budget, workspace=programs, deadline=deadline)
+
+    report = asyncio.run(run())
+    if as_json:
+        click.echo(
+            json.dumps({"repaired": report.repaired, "rows": [dataclasses.asdict(row) for row in report.rows]})
+        )
+    else:
+        click.echo(table(report))
+    sys.exit(0 if report.repaired == report.broken else 1)
+
+
+main()

@@ -1,0 +1,94 @@
+"""The steps of the repair: what touches a world or asks the model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from ramify import Sandbox, llm, step
+from ramify.serving.errors import ServingError
+
+from .edits import apply_edit
+from .prompts import SYSTEM
+from .ranking import Candidate
+from .suite import Suite, Survey, Trial, command, environment, read_program, read_survey, read_trial
+
+SUITE_LIMIT_S = 120.0  # wall seconds for one run of a suite, whatever happens in it
+SAMPLES = 3  # lines that the model writes for the most suspicious one
+LINE_TOKENS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """What the model wrote; `refused` says why it wrote nothing."""
+
+    texts: tuple[str, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Votes:
+    """The model's log-probability of each option; `refused` says why there are none."""
+
+    scores: tuple[float, ...] = ()
+    refused: str = ""
+
+
+@step(reuse=True)
+async def survey(sandbox: Sandbox, name: str) -> Survey:
+    """Run a program's whole suite, traced: what fails, where, and with which values."""
+    program = read_program(sandbox.path / name)
+    if program.problem:
+        return Survey(Suite(name, program.tests), problem=program.problem)
+    return read_survey(program, await _run(sandbox, command("survey", Suite(name, program.tests), program.files)))
+
+
+@step(reuse=True)
+async def run_tests(sandbox: Sandbox, suite: Suite) -> Trial:
+    """Run a suite until it is clear whether this world's state mends it. Equal states share one run."""
+    return read_trial(suite, await _run(sandbox, command("check", suite)))
+
+
+@step
+async def write_edit(sandbox: Sandbox, candidate: Candidate) -> str:
+    """Make an edit in this branch's world."""
+    path = sandbox.path / candidate.program / candidate.edit.path
+    text = path.read_bytes().decode("utf-8")
+    path.write_bytes(apply_edit(text, candidate.edit).encode("utf-8"))
+    return candidate.shown
+
+
+@step(effect="pure")
+async def write_lines(question: str) -> Lines:
+    """The model's own edits. A model that is down is part of the result: the search goes on without it, and says so."""
+    try:
+        return Lines(
+            tuple(await llm.propose(question, n=SAMPLES, system=SYSTEM, max_tokens=LINE_TOKENS, stop=("\n\n",)))
+        )
+    except ServingError as error:
+        return Lines(refused=f"{type(error).__name__}: {error}")
+
+
+@step(effect="pure")
+async def vote(question: str, options: list[str]) -> Votes:
+    """The model's ranking of options, asked in both orders, since a small model favours early letters."""
+    try:
+        there, back = await asyncio.gather(
+            llm.choose(question, options, system=SYSTEM), llm.choose(question, options[::-1], system=SYSTEM)
+        )
+    except ServingError as error:
+        return Votes(refused=f"{type(error).__name__}: {error}")
+    return Votes(tuple((a + b) / 2 for a, b in zip(there.scores, back.scores[::-1], strict=True)))
+
+
+async def _run(sandbox: Sandbox, words: list[str]) -> dict[str, Any] | None:
+    """The runner's answer; None where the mutated program took the whole interpreter down."""
+    result = await sandbox.run(words, env=environment(), timeout=SUITE_LIMIT_S)
+    if not result.stdout.startswith("{"):
+        if "No module named 'pytest'" in result.stderr:
+            raise RuntimeError("pytest cannot be imported in the world: install it beside ramify (ramify[examples])")
+        return None
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
