@@ -114,5 +114,5 @@ def _check_path(path: str, entries: Mapping[str, Entry], layer: LayerId) -> None
     above, name = split(path)
     parent = entries.get(above)
     inside = not above or (parent is not None and parent.kind is EntryKind.DIR)
-    if name in ("", ".", "..") or "\0" in path or not inside:
+    if name in ("", ".", "..") or path.startswith("/") or "\0" in path or not inside:
         raise SnapshotCorrupt(f"layer {layer}: its manifest names {path!r}, which no folder of the layer holds")

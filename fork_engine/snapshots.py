@@ -68,7 +68,7 @@ def decode(encoded: bytes, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
     try:
         raw = json.loads(encoded)
         check = raw.pop("check")
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise _corrupt(id) from None
     if check != digest_bytes(canonical_json(raw)):
         raise _corrupt(id)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import ProcessTier, SnapshotId
+from ramify.fork_engine.types import EntryKind, ProcessTier, SnapshotId
 
 NAMES = st.sampled_from(["a", "b", "a.py", "a-b", "0", "\udcff"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
@@ -36,7 +36,7 @@ OPERATIONS = st.one_of(
 )
 SCRIPTS = st.lists(OPERATIONS, max_size=12)
 PROPERTY = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
@@ -349,3 +349,24 @@ def test_processes_share_a_store(bench: Any) -> None:
     while any(worker.poll() is None for worker in workers):
         bench.store.forget_temporary()  # takes nothing from anyone at work
     assert [worker.returncode for worker in workers] == [0, 0]
+
+
+def test_a_sealer_killed_anywhere_leaves_only_whole_snapshots(bench: Any) -> None:
+    base = bench.base({"a": "1", "d/b": "2"})
+    for moment in range(6):
+        tree = bench.tree(base)
+        script = SEALER.replace("range(8)", "range(1000)")
+        worker = subprocess.Popen([sys.executable, "-c", script, bench.store.root, base.id, tree])
+        seen = len(bench.on_disk("layers"))
+        while len(bench.on_disk("layers")) < seen + 1 + moment % 3:
+            assert worker.poll() is None
+        worker.kill()
+        worker.wait()
+    fresh = SnapshotStore(bench.store.root)
+    fresh.forget_temporary()
+    assert bench.on_disk("tmp") == []
+    for name in bench.on_disk("snapshots"):
+        snapshot = fresh.get(SnapshotId(name.removesuffix(".json")))
+        for path, entry in fresh.entries(snapshot).items():
+            assert entry.kind is not EntryKind.FILE or len(fresh.read(snapshot, path)) == entry.size
+        assert fresh.changes(snapshot, snapshot) == []

@@ -1,0 +1,56 @@
+"""Copying bytes: every way of copying gives the same."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine import content
+
+HOLE = 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["empty", "dense", "hole first", "hole last", "only hole"])
+@pytest.mark.parametrize("in_kernel", [True, False])
+def test_every_way_of_copying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, in_kernel: bool) -> None:
+    if not in_kernel:
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EXDEV, "not across file systems")
+
+        monkeypatch.setattr(os, "copy_file_range", refuse)
+    data = {
+        "empty": b"",
+        "dense": os.urandom(3 * HOLE + 17),
+        "hole first": bytes(HOLE) + b"x" * 5000,
+        "hole last": b"x" * 5000 + bytes(HOLE),
+        "only hole": bytes(HOLE),
+    }[kind]
+    with (tmp_path / "from").open("wb+") as source, (tmp_path / "to").open("wb+") as dest:
+        os.truncate(source.fileno(), len(data))
+        start = len(data) - len(data.lstrip(b"\0"))
+        os.pwrite(source.fileno(), data.strip(b"\0"), start)
+        content.copy_bytes(source.fileno(), dest.fileno())
+        assert content.digest_fd(source.fileno()) == content.digest_fd(dest.fileno()) == content.digest_bytes(data)
+        if "hole" in kind:
+            assert os.fstat(dest.fileno()).st_blocks * 512 < HOLE
+
+
+def test_an_error_of_the_disk_is_not_swallowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "copy_file_range", full)
+    with (tmp_path / "from").open("wb+") as source, (tmp_path / "to").open("wb+") as dest:
+        source.write(b"data")
+        source.flush()
+        with pytest.raises(OSError, match="No space"):
+            content.copy_bytes(source.fileno(), dest.fileno())
+
+
+def test_a_flush_that_fails_is_an_error() -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        content.sync_file_system(-1)

@@ -1,0 +1,93 @@
+"""The merged view against a plain model of overlayfs."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.fork_engine.diff import layer_between
+from ramify.fork_engine.manifest import Manifest
+from ramify.fork_engine.types import Entry, EntryKind
+from ramify.fork_engine.view import View, differing
+
+TOP = Entry(EntryKind.DIR, 0o755)
+NAMES = st.sampled_from(["a", "b", "a-", "0"])
+LEAF = st.sampled_from([EntryKind.FILE, EntryKind.SYMLINK])
+TREES = st.recursive(
+    st.builds(Entry, kind=LEAF, mode=st.sampled_from([1, 2])),
+    lambda inner: st.dictionaries(NAMES, inner),
+    max_leaves=8,
+)
+UPPERS = st.recursive(
+    st.builds(Entry, kind=st.sampled_from([EntryKind.FILE, EntryKind.WHITEOUT]), mode=st.sampled_from([3, 4])),
+    lambda inner: st.tuples(st.booleans(), st.dictionaries(NAMES, inner)),
+    max_leaves=8,
+)
+Tree = dict[str, "Entry | Tree"]
+
+
+def flatten(tree: object, prefix: str = "") -> dict[str, Entry]:
+    flat: dict[str, Entry] = {}
+    opaque, children = tree if isinstance(tree, tuple) else (False, tree)
+    if prefix:
+        flat[prefix] = Entry(EntryKind.DIR, 0o755, opaque=opaque)
+    assert isinstance(children, dict)
+    for name, child in children.items():
+        path = f"{prefix}/{name}" if prefix else name
+        flat.update({path: child} if isinstance(child, Entry) else flatten(child, path))
+    return flat
+
+
+def overlay(lower: object, upper: object) -> object:
+    """overlayfs, one level at a time."""
+    if isinstance(upper, Entry):
+        return None if upper.kind is EntryKind.WHITEOUT else upper
+    opaque, names = upper if isinstance(upper, tuple) else (False, upper)
+    merged = {} if opaque or not isinstance(lower, dict) else dict(lower)
+    for name, child in names.items():
+        result = overlay(merged.get(name), child)
+        merged.pop(name, None)
+        if result is not None:
+            merged[name] = result
+    return merged
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(NAMES, TREES), st.lists(st.dictionaries(NAMES, UPPERS), max_size=4))
+def test_stacking_is_what_overlayfs_shows(base: Tree, uppers: list[Tree]) -> None:
+    view, model = View(Manifest(flatten(base), TOP)), base
+    for upper in uppers:
+        view, model = view.stacked(Manifest(flatten(upper), TOP)), overlay(model, upper)
+        expected = flatten(model)
+        assert dict(view) == expected
+        assert list(view) == sorted(expected) and len(view) == len(expected)
+        assert all((path in view) == (path in expected) for path in [*expected, "nowhere", "a/nowhere"])
+        for folder in [path for path in expected if view.is_folder(path)] + [""]:
+            below = {path for path in expected if path.startswith(folder + "/") or not folder}
+            assert set(view.below(folder)) == below
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(NAMES, TREES), st.dictionaries(NAMES, TREES), st.lists(st.dictionaries(NAMES, UPPERS), max_size=2)
+)
+def test_the_layer_between_two_views_leads_from_one_to_the_other(base: Tree, goal: Tree, uppers: list[Tree]) -> None:
+    before = View(Manifest(flatten(base), TOP))
+    for upper in uppers:
+        before = before.stacked(Manifest(flatten(upper), TOP))
+    after = View(Manifest(flatten(goal), TOP))
+    changed = differing(before, after)
+    assert changed == sorted(p for p in before.keys() | after.keys() if before.get(p) != after.get(p))
+    layer = Manifest(layer_between(before, after, changed), TOP)
+    assert dict(before.stacked(layer)) == dict(after)
+
+
+def test_links_of_a_layer_shift_when_their_first_path_goes() -> None:
+    file = Entry(EntryKind.FILE, 1)
+    linked = Manifest({p: Entry(EntryKind.FILE, link="" if p == "a" else "a") for p in "abc"}, TOP)
+    view = View(linked)
+    assert [view[p].link for p in "abc"] == ["", "a", "a"]
+    view = view.stacked(Manifest({"a": file}, TOP))
+    assert [view[p].link for p in "abc"] == ["", "", "b"]
+    view = view.stacked(Manifest({"b": Entry(EntryKind.WHITEOUT)}, TOP))
+    assert [view[p].link for p in "ac"] == ["", ""]
