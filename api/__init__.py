@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ramify.decorators import Step, Workflow, step, workflow
     from ramify.faces import Choice, current_sandbox, fork, llm
+    from ramify.graph import compile
     from ramify.runtime.forks import Branch, Branches, Outcome, Outcomes
     from ramify.runtime.sandbox import Sandbox, SyncSandbox
     from ramify.sandboxes.contract import RunResult
@@ -28,6 +29,7 @@ _HOME = {
     "Step": "ramify.decorators",
     "SyncSandbox": "ramify.runtime.sandbox",
     "Workflow": "ramify.decorators",
+    "compile": "ramify.graph",
     "current_sandbox": "ramify.faces",
     "fork": "ramify.faces",
     "llm": "ramify.faces",
@@ -48,6 +50,7 @@ __all__ = [
     "Step",
     "SyncSandbox",
     "Workflow",
+    "compile",
     "current_sandbox",
     "fork",
     "llm",

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, event
+from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S
@@ -25,9 +25,14 @@ def open_engine(path: Path) -> AsyncEngine:
     """Transactions of `engine.execution_options(write=True)` take the write lock when they begin: one that read
     first and asked for the lock later would be refused at once if another process wrote in between."""
     engine = create_async_engine(URL.create("sqlite+aiosqlite", database=os.fspath(path)))
-    event.listen(engine.sync_engine, "connect", _on_connect)
-    event.listen(engine.sync_engine, "begin", _on_begin)
+    prepare(engine.sync_engine)
     return engine
+
+
+def prepare(engine: Engine) -> None:
+    """Make an engine on a SQLite file behave as `open_engine` says."""
+    event.listen(engine, "connect", _on_connect)
+    event.listen(engine, "begin", _on_begin)
 
 
 def _on_connect(connection: Any, _record: object) -> None:

@@ -1,0 +1,94 @@
+"""The environment as a channel: what a LangGraph checkpoint holds of the world, and how siblings are joined.
+
+The channel is put into a graph after it was compiled, so it is in no schema and no stream. LangGraph's history,
+time travel and forks then carry the world like any other value. Only primitives are in it: it goes through
+whatever serialiser a checkpointer uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NotRequired, Self, TypedDict, cast
+
+from langgraph._internal._typing import MISSING
+from langgraph.channels.base import BaseChannel
+from langgraph.errors import EmptyChannelError
+
+ENV = "__env__"
+
+
+class Env(TypedDict):
+    """Where a thread's world stands.
+
+    `join` is there where several tasks ended a superstep: [snapshot, node, branch, checkpoint] of each, in the order
+    of their paths. They stand on `snapshot` and are merged when somebody asks for the world.
+    """
+
+    run: str
+    branch: str
+    at: str  # key of the journal row that brought the branch here; "" at its beginning
+    snapshot: str
+    checkpoint: str  # Ramify's, not LangGraph's
+    unsealed: NotRequired[bool]  # the plan sealed nothing here: the live world holds more than `snapshot`
+    join: NotRequired[list[list[str]]]
+    child: NotRequired[list[str]]  # only in a task's write: one entry of `join`
+
+
+class EnvChannel(BaseChannel[Env, Env, Env]):
+    """One task's write replaces the value; several become a join. LangGraph hands them over ordered by task path,
+    so what finished first does not matter."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, typ: Any = dict, key: str = ENV) -> None:
+        super().__init__(typ, key)
+        self.value: Any = MISSING
+
+    @property
+    def ValueType(self) -> Any:
+        return self.typ
+
+    @property
+    def UpdateType(self) -> Any:
+        return self.typ
+
+    def copy(self) -> Self:
+        return self.from_checkpoint(self.value)
+
+    def from_checkpoint(self, checkpoint: Any) -> Self:
+        made = type(self)(self.typ, self.key)
+        made.value = checkpoint
+        return made
+
+    def checkpoint(self) -> Any:
+        return self.value
+
+    def is_available(self) -> bool:
+        return self.value is not MISSING
+
+    def get(self) -> Env:
+        if self.value is MISSING:
+            raise EmptyChannelError
+        return cast(Env, self.value)
+
+    def update(self, values: Sequence[Env]) -> bool:
+        if not values:
+            return False
+        self.value = joined(values)
+        return True
+
+
+def joined(writes: Sequence[Env]) -> Env:
+    """What the writes of one superstep's tasks come to."""
+    children = [list(write["child"]) for write in writes if "child" in write]
+    if not children:
+        return writes[-1]
+    first = writes[0]
+    return {
+        "run": first["run"],
+        "branch": first["branch"],
+        "at": first["at"],
+        "snapshot": first["snapshot"],
+        "checkpoint": first["checkpoint"],
+        "join": children,
+    }

@@ -1,0 +1,112 @@
+"""An event loop of our own in a daemon thread: where the machine lives, whoever calls it.
+
+LangGraph's synchronous API has no loop, and its asynchronous one has a new loop for every `asyncio.run`. Worlds,
+the database and the model client outlive both, so they live here, and callers cross over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine, Generator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from ramify.runtime.langgraph.errors import SessionClosed
+from ramify.runtime.sandbox import Sandbox
+from ramify.sandboxes.contract import RunResult, World
+
+T = TypeVar("T")
+
+
+class Portal:
+    """Started by the first call. `stop` ends the thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._stopped:
+                raise SessionClosed("this app was closed: compile the graph again")
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="ramify", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    @property
+    def started(self) -> bool:
+        return self._loop is not None and not self._stopped
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
+        except BaseException:
+            work.close()
+            raise
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """For callers without a loop. An interrupted caller cancels the work."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def cross(self, work: Coroutine[Any, Any, T]) -> T:
+        """For callers on a loop of their own."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+
+class Crossing(Generic[T]):
+    """Work that was submitted in program order, to be awaited on any loop, or never."""
+
+    def __init__(self, future: concurrent.futures.Future[T]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class FarSandbox(Sandbox):
+    """A world of the portal's loop, for code that runs on another one."""
+
+    def __init__(self, world: World, portal: Portal) -> None:
+        super().__init__(world)
+        self._portal = portal
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        work = super().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check)
+        return await self._portal.cross(work)

@@ -1,0 +1,298 @@
+"""One LangGraph thread as a run: its branches, and where each superstep stands on them.
+
+A superstep of one task acts on the branch itself. A superstep of several forks the branch, and its children are
+merged when somebody next asks for the world. A checkpoint that is not where its branch stands now was gone back
+to: what runs on from there is a new branch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from ramify.compiler.plan import OpKind, Plan, PlanOp
+from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
+from ramify.runtime import codec
+from ramify.runtime.driver import Services, world_spec
+from ramify.runtime.events import RunEnded, RunStarted
+from ramify.runtime.journal import Journal
+from ramify.runtime.langgraph.channel import Env
+from ramify.runtime.langgraph.errors import WorldLost
+from ramify.runtime.langgraph.join import merged
+from ramify.runtime.locks import RunLock
+from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus, RunRecord, RunStatus, RunUpdate
+from ramify.runtime.worlds import Branch, WorldPool
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One execution of a node, as LangGraph names it."""
+
+    node: str
+    key: str  # thread, namespace and task id: its place in the journal
+    superstep: str  # thread, namespace and parent checkpoint
+    index: int  # among the tasks of its superstep
+    width: int  # how many these are
+    attempt: int = 1
+    durable: bool = False  # the thread's checkpoints outlive the invocation
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a thread's world stands, all joins done."""
+
+    branch: BranchPath
+    at: str
+    snapshot: Snapshot
+    checkpoint: CheckpointId
+    unsealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Superstep:
+    """What the tasks of one superstep share. `place` names its fork; None where there is only one task."""
+
+    line: Branch
+    start: Position
+    place: str | None = None
+    children: dict[int, Branch] = field(default_factory=dict)
+
+    def branch(self, index: int) -> Branch:
+        if self.place is None:
+            return self.line
+        if index not in self.children:
+            path = BranchPath(f"{self.line.path}/{self.place}.{index}")
+            self.children[index] = Branch(path, self.start.snapshot, self.start.checkpoint)
+        return self.children[index]
+
+
+class GraphRun:
+    """A run of the LangGraph front end, while an invocation works on it."""
+
+    def __init__(self, services: Services, record: RunRecord, plan: Plan, journal: Journal) -> None:
+        self.services = services
+        self.record = record
+        self.plan = plan
+        self.journal = journal
+        self.worlds = WorldPool(services.backend, world_spec(record))
+        self._lines: dict[BranchPath, Branch] = {}
+        self._heads: dict[str, str] = {}  # branch to the key of the row that it stands at
+        self._forks = 0
+        self._supersteps: dict[str, Superstep] = {}
+        self._lock = asyncio.Lock()
+        self._stack = ExitStack()
+        ops = {op.kind: op for op in plan.ops}
+        self._fork_op = ops.get(OpKind.FORK, plan.catch_all)
+        self._merge_op = ops.get(OpKind.MERGE, plan.catch_all)
+        self._release_op = plan.release_of(self._fork_op) or plan.catch_all
+
+    @classmethod
+    async def open(
+        cls, services: Services, record: RunRecord, plan: Plan, skipped: tuple[Skipped, ...] = ()
+    ) -> GraphRun:
+        """Take a run over from where its journal ends. Raises `RunLocked` where another process works on it."""
+        with ExitStack() as stack:
+            stack.enter_context(RunLock(services.locks, record.id))
+            ops = await services.store.ops(record.id)
+            llm = await services.store.llm(record.id)
+            resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
+            if record.status is not RunStatus.RUNNING:
+                await services.store.commit(record.id, update=RunUpdate(status=RunStatus.RUNNING))
+                record = replace(record, status=RunStatus.RUNNING)
+            journal = Journal(services.store, record, ops=ops, llm=llm, clock=services.clock, emit=services.emit)
+            run = cls(services, record, plan, journal)
+            for row in ops:
+                run._remember(row)
+            run._stack = stack.pop_all()
+        services.emit(RunStarted(record, resumed=resumed, skipped=skipped))
+        return run
+
+    async def close(self, status: RunStatus, error: str = "") -> None:
+        with self._stack:
+            await self.worlds.close()
+            await self.journal.finish(RunUpdate(status=status, error=error))
+            self.services.emit(RunEnded(self.record, status))
+
+    def node_op(self, node: str) -> PlanOp:
+        runs = (op for op in self.plan.ops if op.kind is OpKind.RUN and op.step == node)
+        return next(runs, self.plan.catch_all)
+
+    def seal_op(self, op: PlanOp) -> PlanOp | None:
+        if op.kind is OpKind.BREAK:
+            return op if op.attrs.get("seal", True) else None
+        return self.plan.after(op, OpKind.SEAL)
+
+    async def record_rows(self, *rows: OpRecord, checkpoint: tuple[Branch, Snapshot, str] | None = None) -> None:
+        await self.journal.record(*rows, checkpoint=checkpoint)
+        for row in rows:
+            self._remember(row)
+
+    def row(self, kind: OpKind, op: PlanOp, key: str, branch: BranchPath, **changes: object) -> OpRecord:
+        blank = OpRecord(self.record.id, 0, key, op.id, kind, branch, OpStatus.DONE, ended_at=self.services.clock())
+        return replace(blank, **changes)  # type: ignore[arg-type]
+
+    def _remember(self, row: OpRecord) -> None:
+        if row.status is not OpStatus.DONE:
+            return
+        if row.kind is OpKind.RUN:
+            self._heads[row.branch] = row.key
+        elif row.kind is OpKind.FORK:
+            self._forks += 1
+            if "line" in row.attrs:
+                self._heads[row.attrs["line"]] = row.attrs["at"]
+        elif row.kind is OpKind.RELEASE and self._heads.get(row.branch, "") == row.attrs["at"]:
+            self._heads[row.branch] = row.key
+
+    def first(self, snapshot: Snapshot, checkpoint: CheckpointId) -> Env:
+        """Where a thread's world stands before its first node."""
+        return {
+            "run": self.record.id,
+            "branch": "root",
+            "at": "",
+            "snapshot": snapshot.id,
+            "checkpoint": checkpoint,
+        }
+
+    async def superstep(self, task: Task, env: Env) -> Superstep:
+        """Where this task's superstep stands; the same answer for each of its tasks. Raises `NodesConflict`."""
+        async with self._lock:
+            if task.superstep not in self._supersteps:
+                self._supersteps[task.superstep] = await self._stand(task, env)
+            return self._supersteps[task.superstep]
+
+    async def settle(self, env: Env) -> Position:
+        """The position that the channel's value means; what it leaves to be merged is merged now."""
+        async with self._lock:
+            return await self._settle(env)
+
+    async def _stand(self, task: Task, env: Env) -> Superstep:
+        start = await self._settle(env)
+        path, place = await self._path(task, start)
+        line = self._lines.get(path)
+        if line is None:
+            line = self._lines[path] = Branch(path, start.snapshot, start.checkpoint)
+        if start.unsealed:
+            if not line.unsealed or line.world is None or self._heads.get(path, "") != start.at:
+                raise WorldLost(
+                    f"the files of {path} at {start.at.rpartition('|')[2]} were in a live world only, since the plan "
+                    "has no SEAL there, and it is gone: go on from the checkpoint before that node"
+                )
+        else:
+            line.snapshot, line.checkpoint = start.snapshot, start.checkpoint
+        if task.width == 1:
+            return Superstep(line, start)
+        if line.unsealed and line.world is not None:  # children can only stand on a sealed state
+            line.snapshot, line.unsealed = await line.world.seal(), False
+        start = replace(start, snapshot=line.snapshot, unsealed=False)
+        if place is None:
+            place = await self._record_fork(f"{task.superstep}|FORK", start, path, task.width)
+        return Superstep(line, start, place)
+
+    async def _path(self, task: Task, start: Position) -> tuple[BranchPath, str | None]:
+        """The branch that the superstep acts on and, where the journal knows it, the place of its fork."""
+        if (row := self.journal.served(f"{task.superstep}|FORK")) is not None:
+            return row.branch, codec.decode(row.result_json or "")["place"]
+        if task.width == 1 and (row := self.journal.served(task.key)) is not None:
+            return row.branch, None
+        if (row := self.journal.served(f"{task.superstep}|BRANCH")) is not None:
+            return BranchPath(row.attrs["line"]), None
+        if self._heads.get(start.branch, "") == start.at:
+            return start.branch, None
+        place = f"{self._fork_op.id}.{self._forks}"
+        path = BranchPath(f"{start.branch}/{place}.0")
+        attrs = {"line": path, "at": start.at}
+        await self._record_fork(f"{task.superstep}|BRANCH", start, start.branch, 1, attrs)
+        return path, None
+
+    async def _record_fork(
+        self, key: str, start: Position, path: BranchPath, children: int, attrs: dict[str, str] | None = None
+    ) -> str:
+        place = f"{self._fork_op.id}.{self._forks}"
+        row = self.row(
+            OpKind.FORK,
+            self._fork_op,
+            key,
+            path,
+            result_json=codec.encode({"children": children, "place": place}),
+            result_digest=codec.digest(children),
+            snapshot_in=start.snapshot.id,
+            snapshot_out=start.snapshot.id,
+            started_at=self.services.clock(),
+            summary=f"{children} tasks" if attrs is None else "gone back to, and on from here",
+            attrs=attrs or {},
+        )
+        await self.record_rows(row)
+        return place
+
+    async def _settle(self, env: Env) -> Position:
+        snapshot = await self._snapshot(env["snapshot"])
+        here = Position(
+            BranchPath(env["branch"]),
+            env["at"],
+            snapshot,
+            CheckpointId(env["checkpoint"]),
+            env.get("unsealed", False),
+        )
+        if "join" not in env:
+            return here
+        key = f"join {codec.digest([env['branch'], env['at'], env['snapshot'], env['join']])[:24]}"
+        if (row := self.journal.served(f"{key}|RELEASE")) is not None and row.snapshot_out is not None:
+            snapshot = await self._snapshot(row.snapshot_out)
+            return Position(here.branch, row.key, snapshot, CheckpointId(row.attrs["checkpoint"]))
+        return await self._join(here, key, env["join"])
+
+    async def _join(self, here: Position, key: str, children: list[list[str]]) -> Position:
+        """Merge the tasks of a superstep, in the order of their paths, and release their branches."""
+        line = Branch(here.branch, here.snapshot, here.checkpoint)
+        theirs = [(node, await self._snapshot(id)) for id, node, _, _ in children]
+        steps = await asyncio.to_thread(merged, self.services.snapshots, here.snapshot, theirs)
+        for (_, node, path, checkpoint), (_, child), result in zip(children, theirs, steps, strict=True):
+            if result is None:
+                continue
+            merge_key = f"{key}|MERGE|{path}"
+            if (known := self.journal.served(merge_key)) is not None and known.snapshot_out is not None:
+                line.snapshot, line.checkpoint = (
+                    await self._snapshot(known.snapshot_out),
+                    self.journal.checkpoint_of(known),
+                )
+                continue
+            row = self.row(
+                OpKind.MERGE,
+                self._merge_op,
+                merge_key,
+                here.branch,
+                result_digest=result.content_key,
+                snapshot_in=line.snapshot.id,
+                snapshot_out=result.id,
+                started_at=self.services.clock(),
+                summary=f"merged {node}",
+                attrs={
+                    "base": here.snapshot.id,
+                    "theirs": child.id,
+                    "theirs_branch": path,
+                    "theirs_checkpoint": checkpoint,
+                },
+            )
+            await self.record_rows(row, checkpoint=(line, result, f"merge {node}"))
+            line.snapshot = result
+        place = children[0][2].removeprefix(f"{here.branch}/").rpartition(".")[0]
+        adopted = sum(result is not None for result in steps)
+        release = self.row(
+            OpKind.RELEASE,
+            self._release_op,
+            f"{key}|RELEASE",
+            here.branch,
+            result_json=codec.encode({"children": len(children), "place": place}),
+            result_digest=codec.digest(len(children)),
+            snapshot_in=line.snapshot.id,
+            snapshot_out=line.snapshot.id,
+            started_at=self.services.clock(),
+            summary=f"{len(children)} joined, {adopted} with changes",
+            attrs={"at": here.at, "checkpoint": line.checkpoint},
+        )
+        await self.record_rows(release)
+        return Position(here.branch, release.key, line.snapshot, line.checkpoint)
+
+    async def _snapshot(self, id: str) -> Snapshot:
+        return await asyncio.to_thread(self.services.snapshots.get, SnapshotId(id))
