@@ -122,7 +122,7 @@ class Runtime:
         except TypeError as error:
             raise BadArguments(
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
-            ) from error
+            ) from None
         if plan is None:
             plan = compile_plan(workflow)
         elif plan.name != workflow.__ramify_workflow__.name:
