@@ -51,14 +51,14 @@ class Entry:
 class ForkEntry:
     """A fork and the branches that it made."""
 
-    place: str  # "op.occurrence", as branch paths name it
+    place: str  # "fork.1.0": operation and occurrence, as branch paths have it
     count: int = 0
     released: bool = False
     children: dict[str, BranchNode] = field(default_factory=dict)
 
     def text(self) -> str:
         count = max(self.count, len(self.children))
-        return f"fork {self.place}  {count} {'branch' if count == 1 else 'branches'}"
+        return f"{self.place}  {count} {'branch' if count == 1 else 'branches'}"
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, a
     if as_json:
         say_json([change_object(change) for change in changes])
         return
-    out = click.get_binary_stream("stdout")
+    out = sys.stdout.buffer
     if name_only:
         out.write(b"".join(os.fsencode(change.path) + b"\n" for change in changes))
         return

@@ -53,6 +53,9 @@ def report(error: Exception) -> int:
     if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
         _say(f"{error.name} is not installed: pip install 'ramify[{EXTRAS[error.name]}]'")
         return FAILED
+    if isinstance(error, OSError) and error.filename is not None:
+        _say(f"{error.filename}: {error.strerror}")
+        return FAILED
     if not (is_ours(error) or isinstance(error, TargetBroken)):
         raise error
     _show_users_frames(error)

@@ -51,7 +51,7 @@ def listing(
         tally = tallies[run.id]
         counts = (tally.steps, tally.forks, tally.reused, tally.llm_calls)
         rows.append((run.id, shown(run.name), statuses[run.id], age(now - run.created_at), *map(str, counts)))
-    return table(header, rows)
+    return table(header, rows, right=header[3:])
 
 
 def _object(run: RunRecord, tally: Tally, status: str) -> dict[str, object]:

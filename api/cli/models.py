@@ -58,4 +58,4 @@ def list_command(app: App, as_json: bool) -> None:
         (name, f"{one.size // 1_000_000} MB", one.licence, here[name] or "not here: `ramify models pull`")
         for name, one in models.KNOWN.items()
     ]
-    say_all(table(("NAME", "SIZE", "LICENCE", "PLACE"), rows))
+    say_all(table(("NAME", "SIZE", "LICENCE", "PLACE"), rows, right=("SIZE",)))

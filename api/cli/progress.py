@@ -189,7 +189,10 @@ class LiveProgress(Progress):
         from rich.live import Live
 
         super().__init__(clock)
-        self._lock = threading.RLock()  # rich draws in a thread of its own
+        # rich draws in a thread of its own, under a lock of its own, and asks `_draw` then: so nothing is printed
+        # while this lock is held.
+        self._lock = threading.Lock()
+        self._unprinted: list[Text] = []
         self._console = Console(file=stream, highlight=False, markup=False)
         # What the program prints meanwhile goes above the tree, where it would go to this terminal anyhow.
         self._live = Live(
@@ -213,16 +216,18 @@ class LiveProgress(Progress):
     def __call__(self, event: Event) -> None:
         with self._lock:
             super().__call__(event)
+            unprinted, self._unprinted = self._unprinted, []
+        for text in unprinted:
+            self._console.print(text, no_wrap=True, overflow="ellipsis")
 
     def _started(self, view: RunView, event: RunStarted) -> None:
-        for line in _skipped(event):
-            self._console.print(line, style="yellow")
+        self._unprinted += [_text(line, "yellow") for line in _skipped(event)]
 
     def _ended(self, view: RunView, status: RunStatus) -> None:
-        style = "green" if status is RunStatus.DONE else "red"
-        for line in _bounded(view.tree.lines(fold=True), self._console.height - 2):
-            self._console.print(_styled(line), no_wrap=True, overflow="ellipsis")
-        self._console.print(view.ending(status, self._clock()), style=style)
+        lines = _bounded(view.tree.lines(fold=True), self._console.height - 2)
+        self._unprinted += [_styled(line) for line in lines]
+        look = "green" if status is RunStatus.DONE else "red"
+        self._unprinted.append(_text(view.ending(status, self._clock()), look))
 
     def _draw(self) -> Text:
         from rich.text import Text
@@ -246,9 +251,13 @@ def _bounded(lines: list[Line], room: int) -> list[Line]:
 
 
 def _styled(line: Line) -> Text:
+    return _text(line.prefix, "dim").append(line.text, style=line.look.value)
+
+
+def _text(text: str, look: str) -> Text:
     from rich.text import Text
 
-    return Text(line.prefix, style="dim").append(line.text, style=line.look.value)
+    return Text().append(text, style=look)  # a style of the whole would colour what is appended, too
 
 
 def _same_file(stream: TextIO, descriptor: int) -> bool:

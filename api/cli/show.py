@@ -63,7 +63,6 @@ async def _read_run(app: App, text: str) -> tuple[RunRecord, Tally, list[OpRecor
 
 def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str]:
     """What a run is, a line a fact."""
-    worlds = f"{count(tally.forks, 'world')} forked, {tally.merges} merged"
     facts = [
         ("run", f"{run.id}  {status}"),
         ("workflow", shown(run.workflow)),
@@ -73,7 +72,7 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("began", f"{instant(run.created_at)} ({age(now - run.created_at)})"),
         ("deadline", deadline_line(run)),
         ("steps", f"{tally.steps} done, {tally.reused} of them reused; {count(tally.failed, 'failed attempt')}"),
-        ("worlds", worlds),
+        ("worlds", f"{tally.forks} forked, {tally.merges} merged"),
         ("model", count(tally.llm_calls, "call")),
     ]
     if run.result_json is not None:
@@ -103,7 +102,9 @@ def op_lines(ops: Sequence[OpRecord]) -> list[str]:
     rows = []
     for op in ops:
         took = "-" if op.kind in (OpKind.SEAL, OpKind.RELEASE) else seconds(op.ended_at - op.started_at)
-        said = f"reused from {op.reused_from}: {op.summary}" if op.reused_from else op.summary
+        said = "" if op.kind is OpKind.SEAL else op.summary
+        if op.reused_from:
+            said = f"reused from {op.reused_from}: {op.summary}"
         if op.error:
             said = f"failed: {op.error.splitlines()[0]}"
         rows.append(
@@ -118,7 +119,7 @@ def op_lines(ops: Sequence[OpRecord]) -> list[str]:
                 clipped(shown(said), 60),
             )
         )
-    return table(header, rows)
+    return table(header, rows, right=("SEQ", "TOOK"))
 
 
 def slo_lines(run: RunRecord, calls: Sequence[CallTimes]) -> list[str]:
@@ -140,7 +141,7 @@ def slo_lines(run: RunRecord, calls: Sequence[CallTimes]) -> list[str]:
     if rows:
         whole = ("all", "", count(len(calls), "call"), seconds(sum(call.queued_s or 0 for call in calls)), "-")
         rows.append((*whole, seconds(run.consumed_s), seconds(run.deadline_s), _verdict(run)))
-    return table(header, rows)
+    return table(header, rows, right=("SEQ", *header[3:7]))
 
 
 def _run_object(run: RunRecord, status: str, ops: list[OpRecord], calls: list[CallTimes]) -> dict[str, object]:

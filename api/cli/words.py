@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
 
 
@@ -44,17 +44,16 @@ def count(number: int, thing: str) -> str:
     return f"{number} {thing}{'es' if thing.endswith(('ch', 's', 'x')) else 's'}"
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines with aligned columns; a column of figures goes to the right."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str] = ()) -> list[str]:
+    """Lines with aligned columns; those whose heads are in `right` go to the right."""
     body = [list(row) for row in rows]
     columns = list(zip(header, *body, strict=True))
     widths = [max(map(len, column)) for column in columns]
-    right = [len(column) > 1 and all(cell[:1].isdigit() or cell == "-" for cell in column[1:]) for column in columns]
     lines = []
     for row in (list(header), *body):
         cells = [
-            cell.rjust(width) if to_right else cell.ljust(width)
-            for cell, width, to_right in zip(row, widths, right, strict=True)
+            cell.rjust(width) if head in right else cell.ljust(width)
+            for cell, width, head in zip(row, widths, header, strict=True)
         ]
         lines.append("  ".join(cells).rstrip())
     return lines

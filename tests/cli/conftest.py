@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ramify import paths
+from ramify.cli.main import run_command_line
 from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime import codec
 from ramify.runtime.records import (
@@ -22,8 +29,10 @@ from ramify.runtime.records import (
     RunId,
     RunRecord,
     RunStatus,
+    RunUpdate,
     Settings,
 )
+from ramify.runtime.store import RunStore
 from ramify.serving.types import ChatResult, Ledger
 
 STARTED = 1_700_000_000.0
@@ -97,7 +106,7 @@ def fork_result(place: str, children: int) -> str:
 @pytest.fixture
 def story() -> Story:
     """Tests, two proposals, a fork of three, one of them goes deeper, two are merged."""
-    fork, inner = "root/o4.0", "root/o4.0.1/o9.0"
+    fork, inner = "root/fork.1.0", "root/fork.1.0.1/fork.2.0"
     run = RunRecord(
         id=RunId("5eed00000001"),
         name="repair",
@@ -117,18 +126,18 @@ def story() -> Story:
     )
     ops = [
         op(1, OpKind.RUN, step="run_tests", summary="3/5 passed"),
-        op(4, OpKind.FORK, result_json=fork_result("o4.0", 3), summary="3 branches"),
+        op(4, OpKind.FORK, result_json=fork_result("fork.1.0", 3), summary="3 branches"),
         op(5, OpKind.RUN, f"{fork}.0", step="try_edit", summary="4/5 passed"),
         op(6, OpKind.RUN, f"{fork}.2", step="try_edit", summary="4/5 passed", reused_from="5eed00000001#5"),
         op(7, OpKind.RUN, f"{fork}.1", step="try_edit", summary="4/5 passed"),
         op(8, OpKind.SEAL, f"{fork}.1"),
-        op(9, OpKind.FORK, f"{fork}.1", result_json=fork_result("o9.0", 2)),
+        op(9, OpKind.FORK, f"{fork}.1", result_json=fork_result("fork.2.0", 2)),
         op(10, OpKind.RUN, f"{inner}.0", step="try_edit", summary="ValueError: no", status=OpStatus.FAILED),
         op(11, OpKind.RUN, f"{inner}.0", step="try_edit", summary="5/5 passed"),
         op(12, OpKind.MERGE, f"{fork}.1", attrs={"theirs_branch": f"{inner}.0"}),
-        op(13, OpKind.RELEASE, f"{fork}.1", result_json=fork_result("o9.0", 2)),
+        op(13, OpKind.RELEASE, f"{fork}.1", result_json=fork_result("fork.2.0", 2)),
         op(14, OpKind.MERGE, attrs={"theirs_branch": f"{fork}.1"}),
-        op(15, OpKind.RELEASE, result_json=fork_result("o4.0", 3)),
+        op(15, OpKind.RELEASE, result_json=fork_result("fork.1.0", 3)),
         op(16, OpKind.RUN, step="run_tests", summary="5/5 passed"),
     ]
     llm = [
@@ -143,3 +152,77 @@ def story() -> Story:
         seal(14, ROOT, "feed" * 16, (0, 12), f"merge {fork}.1"),
     ]
     return Story(run, ops, llm, checkpoints)
+
+
+@dataclass(frozen=True)
+class Home:
+    """A home in which the story's run took place, between two real snapshots."""
+
+    path: Path
+    base: Path  # the workspace as it was
+    final: Path  # the same as the run left it
+    story: Story
+
+
+@pytest.fixture
+def home(tmp_path: Path, story: Story) -> Home:
+    base, final = tmp_path / "base", tmp_path / "final"
+    for folder in (base, final):
+        (folder / "lib").mkdir(parents=True)
+        (folder / "same.txt").write_text("same\n")
+    (base / "gone.txt").write_text("gone\n")
+    (base / "lib" / "gcd.py").write_text("def gcd(a, b):\n    return a\n")
+    (final / "lib" / "gcd.py").write_text("def gcd(a, b):\n    return gcd(b, a % b) if b else a\n")
+    (final / os.fsdecode(b"caf\xe9.txt")).write_text("latin\n")
+    where = tmp_path / "home"
+    snapshots = SnapshotStore(paths.snapshots(where))
+    ids = {name: snapshots.import_tree(folder).snapshot.id for name, folder in (("base", base), ("final", final))}
+    first = replace(story.checkpoints[0], snapshot_id=ids["base"])
+    rest = [replace(one, snapshot_id=ids["final"]) for one in story.checkpoints[1:]]
+    told = replace(story, run=replace(story.run, base_snapshot=ids["base"]), checkpoints=[first, *rest])
+    asyncio.run(_record(where, told))
+    return Home(where, base, final, told)
+
+
+async def _record(home: Path, story: Story) -> None:
+    async with RunStore(paths.database(home), clock=lambda: STARTED + 30) as store:
+        await store.create_run(story.run)
+        await store.commit(story.run.id, ops=story.ops, llm=story.llm, checkpoints=story.checkpoints)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command line did."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def ramify(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
+    """Runs a command line in this process, on the home that `home` made."""
+
+    def run(*arguments: object) -> Said:
+        capfd.readouterr()
+        status = run_command_line(["--home", str(tmp_path / "home"), *map(str, arguments)])
+        said = capfd.readouterr()
+        return Said(status, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def set_status(home: Home) -> Callable[[RunStatus], None]:
+    """Changes what the story's row says of its end."""
+
+    async def change(status: RunStatus) -> None:
+        async with RunStore(paths.database(home.path), clock=lambda: STARTED + 30) as store:
+            await store.commit(home.story.run.id, update=RunUpdate(status=RunStatus.RUNNING))
+            await store.commit(home.story.run.id, update=RunUpdate(status=status))
+
+    return lambda status: asyncio.run(change(status))

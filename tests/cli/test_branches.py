@@ -12,11 +12,11 @@ WHOLE = """\
 root
 ├─ run_tests  3/5 passed
 ├─ model (2 calls)
-├─ fork o4.0  3 branches
+├─ fork.1.0  3 branches
 │  ├─ 0: try_edit  4/5 passed
 │  ├─ 1:  ✓ merged
 │  │  ├─ try_edit  4/5 passed
-│  │  └─ fork o9.0  2 branches
+│  │  └─ fork.2.0  2 branches
 │  │     └─ 0:  ✓ merged
 │  │        ├─ ✗ try_edit  ValueError: no
 │  │        └─ try_edit  5/5 passed
@@ -26,10 +26,10 @@ root
 """
 
 FOLDED = """\
-├─ fork o4.0  3 branches
+├─ fork.1.0  3 branches
 │  ├─ 1:  ✓ merged
 │  │  ├─ try_edit  4/5 passed
-│  │  └─ fork o9.0  2 branches
+│  │  └─ fork.2.0  2 branches
 │  │     └─ 0:  ✓ merged
 │  │        ├─ ✗ try_edit  ValueError: no
 │  │        └─ try_edit  5/5 passed
@@ -83,7 +83,7 @@ def test_before_its_release_a_fork_is_not_folded(story: Any) -> None:
 def test_branches_are_in_the_order_of_their_numbers(story: Any) -> None:
     tree = BranchTree()
     for seq, index in enumerate((10, 9, 2), 100):
-        tree.add(type(story.ops[2])(**{**row_fields(story.ops[2]), "seq": seq, "branch": f"root/o4.0.{index}"}))
+        tree.add(type(story.ops[2])(**{**row_fields(story.ops[2]), "seq": seq, "branch": f"root/fork.1.0.{index}"}))
     assert [line.text.split(":")[0] for line in tree.lines()][2:] == ["2", "9", "10"]
 
 

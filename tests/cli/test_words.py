@@ -38,7 +38,7 @@ def test_count() -> None:
 
 
 def test_a_table_is_aligned_with_figures_to_the_right() -> None:
-    assert table(("NAME", "N"), [("a", "1"), ("long", "100")]) == ["NAME    N", "a       1", "long  100"]
+    assert table(("NAME", "N"), [("a", "1"), ("long", "100")], right={"N"}) == ["NAME    N", "a       1", "long  100"]
     assert table(("NAME", "WHY"), []) == ["NAME  WHY"]
 
 

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def run_diff(home: Any, *arguments: str) -> bytes:
+    command = [sys.executable, "-m", "ramify.cli.main", "--home", home.path, "diff", *arguments]
+    return subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
+
+
+def test_git_applies_the_diff_of_two_states(home: Any, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    shutil.copytree(home.base, there)
+    text = run_diff(home, "@:base", "@")
+    subprocess.run(["git", "apply", "-"], cwd=there, input=text, check=True)
+    assert files(there) == files(home.final)
+    assert run_diff(home, "@") == text  # since the run's workspace
+    assert run_diff(home, "@", "@:root") == b""
+
+
+def test_names_are_bytes_as_they_are_on_disk(home: Any) -> None:
+    assert run_diff(home, "@", "--name-only") == b"caf\xe9.txt\ngone.txt\nlib/gcd.py\n"
+
+
+def test_stat(home: Any) -> None:
+    assert run_diff(home, "@", "--stat").splitlines()[-1] == b" 3 files changed, 2 added, 2 removed lines"
+
+
+def test_as_json(home: Any, ramify: Any) -> None:
+    changes = ramify("diff", "@:base", "@", "--json").json
+    assert [(one["path"], one["kind"]) for one in changes] == [
+        ("caf\udce9.txt", "added"),
+        ("gone.txt", "removed"),
+        ("lib/gcd.py", "modified"),
+    ]
+    assert changes[1]["after"] is None
+    assert changes[1]["before"]["size"] == 5
+
+
+def test_a_lonely_snapshot_has_nothing_to_be_compared_with(home: Any, ramify: Any) -> None:
+    snapshot = home.story.checkpoints[0].snapshot_id
+    said = ramify("diff", snapshot)
+    assert said.status == 2
+    assert "second state" in said.err
+
+
+@pytest.mark.parametrize("text", ["nope", "@:nope"])
+def test_a_name_that_means_nothing(home: Any, ramify: Any, text: str) -> None:
+    said = ramify("diff", "@", text)
+    assert (said.status, said.out) == (1, "")
+    assert said.err.startswith("ramify: ")
