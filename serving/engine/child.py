@@ -23,7 +23,8 @@ def main() -> None:
     os.dup2(2, 1)  # llama.cpp talks on stdout too: all of it belongs into the log
 
     # Before libgomp loads. Its threads spin while they wait for each other: beside a sandbox that runs tests on the
-    # same cores, 30 tokens took 17 s so, and 1 s this way.
+    # same cores, 30 tokens took 17 s so, and 1 s this way. On a machine of its own, spinning is up to twice as fast:
+    # OMP_WAIT_POLICY=active in the environment asks for it.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import xllamacpp
 
