@@ -1,0 +1,1 @@
+"""A coding agent as a LangGraph graph, over copy-on-write worlds."""

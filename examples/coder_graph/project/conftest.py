@@ -1,0 +1,1 @@
+"""Makes pytest put this folder on the path."""
