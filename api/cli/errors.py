@@ -58,7 +58,8 @@ def report(error: Exception) -> int:
         return FAILED
     if not (is_ours(error) or isinstance(error, TargetBroken)):
         raise error
-    _show_users_frames(error)
+    if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code is in it
+        _show_users_frames(error)
     _say(str(error))
     return FAILED
 
@@ -68,7 +69,7 @@ def _say(message: str) -> None:
 
 
 def _show_users_frames(error: Exception) -> None:
-    """Of the error that the user's code raised, or that went through it: the part of the stack that is theirs."""
+    """Of the error that the user's code raised: the part of the stack that is theirs."""
     cause = error.__cause__
     if cause is None:
         return

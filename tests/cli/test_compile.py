@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = """
+from ramify import Sandbox, step, workflow
+
+@step
+async def look(sandbox: Sandbox) -> int:
+    return 1
+
+@workflow(deadline="1m")
+async def go() -> int:
+    return await look()
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    (tmp_path / "compile_target.py").write_text(SOURCE)
+    return f"{tmp_path}/compile_target.py:go"
+
+
+def test_the_plan_by_itself(ramify: Any, target: str) -> None:
+    plan = ramify("compile", target).json
+    assert (plan["name"], plan["deadline_s"], plan["frontend"]) == ("go", 60.0, "decorators")
+
+
+def test_several_forms_under_their_names(ramify: Any, target: str) -> None:
+    said = ramify("compile", target, "--emit", "spec,ir,dot")
+    assert said.status == 0
+    assert [line for line in said.out.splitlines() if line in ("# spec", "# ir", "# dot")] == [
+        "# spec",
+        "# ir",
+        "# dot",
+    ]
+    assert "digraph" in said.out
+
+
+def test_several_forms_into_a_folder(ramify: Any, target: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert ramify("compile", target, "--emit", "plan,dot", "-o", out).out == ""
+    assert sorted(path.name for path in out.iterdir()) == ["plan.json", "ssg.dot"]
+    assert json.loads((out / "plan.json").read_text())["name"] == "go"
+
+
+def test_a_function_that_is_no_workflow(ramify: Any, target: str) -> None:
+    said = ramify("compile", target.replace(":go", ":look"))
+    assert (said.status, said.out) == (1, "")
+    assert said.err.startswith("ramify: ")

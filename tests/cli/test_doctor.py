@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from typing import Any
+
+from ramify import __version__
+
+
+def test_the_verdict_is_the_exit_status(ramify: Any, tmp_path: Any) -> None:
+    said = ramify("doctor", "--json")
+    told = said.json
+    backends = {one["name"]: one for one in told["sandboxes"]}
+    assert set(backends) == {"namespaces", "copy"}
+    assert told["ok"] is backends["namespaces"]["available"]
+    assert said.status == (0 if told["ok"] else 1)
+    assert bool(backends["namespaces"]["reason"]) is not told["ok"]
+    assert (told["home"], told["versions"]["ramify"]) == (str(tmp_path / "home"), __version__)
+    assert told["models"] == {"smollm2-135m": None}
+
+
+def test_for_people(ramify: Any, tmp_path: Any) -> None:
+    said = ramify("doctor")
+    assert said.out.startswith("SANDBOX     WORKS")
+    assert f"home      {tmp_path}/home (no runs yet)" in said.out.splitlines()
+    assert "ramify models pull" in said.out
+
+
+def test_a_machine_without_namespaces(ramify: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("ramify.sandboxes.doctor.namespaces", lambda scratch: _broken())
+    said = ramify("doctor")
+    assert said.status == 1
+    assert "namespaces: no user namespaces here" in said.out
+    assert "--sandbox copy" in said.out
+
+
+def _broken() -> Any:
+    from ramify.sandboxes.contract import Capabilities
+
+    return Capabilities(backend="namespaces", available=False, reason="no user namespaces here")

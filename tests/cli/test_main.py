@@ -1,0 +1,97 @@
+"""The command as a process: how it starts, what it loads, how it ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify import __version__
+from ramify.cli.main import cli
+
+RAMIFY = [sys.executable, "-m", "ramify.cli.main"]
+
+
+def call(*arguments: object, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [*RAMIFY, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **more)
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "{'rich', 'sqlalchemy', 'langgraph', 'httpx', 'starlette', 'xllamacpp', 'pydantic'}"
+    code = f"import sys, ramify.cli.main; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "set()\n"
+
+
+def test_help_documents_commands_and_exit_codes() -> None:
+    done = call("--help")
+    assert done.returncode == 0
+    for word in ("run", "resume", "ls", "show", "tree", "diff", "checkout", "compile", "doctor", "models", "serve"):
+        assert f"\n  {word} " in done.stdout
+    assert "130 Ctrl-C" in done.stdout
+    assert call("--version").stdout == f"ramify, version {__version__}\n"
+
+
+@pytest.mark.parametrize("name", [*cli.commands, "models pull", "models ls"])
+def test_every_command_has_help(name: str, ramify: Any) -> None:
+    said = ramify(*name.split(), "--help")
+    assert said.status == 0
+    assert said.out.startswith(f"Usage: ramify {name}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["run"],
+        ["ls", "--nope"],
+        ["ls", "-n", "x"],
+        ["checkout", "@"],
+        ["run", "x.py:y", "--deadline", "soon"],
+        ["run", "x.py:y", "--arg", "1=2"],
+        ["run", "x.py:y", "--sandbox", "magic"],
+        ["compile", "x.py:y", "--emit", "plan,magic"],
+    ],
+)
+def test_wrong_usage_is_2(ramify: Any, arguments: list[str]) -> None:
+    said = ramify(*arguments)
+    assert (said.status, said.out) == (2, "")
+    assert "Error" in said.err
+
+
+def test_a_reader_that_goes_away_is_no_error(home: Any) -> None:
+    pipe = subprocess.Popen(
+        [*RAMIFY, "--home", home.path, "tree"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert pipe.stdout is not None
+    pipe.stdout.close()
+    assert pipe.stderr is not None
+    assert pipe.stderr.read() == ""
+    pipe.stderr.close()
+    pipe.wait(60)
+
+
+def test_a_damaged_home_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ramify.db").write_bytes(b"not a database at all" * 100)
+    done = call("--home", tmp_path, "ls")
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"ramify: the database {tmp_path}/ramify.db refused")
+    assert "Traceback" not in done.stderr
+
+
+def test_the_home_comes_from_the_environment_too(home: Any) -> None:
+    done = call("ls", env={**os.environ, "RAMIFY_HOME": str(home.path)})
+    assert "5eed00000001" in done.stdout
+
+
+def test_a_name_that_is_not_utf8_does_not_break_what_is_said(home: Any, tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"out\xff")
+    done = call("--home", home.path, "checkout", "@", folder)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "same.txt").exists()
+    assert "out\\udcff" in done.stderr

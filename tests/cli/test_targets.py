@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.cli.errors import TargetBroken
+from ramify.cli.targets import argument, load, load_workflow, plain
+from ramify.runtime.errors import TargetNotFound
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ('["a"]', ["a"]), ("null", None), ("hello", "hello"), ('"3"', "3"), ("{x", "{x"), ("", "")],
+)
+def test_an_argument_is_json_where_it_parses(text: str, value: object) -> None:
+    assert argument(text) == value
+
+
+class Colour(Enum):
+    RED = ("r", 1)
+
+
+@dataclass
+class Report:
+    path: Path
+    colours: set[str]
+    more: dict[int, Any]
+
+
+def test_a_result_as_plain_values() -> None:
+    report = Report(Path("/x"), {"b", "a"}, {1: (b"\0", Colour.RED)})
+    assert plain(report) == {"path": "/x", "colours": ["a", "b"], "more": {"1": ["AA==", ["r", 1]]}}
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+)
+
+
+@given(JSON)
+def test_json_stays_as_it_is(value: object) -> None:
+    assert plain(value) == value
+    json.dumps(plain({"v": value}))
+
+
+def test_a_file_that_raises_is_the_users(tmp_path: Path) -> None:
+    (tmp_path / "broken_target.py").write_text("import json\njson.loads('{')\n")
+    with pytest.raises(TargetBroken, match=r"broken_target\.py could not be loaded: Expecting") as raised:
+        load(f"{tmp_path}/broken_target.py:go")
+    assert isinstance(raised.value.__cause__, json.JSONDecodeError)
+
+
+def test_what_is_no_workflow(tmp_path: Path) -> None:
+    (tmp_path / "plain_target.py").write_text("def go(): ...\n")
+    with pytest.raises(TargetNotFound, match="a function, not a workflow: put @workflow on it"):
+        load_workflow(f"{tmp_path}/plain_target.py:go")
