@@ -2,10 +2,10 @@
 
 A process of its own, so that its threads, its crashes and its output stay out of the workflow's.
 
-What the defaults mean, measured with SmolLM2-135M on 2 cores: equal requests get bit-equal log-probabilities only
-with one slot and without the prompt cache, since both change how a prompt is cut into batches (up to 0.3 nats on a
-letter). More slots do not make prompts faster (about 340 tokens/s in all), only generation (100 tokens/s alone, 165
-with 8, on idle cores). The prompt cache makes a prompt cost only what follows the longest prefix in common with the one before.
+What the defaults mean, measured with SmolLM2-135M on 2 idle cores: equal requests get bit-equal log-probabilities
+only with one slot and without the prompt cache, since both change how a prompt is cut into batches (up to 0.3 nats
+on a letter). More slots do not make prompts faster (about 340 tokens/s in all), only generation (1.6 times with 8).
+The prompt cache makes a prompt cost only what follows the longest prefix in common with the one before.
 """
 
 from __future__ import annotations
