@@ -24,7 +24,7 @@ from ramify.fork_engine.manifest import FORMAT, Manifest, canonical_json
 from ramify.fork_engine.scan import Found, TooDeep, entry_of, link_inodes, root_entry, skip, walk
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Skipped
 from ramify.fork_engine.view import Located
-from ramify.fork_engine.write import place_link
+from ramify.fork_engine.write import finish
 
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 """What opening a path answers that was something else, or there at all, a moment before."""
@@ -72,8 +72,8 @@ def import_folder(folder: Path, layers: Layers) -> tuple[Manifest, tuple[Skipped
 def _checked(folder: Path, store: Path) -> Path:
     try:
         resolved = folder.resolve(strict=True)
-    except (FileNotFoundError, RuntimeError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
+        reason = error.strerror if isinstance(error, OSError) else "a loop of links"
         raise WorkspaceError(f"{folder}: {reason}. Name an existing folder as the workspace") from None
     if not resolved.is_dir():
         raise WorkspaceError(f"{folder}: not a folder. Name the folder that holds it as the workspace")
@@ -177,8 +177,12 @@ def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> M
 
         def place(path: str, entry: Entry, parent: int, name: str) -> None:
             if path in read.copied:
-                place_link(copies, read.copied[path], entry, parent, name)
-                _finish_copy(entry, parent, name)
+                os.rename(read.copied[path], name, src_dir_fd=copies.root, dst_dir_fd=parent)
+                fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+                try:
+                    finish(entry, fd)
+                finally:
+                    os.close(fd)
                 return
             assert index.manifest is not None
             located = Located(index.manifest.entries[path], index.manifest.id)
@@ -191,24 +195,14 @@ def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> M
         return layers.write(Manifest(read.entries, root_entry(read.root)), place)
 
 
-def _finish_copy(entry: Entry, parent: int, name: str) -> None:
-    fd = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    try:
-        for attribute, value in entry.xattrs:
-            os.setxattr(fd, attribute, bytes.fromhex(value))
-        os.fchmod(fd, entry.mode)
-        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
-    finally:
-        os.close(fd)
-
-
 def _load_index(path: Path, layers: Layers) -> Index:
     """The last import's; an empty one where it, or the layer that it speaks of, is gone or unreadable."""
     try:
         raw = json.loads(path.read_bytes())
-        if raw["format"] != FORMAT:
+        layer = LayerId(raw["layer"])
+        if raw["format"] != FORMAT or layer not in layers:
             return Index()
-        manifest = layers.manifest(LayerId(raw["layer"]))
+        manifest = layers.manifest(layer)
         stamps = {
             name: (a, b, c, d, e) for name, (a, b, c, d, e) in raw["stamps"].items() if name in manifest.entries
         }

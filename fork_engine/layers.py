@@ -91,7 +91,10 @@ class Layers:
                 fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
                 try:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_tree(folder) if stat.S_ISDIR(os.fstat(fd).st_mode) else folder.unlink()
+                    if stat.S_ISDIR(os.fstat(fd).st_mode):
+                        remove_tree(folder)
+                    else:
+                        folder.unlink()
                 except BlockingIOError:
                     continue
                 finally:
@@ -165,10 +168,12 @@ class Reader:
         return self._open[layer]
 
     def link(self, path: str, located: Located, parent: int, name: str) -> None:
-        place_link(self.descent(located.layer), path, located.entry, parent, name)
+        with _present(path, located):
+            place_link(self.descent(located.layer), path, located.entry, parent, name)
 
     def copy(self, path: str, located: Located, parent: int, name: str) -> None:
-        place_copy(self.descent(located.layer), path, located.entry, parent, name, verify=False)
+        with _present(path, located):
+            place_copy(self.descent(located.layer), path, located.entry, parent, name, verify=False)
 
     def read(self, view: View, path: str) -> bytes:
         """A file's bytes. Raises `PathNotFound`; `SnapshotCorrupt` where they are not what was sealed."""
@@ -176,14 +181,23 @@ class Reader:
         if located is None or located.entry.kind is not EntryKind.FILE:
             what = "nothing" if located is None else f"a {located.entry.kind.value}"
             raise PathNotFound(f"{path}: {what} there in this snapshot, not a file")
-        parent, name = self.descent(located.layer).parent(path)
-        with file(name, parent) as fd, os.fdopen(os.dup(fd), "rb") as stream:
-            data = stream.read()
+        with _present(path, located):
+            parent, name = self.descent(located.layer).parent(path)
+            with file(name, parent) as fd, os.fdopen(os.dup(fd), "rb") as stream:
+                data = stream.read()
         if digest_bytes(data) != located.entry.digest:
             raise SnapshotCorrupt(
                 f"layer {located.layer}: {path} is not what was sealed. Go back to another snapshot"
             )
         return data
+
+
+@contextmanager
+def _present(path: str, located: Located) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise SnapshotCorrupt(f"layer {located.layer}: {path} is missing. Go back to another snapshot") from None
 
 
 @contextmanager

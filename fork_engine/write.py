@@ -65,12 +65,13 @@ def finish_folder(entry: Entry, parent: int, name: str, *, times: bool = True) -
         opened.restore = None  # the entry's mode is what shall stay
         if entry.opaque:
             os.setxattr(opened.fd, OPAQUE, b"y")
-        _finish(entry, opened.fd, times=times)
+        finish(entry, opened.fd, times=times)
     finally:
         opened.close()
 
 
-def _finish(entry: Entry, fd: int, *, times: bool = True) -> None:
+def finish(entry: Entry, fd: int, *, times: bool = True) -> None:
+    """Attributes, mode and, last, times of an open file or folder."""
     for name, value in entry.xattrs:
         os.setxattr(fd, name, bytes.fromhex(value))
     os.fchmod(fd, entry.mode)
@@ -83,7 +84,7 @@ def create_file(entry: Entry, parent: int, name: str, fill: Callable[[int], None
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
     try:
         fill(fd)
-        _finish(entry, fd)
+        finish(entry, fd)
     finally:
         os.close(fd)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.errors import CheckoutRefused
+from ramify.fork_engine.errors import CheckoutRefused, SnapshotCorrupt
 from ramify.fork_engine.types import ChangeKind
 
 
@@ -43,7 +43,7 @@ def test_into_a_missing_or_empty_folder(bench: Any, tmp_path: Path, describe: An
 def test_a_failed_checkout_leaves_nothing(bench: Any, tmp_path: Path) -> None:
     base = bench.base({"a": "1", "b": "2"})
     (bench.store.lower_dirs(base)[0] / "b").unlink()
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(SnapshotCorrupt, match="b is missing"):
         bench.store.checkout(base, tmp_path / "dest")
     assert not list(tmp_path.glob("*dest*"))
 
