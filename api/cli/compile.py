@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.app import say
-from ramify.cli.targets import load, workflow_info
+from ramify.cli.targets import load, load_graph, workflow_info
 
 if TYPE_CHECKING:
     from ramify.compiler.pipeline import Compilation
@@ -53,13 +53,13 @@ def compile_command(target: str, emit: tuple[str, ...], output: Path | None) -> 
 
 
 def compiled(target: str) -> Compilation:
-    """A workflow under `@workflow`, or a LangGraph graph."""
+    """Of a workflow under `@workflow`, of a LangGraph graph, or of a function that makes one."""
     from ramify.compiler.pipeline import compile_graph, compile_workflow
 
     found = load(target)
     if (info := workflow_info(found)) is not None:
         return compile_workflow(found, ref=info.ref, deadline_s=info.deadline_s)
-    return compile_graph(found, name=target.rpartition(":")[2], ref=target)
+    return compile_graph(load_graph(target, found), name=target.rpartition(":")[2], ref=target)
 
 
 def _text(compilation: Compilation, form: str) -> str:

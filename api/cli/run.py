@@ -13,7 +13,7 @@ import click
 from ramify.cli.app import App, need_run, pass_app, say, say_json
 from ramify.cli.errors import Interrupted
 from ramify.cli.words import count
-from ramify.runtime.errors import RunNotFound
+from ramify.runtime.errors import RunError, RunNotFound
 from ramify.runtime.records import RunRecord, RunStatus
 
 if TYPE_CHECKING:
@@ -148,6 +148,11 @@ def resume_command(app: App, /, run: str | None, **options: Any) -> None:
     What it did already is not done again: not a step, not a model call.
     """
     record = app.run(_unfinished(app) if run is None else _named(app, run))
+    if record.frontend != "decorators":
+        raise RunError(
+            f"run {record.id} is the LangGraph thread {record.thread_id}: go on with it in Python, by "
+            "invoking the compiled graph with None and that thread_id"
+        )
 
     async def go_on(runtime: Runtime) -> Any:
         return await runtime.resume(record.id)

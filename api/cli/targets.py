@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import inspect
 import json
 from collections.abc import Mapping
 from enum import Enum
@@ -32,6 +33,16 @@ def load(target: str) -> Any:
 def workflow_info(found: object) -> WorkflowInfo | None:
     info = getattr(found, "__ramify_workflow__", None)
     return info if isinstance(info, WorkflowInfo) else None
+
+
+def load_graph(target: str, found: object) -> object:
+    """The graph that a target gave, or that the function which it gave makes: one annotated to return a StateGraph."""
+    if not inspect.isfunction(found) or "StateGraph" not in str(found.__annotations__.get("return")):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise TargetBroken(f"{target} could not make its graph: {error}") from error
 
 
 def load_workflow(target: str) -> Workflow[..., Any]:

@@ -226,3 +226,14 @@ def set_status(home: Home) -> Callable[[RunStatus], None]:
             await store.commit(home.story.run.id, update=RunUpdate(status=status))
 
     return lambda status: asyncio.run(change(status))
+
+
+@pytest.fixture
+def add_run(home: Home) -> Callable[..., None]:
+    """One more run, like the story's but for what is given."""
+
+    async def add(fields: dict[str, Any]) -> None:
+        async with RunStore(paths.database(home.path), clock=lambda: STARTED + 30) as store:
+            await store.create_run(replace(home.story.run, **fields))
+
+    return lambda **fields: asyncio.run(add(fields))

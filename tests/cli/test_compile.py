@@ -52,3 +52,43 @@ def test_a_function_that_is_no_workflow(ramify: Any, target: str) -> None:
     said = ramify("compile", target.replace(":go", ":look"))
     assert (said.status, said.out) == (1, "")
     assert said.err.startswith("ramify: ")
+
+
+GRAPH = """
+from typing import TypedDict
+from langgraph.graph import END, START, StateGraph
+
+class State(TypedDict):
+    n: int
+
+def one(state: State) -> State:
+    return {"n": 1}
+
+def build() -> StateGraph[State]:
+    graph = StateGraph(State)
+    graph.add_node("one", one)
+    graph.add_edge(START, "one")
+    graph.add_edge("one", END)
+    return graph
+
+graph = build()
+
+def broken() -> StateGraph[State]:
+    raise ValueError("not today")
+"""
+
+
+@pytest.mark.parametrize("name", ["graph", "build"])
+def test_a_graph_or_what_makes_one(ramify: Any, tmp_path: Path, name: str) -> None:
+    (tmp_path / "graph_target.py").write_text(GRAPH)
+    plan = ramify("compile", f"{tmp_path}/graph_target.py:{name}").json
+    assert (plan["name"], plan["frontend"]) == (name, "langgraph")
+    assert "one" in [step["name"] for step in plan["steps"]]
+
+
+def test_a_builder_that_raises_is_the_users(ramify: Any, tmp_path: Path) -> None:
+    (tmp_path / "graph_target.py").write_text(GRAPH)
+    said = ramify("compile", f"{tmp_path}/graph_target.py:broken")
+    assert said.status == 1
+    assert 'raise ValueError("not today")' in said.err
+    assert "could not make its graph" in said.err

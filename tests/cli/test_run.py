@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from ramify.runtime.records import RunStatus
+
 FLOW = """
 from pathlib import Path
 from ramify import Sandbox, fork, step, workflow
@@ -199,3 +201,11 @@ def test_a_workspace_that_is_not_there(call: Call) -> None:
     assert done.stderr.startswith("ramify: ")
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_langgraph_thread_is_gone_on_with_in_python(home: Any, ramify: Any, add_run: Any) -> None:
+    add_run(id="1a9610000000", frontend="langgraph", thread_id="thread-7", status=RunStatus.FAILED)
+    for arguments in (["resume"], ["resume", "1a96"]):
+        said = ramify(*arguments)
+        assert said.status == 1
+        assert "thread-7" in said.err
