@@ -36,7 +36,7 @@ def workflow_info(found: object) -> WorkflowInfo | None:
 
 
 def load_graph(target: str, found: object) -> object:
-    """The graph that a target gave, or that the function which it gave makes: one annotated to return a StateGraph."""
+    """The graph that a target gave, or that its function makes: one annotated to return a StateGraph."""
     if not inspect.isfunction(found) or "StateGraph" not in str(found.__annotations__.get("return")):
         return found
     try:
