@@ -38,9 +38,13 @@ def prepare(engine: Engine) -> None:
 def _on_connect(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself: `_on_begin` does
     cursor = connection.cursor()
-    for pragma in PRAGMAS:
-        cursor.execute(pragma)
-    cursor.close()
+    try:
+        for pragma in PRAGMAS:
+            cursor.execute(pragma)
+        cursor.close()
+    except BaseException:
+        connection.close()  # the pool would forget it, and its thread would go on
+        raise
 
 
 def _on_begin(connection: Connection) -> None:

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,19 @@ async def test_a_file_that_is_no_database(tmp_path: Path) -> None:
         async with opened(path):
             pass
     assert path.read_bytes().startswith(b"a poem")
+
+
+async def test_an_open_that_fails_leaves_no_thread_behind(tmp_path: Path) -> None:
+    path = tmp_path / "ramify.db"
+    path.write_bytes(b"a poem about the sea\n" * 400)
+    before = set(threading.enumerate())
+    for _ in range(3):
+        with pytest.raises(StoreError):
+            async with opened(path):
+                pass
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
 
 
 async def test_a_damaged_database(tmp_path: Path, a_run: Make, an_op: Make) -> None:
