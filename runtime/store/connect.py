@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,12 @@ PRAGMAS = (
     "PRAGMA synchronous = FULL",  # a commit that was answered survives a power cut
     "PRAGMA foreign_keys = ON",
 )
+
+
+def probe(path: Path) -> None:
+    """Open and close the file. Raises where that cannot be done: aiosqlite would, too, but would leave a thread
+    behind that answers an event loop which may be closed by then."""
+    sqlite3.connect(path).close()
 
 
 def open_engine(path: Path) -> AsyncEngine:
@@ -38,13 +45,9 @@ def prepare(engine: Engine) -> None:
 def _on_connect(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself: `_on_begin` does
     cursor = connection.cursor()
-    try:
-        for pragma in PRAGMAS:
-            cursor.execute(pragma)
-        cursor.close()
-    except BaseException:
-        connection.close()  # the pool would forget it, and its thread would go on
-        raise
+    for pragma in PRAGMAS:
+        cursor.execute(pragma)
+    cursor.close()
 
 
 def _on_begin(connection: Connection) -> None:

@@ -35,6 +35,8 @@ def in_our_words(path: Path) -> Iterator[None]:
         yield
     except DBAPIError as error:
         raise StoreError(f"the database {path} refused: {_describe(error.orig)}") from error
+    except sqlite3.Error as error:
+        raise StoreError(f"the database {path} refused: {_describe(error)}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"the database {path} cannot be used: {error}") from error
     except OSError as error:

@@ -34,7 +34,7 @@ from ramify.runtime.records import (
     RunUpdate,
 )
 from ramify.runtime.store import rows, tables, tallies
-from ramify.runtime.store.connect import open_engine, sync_folder, to_its_end
+from ramify.runtime.store.connect import open_engine, probe, sync_folder, to_its_end
 from ramify.runtime.store.failures import in_our_words
 from ramify.runtime.store.migrate import check, migrate
 from ramify.runtime.store.tallies import Tally
@@ -66,6 +66,7 @@ class RunStore:
     async def __aenter__(self) -> Self:
         with in_our_words(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            await asyncio.to_thread(probe, self.path)
         self._engine = open_engine(self.path)
         try:
             async with self._read() as connection:
