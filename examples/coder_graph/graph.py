@@ -17,6 +17,7 @@ from langgraph.graph import START, StateGraph
 
 from examples.coder_graph.edits import Edit, applied, candidates, shown
 from ramify import Sandbox, llm
+from ramify.runtime.errors import CommandFailed
 
 PYTEST = ["python", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", "-rf"]
 PLAIN = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # this environment's plugins are not the project's, and slow
@@ -34,6 +35,8 @@ class State(TypedDict, total=False):
 
 async def test(state: State, sandbox: Sandbox) -> State:
     run = await sandbox.run(PYTEST, env=PLAIN, timeout=60)
+    if run.exit_code not in (0, 1):  # neither passed nor failed
+        raise CommandFailed(run)
     return {"failing": re.findall(r"^FAILED (\S+)", run.stdout, re.MULTILINE), "tree": digest(sandbox.path)}
 
 

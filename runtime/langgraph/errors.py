@@ -30,6 +30,12 @@ class UnsupportedGraph(GraphError):
 class WorldLost(GraphError):
     """Files that no snapshot held are gone."""
 
+    def __init__(self, branch: str) -> None:
+        super().__init__(
+            f"the plan has no SEAL where branch {branch} stands at that checkpoint: its files were only in a live "
+            "world, which is gone. Go on from the checkpoint before the node"
+        )
+
 
 class SessionClosed(GraphError):
     """The app was closed."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableSequence
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._runnable import RunnableCallable, RunnableSeq
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.pregel._write import ChannelWrite
@@ -21,7 +22,7 @@ from langgraph.pregel._write import ChannelWrite
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.channel import ENV, Env
 from ramify.runtime.langgraph.portal import Crossing, Portal
-from ramify.runtime.langgraph.reading import Reading, guarded, read
+from ramify.runtime.langgraph.reading import Reading, guarded, is_run, read
 from ramify.runtime.langgraph.session import Session
 from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.scope import entered
@@ -162,13 +163,15 @@ class WorldNode(Runnable[Any, Any]):
         return value
 
     def _call(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
-        for step in self._steps:
-            value = step.invoke(value, config, **extra)
+        with ambient(config):
+            for step in self._steps:
+                value = step.invoke(value, config, **extra)
         return value
 
     async def _acall(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
-        for step in self._steps:
-            value = await step.ainvoke(value, config, **extra)
+        with ambient(config):
+            for step in self._steps:
+                value = await step.ainvoke(value, config, **extra)
         return value
 
     def _named(self) -> str:
@@ -184,17 +187,29 @@ class StartWrite(ChannelWrite):
         self._session = session
 
     def _write(self, input: Any, config: RunnableConfig) -> None:
-        reading = read(config, "__start__")
-        _send(reading, self._session.portal.wait(self._start(reading)))
+        if is_run(config):  # else somebody draws the graph, or updates its state
+            reading = read(config, "__start__")
+            _send(reading, self._session.portal.wait(self._start(reading)))
         return super()._write(input, config)
 
     async def _awrite(self, input: Any, config: RunnableConfig) -> None:
-        reading = read(config, "__start__")
-        _send(reading, await self._session.portal.cross(self._start(reading)))
+        if is_run(config):
+            reading = read(config, "__start__")
+            _send(reading, await self._session.portal.cross(self._start(reading)))
         return await super()._awrite(input, config)
 
     async def _start(self, reading: Reading) -> Env | None:
         return await self._session.start(reading.invocation, reading.task, reading.env)
+
+
+@contextmanager
+def ambient(config: RunnableConfig) -> Iterator[None]:
+    """Graphs and tasks that a node calls without a config find this one."""
+    token = var_child_runnable_config.set(config)
+    try:
+        yield
+    finally:
+        var_child_runnable_config.reset(token)
 
 
 def _send(reading: Reading, env: Env | None) -> None:

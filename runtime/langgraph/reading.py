@@ -50,6 +50,11 @@ class Reading:
     serde: Any
 
 
+def is_run(config: RunnableConfig) -> bool:
+    """Whether an invocation of the app runs here."""
+    return INVOCATION in config.get(CONF, {})
+
+
 def read(config: RunnableConfig, node: str) -> Reading:
     """Raises `LangGraphChanged` where something is not where it used to be."""
     conf = config.get(CONF, {})

@@ -21,7 +21,7 @@ from ramify.runtime.errors import RunNotFound
 from ramify.runtime.journal import checkpoint_id
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.channel import Env
-from ramify.runtime.langgraph.errors import SessionClosed
+from ramify.runtime.langgraph.errors import SessionClosed, WorldLost
 from ramify.runtime.langgraph.portal import Portal
 from ramify.runtime.langgraph.thread import GraphRun, Task
 from ramify.runtime.records import CheckpointId, RunId, RunRecord, RunStatus
@@ -94,8 +94,10 @@ class Session:
                     await self._runs.pop(run_id).close(*_outcome(error))
 
     async def snapshot(self, env: Env) -> SnapshotId:
-        """The snapshot that a checkpoint's channel value means, siblings merged."""
-        if "join" not in env and not env.get("unsealed"):
+        """The snapshot that a checkpoint's value means, siblings merged. Raises `NodesConflict`, `WorldLost`."""
+        if env.get("unsealed"):
+            raise WorldLost(env["branch"])
+        if "join" not in env:
             return SnapshotId(env["snapshot"])
         asking = Invocation(None, addressed=True)
         run = await self._enter(asking, RunId(env["run"]))

@@ -174,10 +174,7 @@ class GraphRun:
             line = self._lines[path] = Branch(path, start.snapshot, start.checkpoint)
         if start.unsealed:
             if not line.unsealed or line.world is None or self._heads.get(path, "") != start.at:
-                raise WorldLost(
-                    f"the files of {path} at {start.at.rpartition('|')[2]} were in a live world only, since the plan "
-                    "has no SEAL there, and it is gone: go on from the checkpoint before that node"
-                )
+                raise WorldLost(path)
         else:
             line.snapshot, line.checkpoint = start.snapshot, start.checkpoint
         if task.width == 1:

@@ -1,1 +1,0 @@
-"""Makes pytest put this folder on the path."""

@@ -1,0 +1,38 @@
+"""`kill -9` at chosen points, then `invoke(None)`: the same files and state, and nothing finished is done again."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+APP = Path(__file__).with_name("kill_app.py")
+EXPECTED = {
+    "said": [f"about {name}{i}" for name in "ablrz" for i in (1, 2)],
+    "files": {"a": "", "b": "a", "l": "a b", "r": "a b", "z": "a b l r"},
+}
+POINTS = ["in a", "RUN a", "after b, before its writes", "in l", "RUN l", "MERGE merged l", "in z", "RUN z"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_killed_thread_goes_on_where_it_was(mode: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(APP), str(tmp_path), mode, *POINTS]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
+    trials = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [trial["point"] for trial in trials] == POINTS
+    for trial in trials:
+        point = trial["point"]
+        assert (trial["first"], trial["second"]) == (-signal.SIGKILL, 0), f"{point}: {ran.stderr}"
+        assert trial["result"] == EXPECTED, point
+        lines = Counter(trial["log"])
+        for name in "ablrz":
+            beside = name == "r" and point.endswith(" l")  # killed wherever it stood, since its sibling was
+            once = (1, 2) if beside else (1,)
+            assert lines[f"begin {name}"] == 2 if point == f"in {name}" else lines[f"begin {name}"] in once, point
+            for line in (f"end {name}", f"model {name}1", f"model {name}2"):
+                assert lines[line] in once, (point, line)

@@ -1,0 +1,107 @@
+"""Model calls of nodes: tagged, recorded, and served when the node itself runs again."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.channels import UntrackedValue
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, RetryPolicy, interrupt
+
+from ramify import llm
+from ramify.runtime import codec
+from ramify.runtime.errors import NotInARun
+
+CONFIG = {"configurable": {"thread_id": "1"}}
+
+
+class State(TypedDict, total=False):
+    said: Annotated[list[str], operator.add]
+
+
+class Open(TypedDict, total=False):
+    handle: Annotated[Any, UntrackedValue]
+
+
+def only(function: Any, **options: Any) -> StateGraph[State]:
+    return StateGraph(State).add_node("only", function, **options).add_edge(START, "only")
+
+
+async def test_calls_carry_the_deadline_and_the_run(compile_graph: Any, kept: Any) -> None:
+    async def asks(state: State) -> State:
+        both = await asyncio.gather(llm.chat("one"), llm.chat("two"))
+        return {"said": [each.text for each in both]}
+
+    app = compile_graph(only(asks), deadline="90s")
+    assert (await app.ainvoke({}))["said"] == ["said one", "said two"]
+    for row in kept(app).llm:
+        tags = codec.decode(row.tags_json)
+        assert tags["compound_id"] == kept(app).runs[0].id
+        assert 0 < tags["slo_deadline_s"] <= 90
+        assert (row.op_id, row.branch) == ("run.only", "root")
+
+
+def test_a_synchronous_node_asks_too(compile_graph: Any) -> None:
+    def asks(state: State) -> State:
+        return {"said": [asyncio.run(llm.chat("one")).text]}
+
+    assert compile_graph(only(asks)).invoke({})["said"] == ["said one"]
+
+
+def test_a_node_that_runs_again_is_served_its_calls(compile_graph: Any, scripted: Any) -> None:
+    async def asks(state: State) -> State:
+        first = (await llm.chat("one")).text
+        return {"said": [first, interrupt("and?"), (await llm.chat("two")).text]}
+
+    app = compile_graph(only(asks), checkpointer=InMemorySaver())
+
+    async def both() -> Any:
+        await app.ainvoke({}, CONFIG)
+        return await app.ainvoke(Command(resume="this"), CONFIG)
+
+    assert asyncio.run(both())["said"] == ["said one", "this", "said two"]
+    assert [call.request.messages[-1].content for call in scripted.calls] == ["one", "two"]
+
+
+def test_another_attempt_asks_anew(compile_graph: Any, scripted: Any) -> None:
+    async def asks(state: State) -> State:
+        said = (await llm.chat("one")).text
+        if len(scripted.calls) < 2:
+            raise OSError("again")
+        return {"said": [said]}
+
+    policy = RetryPolicy(initial_interval=0.0, jitter=False, retry_on=OSError)
+    app = compile_graph(only(asks, retry_policy=policy))
+    assert asyncio.run(app.ainvoke({}))["said"] == ["said one"]
+    assert len(scripted.calls) == 2
+
+
+def test_every_invocation_of_a_thread_has_the_whole_deadline(compile_graph: Any, kept: Any) -> None:
+    async def asks(state: State) -> State:
+        await asyncio.sleep(0.3 if not state.get("said") else 0)
+        return {"said": [(await llm.chat("one")).text]}
+
+    app = compile_graph(only(asks), deadline="60s", checkpointer=InMemorySaver())
+    asyncio.run(app.ainvoke({}, CONFIG))
+    asyncio.run(app.ainvoke({}, CONFIG))
+    first, second = (codec.decode(row.tags_json)["slo_deadline_s"] for row in kept(app).llm)
+    assert first < 59.8 < second
+
+
+async def test_what_langgraph_cannot_keep_is_no_obstacle(compile_graph: Any, kept: Any) -> None:
+    def opens(state: Open) -> Open:
+        return {"handle": object()}
+
+    graph = StateGraph(Open).add_node("only", opens).add_edge(START, "only")
+    app = compile_graph(graph, checkpointer=InMemorySaver())
+    await app.ainvoke({"handle": None}, CONFIG)
+    assert kept(app).ops[-1].result_json == "null"
+
+
+def test_the_model_is_out_of_reach_outside_a_node() -> None:
+    with pytest.raises(NotInARun):
+        llm.chat("one")
