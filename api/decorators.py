@@ -11,13 +11,13 @@ from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overl
 
 from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import NotInARun
+from ramify.runtime.errors import NestedWorkflow, NotInARun
 from ramify.runtime.loading import canonical_module, file_ref
 from ramify.runtime.run import RunScope
 from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
-from ramify.runtime.scope import current_scope
+from ramify.runtime.scope import current_scope, is_in_a_run
 from ramify.runtime.sites import call_site
-from ramify.runtime.steps import StepDef, begin_step
+from ramify.runtime.steps import StepDef, begin_step, call_inline
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,21 +47,19 @@ class Step(Generic[P, R]):
                 f"step {self.definition.name!r} was called in a LangGraph node: call a plain function there"
             )
         if scope.step is not None:
-            return _inline(self.definition, scope, args, kwargs)
+            return self._inline(scope, args, kwargs)
         op = scope.run.op(OpKind.RUN, call_site())
         return begin_step(scope, self.definition, op, args, kwargs)
 
-
-async def _inline(step: StepDef, scope: RunScope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A step called inside a step is part of it: no key, no seal of its own."""
-    face = scope.sandbox
-    if step.sandbox_parameter is not None:
-        kwargs = {**kwargs, step.sandbox_parameter: face}
-    if inspect.iscoroutinefunction(step.function):
-        return await step.function(*args, **kwargs)
-    if step.sandbox_parameter is not None and face is not None:
-        kwargs[step.sandbox_parameter] = SyncSandbox(face, asyncio.get_running_loop())
-    return await asyncio.to_thread(step.function, *args, **kwargs)
+    def _inline(self, scope: RunScope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            raise NotInARun(
+                f"step {self.definition.name!r} was called in a synchronous step, which cannot await it: "
+                "call a plain function there"
+            ) from None
+        return call_inline(self.definition, scope.sandbox, args, kwargs)
 
 
 @overload
@@ -98,6 +96,8 @@ def step(
     """
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"step {function.__qualname__!r} is a generator: return its values")
         parameter = sandbox_parameter(function)
         declared = Effect(effect) if effect else None
         known = declared or (Effect.REVERTIBLE if parameter else Effect.UNKNOWN)
@@ -131,6 +131,11 @@ class Workflow(Generic[P, R]):
         """Run under the ambient `Runtime`, or under one with the defaults that is opened for this call."""
         from ramify.session import Runtime
 
+        if is_in_a_run():
+            raise NestedWorkflow(
+                f"workflow {self.__ramify_workflow__.name!r} was called inside a run, which is not supported yet: "
+                "put what the two workflows share into a plain async function"
+            )
         ambient = Runtime.ambient()
         if ambient is not None:
             result: R = await ambient.start(self, args, kwargs)

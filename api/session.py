@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from contextvars import ContextVar, Token
-from dataclasses import replace
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -18,15 +17,15 @@ from ramify import paths
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow
 from ramify.fork_engine.store import SnapshotStore
+from ramify.resources import GivenBackend, Resources, environment
 from ramify.runtime import codec, driver
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import BadArguments, PlanMismatch, WorkflowChanged
+from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, StoreError, WorkflowChanged
 from ramify.runtime.events import Event, Observer
 from ramify.runtime.loading import load_target
 from ramify.runtime.records import LLMRecord, OpRecord, RunId, RunRecord, RunStatus, Settings
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
-from ramify.sandboxes.select import open_backend
 from ramify.serving.client import LLMClient
 
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
@@ -45,7 +44,7 @@ class Runtime:
         self,
         *,
         home: Path | None = None,
-        sandbox: str | Backend | Callable[[SnapshotStore, Path], Backend] | None = None,
+        sandbox: str | GivenBackend | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         model: str | None = None,
@@ -55,18 +54,16 @@ class Runtime:
     ) -> None:
         self.home = paths.home(home)
         self.last_run_id: RunId | None = None
-        self._sandbox = sandbox or os.environ.get("RAMIFY_SANDBOX") or "namespaces"
-        name = self._sandbox if isinstance(self._sandbox, str) else getattr(self._sandbox, "name", "custom")
-        url = base_url or os.environ.get("RAMIFY_BASE_URL") or None
-        self._settings = Settings(sandbox=name, base_url=url, model=model)
-        self._api_key = api_key or os.environ.get("RAMIFY_API_KEY") or None
-        self._given_llm = llm
+        env_sandbox, env_url, env_key = environment(os.environ)
+        given = None if sandbox is None or isinstance(sandbox, str) else sandbox
+        name = sandbox if isinstance(sandbox, str) else getattr(given, "name", "custom") if given else env_sandbox
+        self._chosen_sandbox = name  # None: nobody chose
+        self._settings = Settings(sandbox=name or "namespaces", base_url=base_url or env_url, model=model)
+        self._resources = Resources(self.home, backend=given, llm=llm, api_key=api_key or env_key)
         self._observer = observer
         self._clock = clock
         self._stack = AsyncExitStack()
-        self._llm: asyncio.Task[LLMClient] | None = None
-        self._backends: dict[str, Backend] = {}
-        self._backend_lock = asyncio.Lock()
+        self._entered = False
         self._token: Token[Runtime | None] | None = None
 
     @staticmethod
@@ -75,21 +72,29 @@ class Runtime:
         return _ambient.get()
 
     async def __aenter__(self) -> Runtime:
-        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.store = await self._stack.enter_async_context(RunStore(paths.database(self.home), clock=self._clock))
-        self.snapshots = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.home))
+        if self._entered:
+            raise RunError("a Runtime is opened once: make another one")
+        self._entered = True
+        async with AsyncExitStack() as stack:
+            try:
+                self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                self.snapshots = await asyncio.to_thread(SnapshotStore, paths.snapshots(self.home))
+            except OSError as error:
+                raise StoreError(
+                    f"the home {self.home} cannot be used: {error}. Name another one: --home DIR or $RAMIFY_HOME"
+                ) from error
+            self.store = await stack.enter_async_context(RunStore(paths.database(self.home), clock=self._clock))
+            stack.push_async_callback(self._resources.close)
+            self._stack = stack.pop_all()
         self._token = _ambient.set(self)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._token is not None:
+        await self._stack.aclose()
+        if _ambient.get() is self and self._token is not None:
             _ambient.reset(self._token)
-        if self._llm is not None:
-            self._llm.cancel()
-            await asyncio.gather(self._llm, return_exceptions=True)  # whoever called the model has seen its error
-        await self._stack.__aexit__(kind, error, trace)
 
     async def run(
         self,
@@ -133,13 +138,15 @@ class Runtime:
         launch = driver.Launch(plan, args, dict(kwargs), None if folder is None else Path(folder), limit)
         record, skipped = await driver.create(services, launch)
         self.last_run_id = record.id
-        self._warm(plan)
+        self._warm(plan, self._settings)
         return await driver.drive(services, record, workflow.__wrapped__, skipped=skipped)
 
-    async def resume(self, run_id: str) -> Any:
+    async def resume(self, run_id: str, *, deadline: Duration | None = None) -> Any:
         """Go on with a run where its journal ends; the result again where it is done.
 
-        Raises `WorkflowChanged` where the code is no longer what the run's plan was compiled from.
+        `deadline`: a new one, counted from now. The run goes on in the sandbox and with the model that it began
+        with, unless this runtime was told otherwise. Raises `WorkflowChanged` where the code is no longer what the
+        run's plan was compiled from.
         """
         record = await self.store.run(RunId(run_id))
         self.last_run_id = record.id
@@ -147,18 +154,19 @@ class Runtime:
         if record.status is RunStatus.DONE:
             return codec.decode(record.result_json or "null")
         plan = Plan.from_json(record.plan_json)
-        now = compile_plan(workflow)
-        if now.code_digest != plan.code_digest:
+        if compile_plan(workflow).code_digest != plan.code_digest:
             raise WorkflowChanged(
                 f"{record.workflow} has changed since run {record.id} began, so its journal no longer fits. "
                 "Bring the code back as it was, or start anew with `ramify run`"
             )
-        chosen = record.settings
-        if self._settings.base_url or self._settings.model:
-            chosen = replace(chosen, base_url=self._settings.base_url, model=self._settings.model)
-        self._settings = chosen
-        self._warm(plan)
-        return await driver.drive(self._services(chosen), record, workflow.__wrapped__)
+        settings = Settings(
+            sandbox=self._chosen_sandbox or record.settings.sandbox,
+            base_url=self._settings.base_url or record.settings.base_url,
+            model=self._settings.model or record.settings.model,
+        )
+        self._warm(plan, settings)
+        more_s = None if deadline is None else seconds(deadline)
+        return await driver.drive(self._services(settings), record, workflow.__wrapped__, more_s=more_s)
 
     async def journal(self, run_id: str | None = None) -> list[OpRecord]:
         """The journal of a run (the last one), in order."""
@@ -183,13 +191,16 @@ class Runtime:
 
     def _services(self, settings: Settings) -> driver.Services:
         async def backend() -> Backend:
-            return await self._open_backend(settings.sandbox)
+            return await self._resources.backend(settings.sandbox, self.snapshots)
+
+        async def llm() -> LLMClient:
+            return await self._resources.llm(settings)
 
         return driver.Services(
             store=self.store,
             snapshots=self.snapshots,
             backend=backend,
-            llm=self._open_llm,
+            llm=llm,
             locks=paths.locks(self.home),
             clock=self._clock,
             emit=self._emit,
@@ -200,42 +211,10 @@ class Runtime:
         if self._observer is not None:
             self._observer(event)
 
-    async def _open_backend(self, name: str) -> Backend:
-        async with self._backend_lock:
-            if name not in self._backends:
-                scratch = paths.worlds(self.home)
-                made: Backend
-                if isinstance(self._sandbox, str):
-                    made = await asyncio.to_thread(open_backend, name, self.snapshots, scratch)
-                elif callable(self._sandbox):
-                    made = self._sandbox(self.snapshots, scratch)
-                else:
-                    made = self._sandbox
-                self._backends[name] = await self._stack.enter_async_context(made)
-            return self._backends[name]
-
-    def _warm(self, plan: Plan) -> None:
+    def _warm(self, plan: Plan, settings: Settings) -> None:
         """The plan says that the model will be called: start it while the workspace is worked on."""
-        if self._llm is None and any(op.kind is OpKind.CALL_LLM for op in plan.ops):
-            self._llm = asyncio.get_running_loop().create_task(self._start_llm())
-
-    async def _open_llm(self) -> LLMClient:
-        if self._llm is None or (self._llm.done() and self._llm.exception() is not None):
-            self._llm = asyncio.get_running_loop().create_task(self._start_llm())
-        return await asyncio.shield(self._llm)
-
-    async def _start_llm(self) -> LLMClient:
-        if self._given_llm is not None:
-            return self._given_llm
-        from ramify.serving.gateway.server import LocalGateway
-
-        upstream = self._settings.base_url
-        gateway = LocalGateway(
-            home=self.home, upstream=upstream, upstream_key=self._api_key, model=self._settings.model
-        )
-        await self._stack.enter_async_context(gateway)
-        client = LLMClient(gateway.base_url, model=self._settings.model)
-        return await self._stack.enter_async_context(client)
+        if any(op.kind is OpKind.CALL_LLM for op in plan.ops):
+            self._resources.warm(settings)
 
 
 def compile_plan(workflow: Workflow[..., Any]) -> Plan:

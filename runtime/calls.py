@@ -11,6 +11,7 @@ from ramify.runtime import codec
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import BranchPath, LLMRecord, RunRecord
 from ramify.serving.client import LLMClient
+from ramify.serving.errors import DeadlineInfeasible
 from ramify.serving.tags import SLOTags
 from ramify.serving.types import ChatRequest, ChatResult
 
@@ -73,7 +74,9 @@ class LLMCalls:
         if (known := self._journal.served_llm(row.key)) is not None:
             result: ChatResult = codec.decode(known.result_json)
             return result
+        self._refuse_when_late()
         client = await self._provider()
+        self._refuse_when_late()
         tags = self._tags(index, width)
         begun = self._clock()
         result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
@@ -88,6 +91,15 @@ class LLMCalls:
             )
         )
         return result
+
+    def _refuse_when_late(self) -> None:
+        left = self.deadline_left()
+        if left is not None and left <= 0:
+            raise DeadlineInfeasible(
+                f"the deadline of {self._record.deadline_s:g} s passed {-left:.1f} s ago, so the model is not asked. "
+                f"Resume with more time: `ramify resume {self._record.id} --deadline 60s`",
+                earliest_feasible_s=None,
+            )
 
     def _tags(self, index: int, width: int) -> SLOTags:
         left = self.deadline_left()

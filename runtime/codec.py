@@ -1,14 +1,15 @@
 """Values to JSON and back: what crosses a step's boundary and what the journal keeps.
 
 JSON's own types stay as they are; everything else becomes `{"$": kind, …}`. No pickle: a stored value can name a
-dataclass, an enum or a pydantic model by module and qualified name, never code to run. Encoding is canonical, so
-its sha256 is a digest of the value.
+dataclass, an enum or a pydantic model by module and qualified name, never code to run. What comes back is equal to
+what went in and of the same type, or `encode` refuses it. The order of a dict is kept, and is no part of a digest.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import importlib
 import json
@@ -18,7 +19,7 @@ from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -40,8 +41,11 @@ _DECODE_SIMPLE = {name: decode for name, _, decode in _SIMPLE.values()}
 
 
 def encode(value: object) -> str:
-    """Canonical JSON of a value. Raises `NotSerialisable` naming the place inside the value."""
-    return json.dumps(_encode(value, "value"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    """JSON of a value, ASCII only. Raises `NotSerialisable` naming the place inside the value."""
+    try:
+        return json.dumps(_encode(value, "value"), separators=(",", ":"), ensure_ascii=True)
+    except (RecursionError, ValueError) as error:  # a value that holds itself; an integer of thousands of digits
+        raise NotSerialisable(f"the value cannot be kept: {error}") from error
 
 
 def decode(text: str) -> Any:
@@ -50,64 +54,91 @@ def decode(text: str) -> Any:
 
 
 def digest_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    """sha256, hex, of what `encode` gave, whatever the order of its dicts."""
+    canonical = json.dumps(_canonical(json.loads(text)), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def digest(value: object) -> str:
-    """sha256, hex, of the canonical encoding."""
+    """sha256, hex, of a value: equal for equal values of equal types."""
     return digest_text(encode(value))
 
 
+def _canonical(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_canonical(v) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get(_TAG) == "dict":
+        return {_TAG: "dict", "v": _sorted(_canonical(value["v"]))}
+    return {k: _canonical(v) for k, v in value.items()}
+
+
+def _sorted(encoded: list[Any]) -> list[Any]:
+    return sorted(encoded, key=lambda item: json.dumps(item, sort_keys=True))
+
+
 def _encode(value: object, where: str) -> Any:
-    if value is None or isinstance(value, bool | str) or type(value) is int:
-        return value if not isinstance(value, Enum) else _encode_enum(value)
+    kind = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
     if isinstance(value, Enum):
-        return _encode_enum(value)
-    if isinstance(value, float):
-        return value if math.isfinite(value) else {_TAG: "float", "v": repr(value)}
-    if isinstance(value, int):
-        return int(value)
-    if type(value) is list:
-        return [_encode(v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if type(value) is dict:
-        return _encode_dict(value, where)
-    if type(value) is tuple:
-        return {_TAG: "tuple", "v": [_encode(v, f"{where}[{i}]") for i, v in enumerate(value)]}
-    if isinstance(value, set | frozenset):
-        items = [_encode(v, f"{where}{{}}") for v in value]
-        return {_TAG: type(value).__name__, "v": sorted(items, key=lambda i: json.dumps(i, sort_keys=True))}
-    if isinstance(value, PurePath):
+        return {_TAG: "enum", "t": _type_name(kind), "v": _encode(value.value, where)}
+    if kind is float:
+        return value if math.isfinite(cast(float, value)) else {_TAG: "float", "v": repr(value)}
+    if kind is list:
+        return [_encode(v, f"{where}[{i}]") for i, v in enumerate(cast(list[Any], value))]
+    if kind is dict:
+        return _encode_dict(cast(dict[Any, Any], value), where)
+    if kind is tuple:
+        return {_TAG: "tuple", "v": [_encode(v, f"{where}[{i}]") for i, v in enumerate(cast(tuple[Any, ...], value))]}
+    if kind in (set, frozenset):
+        items = [_encode(v, f"{where}{{}}") for v in cast(set[Any], value)]
+        return {_TAG: kind.__name__, "v": _sorted(items)}
+    if isinstance(value, Path):
         return {_TAG: "path", "v": str(value)}
-    if (simple := _SIMPLE.get(type(value))) is not None:
+    if (simple := _SIMPLE.get(kind)) is not None:
         return {_TAG: simple[0], "v": simple[1](value)}
     return _encode_object(value, where)
-
-
-def _encode_enum(value: Enum) -> Any:
-    return {_TAG: "enum", "t": _type_name(type(value)), "v": value.name}
 
 
 def _encode_dict(value: dict[Any, Any], where: str) -> Any:
     if all(isinstance(k, str) and not isinstance(k, Enum) for k in value) and _TAG not in value:
         return {k: _encode(v, f"{where}[{k!r}]") for k, v in value.items()}
-    pairs = [[_encode(k, f"{where} key"), _encode(v, f"{where}[{k!r}]")] for k, v in value.items()]
-    return {_TAG: "dict", "v": sorted(pairs, key=lambda p: json.dumps(p[0], sort_keys=True))}
+    return {
+        _TAG: "dict",
+        "v": [[_encode(k, f"{where} key"), _encode(v, f"{where}[{k!r}]")] for k, v in value.items()],
+    }
+
+
+_BUILTIN = (str, bytes, int, float, complex, list, dict, set, frozenset, BaseException)
 
 
 def _encode_object(value: object, where: str) -> Any:
     cls = type(value)
-    if dataclasses.is_dataclass(value):
-        fields = {f.name: _encode(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
-        return {_TAG: "dataclass", "t": _type_name(cls), "v": fields}
-    if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
-        return {_TAG: "pydantic", "t": _type_name(cls), "v": value.model_dump(mode="json")}
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
-        items = [_encode(v, f"{where}[{i}]") for i, v in enumerate(value)]
-        return {_TAG: "namedtuple", "t": _type_name(cls), "v": items}
+        return {
+            _TAG: "namedtuple",
+            "t": _type_name(cls),
+            "v": [_encode(v, f"{where}.{i}") for i, v in enumerate(value)],
+        }
+    if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
+        return {_TAG: "pydantic", "t": _type_name(cls), "v": value.model_dump(mode="json", by_alias=True)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, (*_BUILTIN, tuple)):
+        fields = {f.name: _encode(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
+        if more := [
+            name for name in getattr(value, "__dict__", ()) if name not in fields and not _is_cached(cls, name)
+        ]:
+            raise NotSerialisable(f"{where} is a {cls.__qualname__} with {more[0]!r}, which is not among its fields")
+        return {_TAG: "dataclass", "t": _type_name(cls), "v": fields}
     raise NotSerialisable(
         f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "
         "Pass JSON values, dataclasses, enums, paths, bytes, tuples, sets or pydantic models across a step"
     )
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), functools.cached_property)
 
 
 def _type_name(cls: type) -> str:
@@ -145,7 +176,7 @@ def _decode_tagged(kind: str, value: dict[str, Any]) -> Any:
 
 def _decode_object(kind: str, cls: Any, body: Any) -> Any:
     if kind == "enum" and issubclass(cls, Enum):
-        return cls[body]
+        return cls(_decode(body))
     if kind == "pydantic" and hasattr(cls, "__pydantic_validator__"):
         return cls.model_validate(body)
     if kind == "namedtuple" and issubclass(cls, tuple):

@@ -94,8 +94,7 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
         deadline_s=launch.deadline_s,
         thread_id=launch.thread_id,
     )
-    await services.store.create_run(record)
-    await services.store.commit(record.id, checkpoints=[base_checkpoint(record.id, base, now)])
+    await services.store.create_run(record, base_checkpoint(record.id, base, now))
     return record, imported.skipped
 
 
@@ -107,64 +106,89 @@ def _import(snapshots: SnapshotStore, workspace: Path | None) -> Imported:
 
 
 async def drive(
-    services: Services, record: RunRecord, function: Callable[..., Any], *, skipped: tuple[Skipped, ...] = ()
+    services: Services,
+    record: RunRecord,
+    function: Callable[..., Any],
+    *,
+    skipped: tuple[Skipped, ...] = (),
+    more_s: float | None = None,
 ) -> Any:
-    """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`."""
+    """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
+
+    `more_s`: a new deadline, counted from now.
+    """
     with RunLock(services.locks, record.id):
+        record, resumed = await _reopen(services, record, more_s)
         ops = await services.store.ops(record.id)
         llm = await services.store.llm(record.id)
-        resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
-        if record.status is not RunStatus.RUNNING:
-            await services.store.commit(record.id, update=RunUpdate(status=RunStatus.RUNNING))
-            record = replace(record, status=RunStatus.RUNNING)
         journal = Journal(services.store, record, ops=ops, llm=llm, clock=services.clock, emit=services.emit)
-        services.emit(RunStarted(record, resumed=resumed, skipped=skipped))
+        services.emit(RunStarted(record, resumed=resumed or bool(ops or llm), skipped=skipped))
         plan = Plan.from_json(record.plan_json)
         base = await asyncio.to_thread(services.snapshots.get, record.base_snapshot)
-        root = Branch(ROOT, base, checkpoint_id(record.id, 0))
-        worlds = WorldPool(services.backend, world_spec(record))
         run = Run(
             record=record,
             plan=plan,
             journal=journal,
-            store=services.store,
             snapshots=services.snapshots,
-            worlds=worlds,
+            worlds=WorldPool(services.backend, world_spec(record)),
             calls=LLMCalls(record, plan, journal, services.llm, services.clock),
             clock=services.clock,
-            root=root,
+            root=Branch(ROOT, base, checkpoint_id(record.id, 0)),
         )
-        run.reusable.update(
-            {r.lineage_key: r.key for r in ops if r.lineage_key and not r.reused_from and r.status is OpStatus.DONE}
-        )
+        done = [row for row in ops if row.status is OpStatus.DONE and row.snapshot_out and not row.reused_from]
+        run.reusable.update({row.lineage_key: row.key for row in done if row.lineage_key})
         try:
             return await _call(run, function, services)
         finally:
-            await worlds.close()
+            journal.close()  # before the lock is let go: from then on the run may be another process's
+            await run.worlds.close()
+
+
+async def _reopen(services: Services, record: RunRecord, more_s: float | None) -> tuple[RunRecord, bool]:
+    """The run's row, running again; and whether it had stopped."""
+    if more_s is not None:
+        record = replace(record, deadline_s=record.consumed_s + more_s)
+    resumed = record.status is not RunStatus.RUNNING
+    if resumed or more_s is not None:
+        change = RunUpdate(status=RunStatus.RUNNING, deadline_s=record.deadline_s)
+        await services.store.commit(record.id, update=change)
+        record = replace(record, status=RunStatus.RUNNING)
+    return record, resumed
 
 
 async def _call(run: Run, function: Callable[..., Any], services: Services) -> Any:
     args, kwargs = codec.decode(run.record.args_json)
     try:
         with entered(RunScope(run, run.root)):
-            result = await function(*args, **kwargs)
-        update = RunUpdate(status=RunStatus.DONE, result_json=codec.encode(result), error="")
-    except asyncio.CancelledError:
-        await asyncio.shield(run.journal.finish(RunUpdate(status=RunStatus.CANCELLED, error="cancelled")))
-        services.emit(RunEnded(run.record, RunStatus.CANCELLED))
+            result_json = codec.encode(await function(*args, **kwargs))
+        result = codec.decode(result_json)
+    except BaseException as error:
+        await asyncio.shield(_stopped(run, error, services))
+        if isinstance(error, Exception):
+            raise _failure(run, error) from error
         raise
-    except Exception as error:
-        shown = f"{type(error).__name__}: {error}"
-        await run.journal.finish(RunUpdate(status=RunStatus.FAILED, error=shown))
-        services.emit(RunEnded(run.record, RunStatus.FAILED))
-        raise _failure(run, error) from error
-    await run.journal.finish(update)
+    await run.settle(ROOT)
+    await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
     services.emit(RunEnded(run.record, RunStatus.DONE))
     return result
 
 
+async def _stopped(run: Run, error: BaseException, services: Services) -> None:
+    """The workflow did not come to its end: stop what it left running, and write down why."""
+    await run.settle(ROOT)
+    if isinstance(error, asyncio.CancelledError):
+        status, why = RunStatus.CANCELLED, "cancelled"
+    else:
+        status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"
+    await run.journal.finish(RunUpdate(status=status, error=why))
+    services.emit(RunEnded(run.record, status))
+
+
 def _failure(run: Run, error: Exception) -> RunError:
-    hint = f"The run is kept: `ramify show {run.record.id}`, and `ramify resume {run.record.id}` once mended"
+    hint = (
+        f"The run is kept (`ramify show {run.record.id}`). If the cause lies outside the code, "
+        f"`ramify resume {run.record.id}` goes on from here; changed code starts a new run"
+    )
     where = getattr(error, "__ramify_step__", None)
     shown = f"{type(error).__name__}: {error}"
     if where is None:

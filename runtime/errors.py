@@ -10,6 +10,10 @@ RunError
 ├── AmbiguousRef          a prefix that names several
 ├── RunLocked             another process works on that run
 ├── StoreError            the database is missing, of another version, or refuses to write
+├── BranchReleased        a branch used after its fork, or its run, was over
+├── StateLost             a world with unsealed changes is gone
+├── Diverged              an irreversible step met again in another state than the one it was done in
+├── NestedWorkflow        a workflow called inside a workflow
 ├── BadArguments          a workflow called with arguments that it does not take
 ├── TargetNotFound        no such file, module or name to run
 ├── CommandFailed         `sandbox.run(…, check=True)` and the command failed; `.result`
@@ -72,6 +76,22 @@ class StoreError(RunError):
 
 class PlanMismatch(RunError):
     """The plan does not fit the workflow that runs under it."""
+
+
+class BranchReleased(RunError):
+    """A branch was used after its fork, or its run, was over."""
+
+
+class StateLost(RunError):
+    """A world that held unsealed changes is gone."""
+
+
+class Diverged(RunError):
+    """An irreversible step that was done is met again in another state: to do it again is not ours to decide."""
+
+
+class NestedWorkflow(RunError):
+    """A workflow was called inside a workflow."""
 
 
 class BadArguments(RunError, TypeError):

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from ramify.compiler.plan import OpId, OpKind, PlanOp
+from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Snapshot
 from ramify.runtime import codec
-from ramify.runtime.errors import NotInARun
-from ramify.runtime.records import BranchPath, OpRecord, OpStatus
-from ramify.runtime.run import RunScope
-from ramify.runtime.scope import _scope
+from ramify.runtime.errors import BranchReleased, NotInARun
+from ramify.runtime.records import BranchPath
+from ramify.runtime.run import RunScope, new_row
+from ramify.runtime.scope import current_scope, entered
 from ramify.runtime.sites import CallSite, call_site
 from ramify.runtime.steps import StepDef, begin_step
 from ramify.runtime.worlds import Branch as Line
@@ -36,32 +36,33 @@ class Fork(Generic[T]):
     """`async with fork(items) as branches`: one branch an item; on the way out the worlds are released."""
 
     def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
-        if scope.step is not None:
-            raise NotInARun(
-                f"fork() inside step {scope.step.name!r}: a step is one operation on one world. "
-                "Fork in the workflow, and run steps on the branches"
-            )
+        outside_steps("fork() was called")
         self._scope = scope
         self._items = list(items)
         self.op = scope.run.op(OpKind.FORK, site)
-        digest = codec.digest(self._items)
-        key = scope.run.journal.key(scope.branch.path, self.op.id, digest[:16])
-        self._key = key
-        self._digest = digest
-        # "op.occurrence": which of the times that this fork ran on this branch
-        occurrence = scope.run.journal.key(scope.branch.path, self.op.id, "place").rpartition("|")[2]
-        self._place = f"{self.op.id}.{occurrence}"
+        self._digest = codec.digest(self._items)
+        self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
+        self._place = ""  # "op.place": names the children, apart from those of the operation's other forks here
         self.base: Snapshot = scope.branch.snapshot
-        self._branches: list[Branch[T]] = []
+        self._branches: list[Branch[T]] | None = None
 
     async def __aenter__(self) -> Branches[T]:
+        if self._branches is not None:
+            raise BranchReleased("a fork is entered once: call fork() again")
         run, parent = self._scope.run, self._scope.branch
         async with parent.lock:
-            if (row := run.journal.served(self._key)) is not None and row.snapshot_out is not None:
+            if parent.released:
+                raise BranchReleased(f"branch {parent.path} was released, so it cannot be forked")
+            if (
+                row := run.journal.served(self._key, at=parent.snapshot)
+            ) is not None and row.snapshot_out is not None:
+                self._place = codec.decode(row.result_json or "{}")["place"]
                 parent.snapshot = await asyncio.to_thread(run.snapshots.get, row.snapshot_out)
             else:
+                self._place = f"{self.op.id}.{run.journal.next_place(parent.path, self.op.id)}"
                 await self._perform(parent)
             self.base = parent.snapshot
+        self._branches = []
         for index, item in enumerate(self._items):
             path = BranchPath(f"{parent.path}/{self._place}.{index}")
             line = Line(path=path, snapshot=self.base, checkpoint=parent.checkpoint)
@@ -79,11 +80,11 @@ class Fork(Generic[T]):
             parent.unsealed = False
         count = len(self._items)
         await run.journal.record(
-            _row(
+            new_row(
                 self._scope,
-                self._key,
-                self.op.id,
                 OpKind.FORK,
+                self.op.id,
+                self._key,
                 args_digest=self._digest,
                 result_json=codec.encode({"children": count, "place": self._place}),
                 result_digest=codec.digest(count),
@@ -97,8 +98,10 @@ class Fork(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        run = self._scope.run
-        for branch in self._branches:
+        run, branches = self._scope.run, self._branches or []
+        for branch in branches:
+            branch.line.released = True
+            await run.settle(branch.line.path)
             await run.worlds.drop(branch.line)
         if kind is not None and not issubclass(kind, Exception):
             return  # cancelled: the run goes on from here another time
@@ -106,15 +109,15 @@ class Fork(Generic[T]):
         key = f"{self._key}|RELEASE"
         if run.journal.served(key) is not None:
             return
-        adopted = sum(b.adopted for b in self._branches)
+        adopted = sum(b.adopted for b in branches)
         now = run.clock()
-        count = len(self._branches)
+        count = len(branches)
         await run.journal.record(
-            _row(
+            new_row(
                 self._scope,
-                key,
-                release.id,
                 OpKind.RELEASE,
+                release.id,
+                key,
                 result_json=codec.encode({"children": count, "place": self._place}),
                 result_digest=codec.digest(count),
                 started_at=now,
@@ -128,7 +131,7 @@ class Branch(Generic[T]):
 
     def __init__(self, fork: Fork[T], scope: RunScope, line: Line, index: int, item: T) -> None:
         self._fork = fork
-        self._parent = scope
+        self.parent = scope
         self.line = line
         self.index = index
         self.item = item
@@ -140,27 +143,45 @@ class Branch(Generic[T]):
 
     def run(self, step: HasStep, *args: Any, **kwargs: Any) -> Awaitable[Any]:
         """Run a step on this branch."""
-        op = self._parent.run.op(OpKind.RUN, call_site())
-        return begin_step(self.scope, step.definition, op, args, kwargs)
+        return self.begin(step, call_site(), args, kwargs)
+
+    def begin(
+        self, step: HasStep, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> Awaitable[Any]:
+        """As `run`, called from elsewhere than the user's own line."""
+        outside_steps(f"step {step.definition.name!r} was started on a branch")
+        return begin_step(self.scope, step.definition, self.parent.run.op(OpKind.RUN, site), args, dict(kwargs))
 
     def enter(self) -> AbstractAsyncContextManager[Branch[T]]:
         """`async with branch.enter()`: steps, forks and model calls inside apply to this branch."""
-        return _Entered(self)
+        return self._entered()
+
+    @asynccontextmanager
+    async def _entered(self) -> AsyncIterator[Branch[T]]:
+        with entered(self.scope):
+            yield self
 
     @property
     def scope(self) -> RunScope:
-        return replace(self._parent, branch=self.line)
+        return replace(self.parent, branch=self.line)
 
     def adopt(self, *, strategy: Literal["fail", "ours", "theirs"] = "fail") -> Awaitable[None]:
         """Three-way merge of this branch's world into the one that forked. Raises `MergeConflict`."""
-        op = self._parent.run.op(OpKind.MERGE, call_site())
-        return self._adopt(op, MergeStrategy(strategy))
+        return self.merge_in(call_site(), strategy)
+
+    def merge_in(self, site: CallSite, strategy: str) -> Awaitable[None]:
+        """As `adopt`, called from elsewhere than the user's own line."""
+        outside_steps("adopt() was called")
+        return self._adopt(self.parent.run.op(OpKind.MERGE, site), MergeStrategy(strategy))
 
     async def _adopt(self, op: PlanOp, strategy: MergeStrategy) -> None:
-        run, parent = self._parent.run, self._parent.branch
+        run, parent = self.parent.run, self.parent.branch
         key = run.journal.key(parent.path, op.id, self.line.path, strategy.value)
         async with parent.lock, self.line.lock:
-            if (row := run.journal.served(key)) is not None and row.snapshot_out is not None:
+            if self.line.released or parent.released:
+                raise BranchReleased(f"branch {self.path} was released: adopt it inside its fork's block")
+            row = run.journal.served(key, at=parent.snapshot)
+            if row is not None and row.snapshot_out is not None and row.attrs["theirs_at"] == self.line.snapshot.id:
                 parent.snapshot = await asyncio.to_thread(run.snapshots.get, row.snapshot_out)
                 parent.checkpoint = run.journal.checkpoint_of(row)
             else:
@@ -168,19 +189,19 @@ class Branch(Generic[T]):
         self.adopted = True
 
     async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy) -> None:
-        run, parent = self._parent.run, self._parent.branch
-        begun, before = run.clock(), parent.snapshot.id
+        run, parent = self.parent.run, self.parent.branch
+        begun, before, theirs_at = run.clock(), parent.snapshot.id, self.line.snapshot.id
         for line in (parent, self.line):  # a plan may have left a side unsealed: a merge needs both frozen
             if line.unsealed and line.world is not None:
                 line.snapshot, line.unsealed = await line.world.seal(), False
         merged = await asyncio.to_thread(
             run.snapshots.merge, self._fork.base, parent.snapshot, self.line.snapshot, strategy=strategy
         )
-        row = _row(
-            self._parent,
-            key,
-            op.id,
+        row = new_row(
+            self.parent,
             OpKind.MERGE,
+            op.id,
+            key,
             args_digest=codec.digest([self.line.path, strategy.value]),
             result_digest=merged.content_key,
             snapshot_in=before,
@@ -189,6 +210,7 @@ class Branch(Generic[T]):
             summary=f"merged {self.line.path}",
             attrs={
                 "base": self._fork.base.id,
+                "theirs_at": theirs_at,
                 "theirs": self.line.snapshot.id,
                 "theirs_branch": self.line.path,
                 "theirs_checkpoint": self.line.checkpoint,
@@ -226,8 +248,7 @@ class Outcome(Generic[T, R]):
 
     def adopt(self, *, strategy: Literal["fail", "ours", "theirs"] = "fail") -> Awaitable[None]:
         """As `Branch.adopt`."""
-        op = self.branch._parent.run.op(OpKind.MERGE, call_site())
-        return self.branch._adopt(op, MergeStrategy(strategy))
+        return self.branch.merge_in(call_site(), strategy)
 
 
 class Outcomes(list[Outcome[T, R]]):
@@ -267,27 +288,24 @@ class Branches(Generic[T]):
 
         Waits for all. `errors="raise"` then raises the first failed branch's error, by index.
         """
-        begun = []
-        for branch in self._branches:
-            op = branch._parent.run.op(OpKind.RUN, call_site())
-            begun.append((branch, step.definition, op, (branch.item, *extra)))
-        return _map(begun, concurrency or os.cpu_count() or 1, errors)
+        outside_steps(f"step {step.definition.name!r} was started on branches")
+        return _map(self._branches, step, call_site(), extra, concurrency or os.cpu_count() or 1, errors)
 
 
 async def _map(
-    begun: list[tuple[Branch[T], StepDef, PlanOp, tuple[Any, ...]]], width: int, errors: str
+    branches: Sequence[Branch[T]], step: HasStep, site: CallSite, extra: tuple[Any, ...], width: int, errors: str
 ) -> Outcomes[T, Any]:
     gate = asyncio.Semaphore(width)
 
-    async def one(branch: Branch[T], step: StepDef, op: PlanOp, args: tuple[Any, ...]) -> Outcome[T, Any]:
+    async def one(branch: Branch[T]) -> Outcome[T, Any]:
         async with gate:
             try:
-                return Outcome(branch, await begin_step(branch.scope, step, op, args, {}))
+                return Outcome(branch, await branch.begin(step, site, (branch.item, *extra)))
             except Exception as error:  # noqa: BLE001  handed back, and raised below unless asked for
                 return Outcome(branch, error=error)
 
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(*call)) for call in begun]
+        tasks = [group.create_task(one(branch)) for branch in branches]
     outcomes = Outcomes(task.result() for task in tasks)
     if errors == "raise":
         for outcome in outcomes:
@@ -296,27 +314,8 @@ async def _map(
     return outcomes
 
 
-class _Entered(AbstractAsyncContextManager[Branch[T]]):
-    def __init__(self, branch: Branch[T]) -> None:
-        self._branch = branch
-
-    async def __aenter__(self) -> Branch[T]:
-        self._token = _scope.set(self._branch.scope)
-        return self._branch
-
-    async def __aexit__(self, *_: object) -> None:
-        _scope.reset(self._token)
-
-
-def _row(scope: RunScope, key: str, op: OpId, kind: OpKind, **changes: Any) -> OpRecord:
-    blank = OpRecord(
-        run_id=scope.run.record.id,
-        seq=0,
-        key=key,
-        op_id=op,
-        kind=kind,
-        branch=scope.branch.path,
-        status=OpStatus.DONE,
-        ended_at=scope.run.clock(),
-    )
-    return replace(blank, **changes)
+def outside_steps(what: str) -> None:
+    """A step is one operation on one world: it neither forks nor merges nor starts others elsewhere."""
+    scope = current_scope(what)
+    if isinstance(scope, RunScope) and scope.step is not None:
+        raise NotInARun(f"{what} inside step {scope.step.name!r}: do it in the workflow")

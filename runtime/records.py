@@ -141,4 +141,5 @@ class RunUpdate:
     result_json: str | None = None
     error: str | None = None
     consumed_s: float | None = None
+    deadline_s: float | None = None
     updated_at: float | None = None

@@ -2,9 +2,10 @@
 
 **The big idea.** A workflow is plain Python. The runtime never looks inside it while it runs; it only hears of
 the calls that cross a boundary: a step, a fork, a merge, a model call. Each of them is an operation of the plan,
-has a key that says where it stands in the workflow, and is done at most once per key: a call whose key the journal
-knows gets the recorded result and moves its branch to the recorded snapshot; any other call is performed, its
-world sealed where the plan says SEAL, and both committed in one transaction before the workflow sees the result.
+has a key that says where it stands in the workflow, and is done at most once per key and state: a call whose key the
+journal knows, on a branch that stands where the recorded one began, gets the recorded result and moves its branch to
+the recorded snapshot; any other call is performed, its world sealed where the plan says SEAL, and both committed in
+one transaction before the workflow sees the result. What it sees is always the recorded value, decoded.
 So a run that was killed anywhere is resumed by calling the workflow again: it rushes through what is recorded,
 mounting nothing, and goes on where the record ends.
 """
@@ -13,16 +14,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from ramify.compiler.plan import OpKind, Plan, PlanOp
+from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.calls import LLMCalls
 from ramify.runtime.journal import Journal
-from ramify.runtime.records import RunRecord
+from ramify.runtime.records import BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.sites import CallSite, find_op
-from ramify.runtime.store import RunStore
 from ramify.runtime.worlds import Branch, WorldPool
 from ramify.serving.types import ChatRequest, ChatResult
 
@@ -34,7 +35,6 @@ class Run:
     record: RunRecord
     plan: Plan
     journal: Journal
-    store: RunStore
     snapshots: SnapshotStore
     worlds: WorldPool
     calls: LLMCalls
@@ -42,8 +42,10 @@ class Run:
     root: Branch
     # lineage key -> the row that another branch is computing at this moment (single flight)
     computing: dict[str, asyncio.Future[None]] = field(default_factory=dict)
-    # lineage key -> "RUN#key" of a row of this run that can be taken over
+    # lineage key -> the key of a row of this run that can be taken over
     reusable: dict[str, str] = field(default_factory=dict)
+    # the tasks in which steps run at this moment, by the branch that they run on
+    working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 
     def op(self, kind: OpKind, site: CallSite) -> PlanOp:
         return find_op(self.plan, kind, site)
@@ -53,6 +55,34 @@ class Run:
         if op.kind is OpKind.BREAK:
             return op if op.attrs.get("seal", True) else None
         return self.plan.after(op, OpKind.SEAL)
+
+    async def settle(self, under: BranchPath) -> None:
+        """Stop the steps that still run on a branch or below it: the block that they belong to is left."""
+        mine = asyncio.current_task()
+        late = [
+            task
+            for task, path in self.working.items()
+            if task is not mine and (path == under or path.startswith(f"{under}/"))
+        ]
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
+def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:
+    """A row of the scope's branch, done now."""
+    blank = OpRecord(
+        run_id=scope.run.record.id,
+        seq=0,
+        key=key,
+        op_id=op,
+        kind=kind,
+        branch=scope.branch.path,
+        status=OpStatus.DONE,
+        ended_at=scope.run.clock(),
+    )
+    return replace(blank, **changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ramify.runtime.errors import CommandFailed
+from ramify.runtime.errors import CommandFailed, NotInARun
 from ramify.sandboxes.contract import RunResult, World
 
 T = TypeVar("T")
@@ -19,13 +19,13 @@ class Sandbox:
     """A step's world. Valid while the step runs; what it changes becomes the branch's next snapshot."""
 
     def __init__(self, world: World) -> None:
-        self._world = world
+        self._world: World | None = world
         self.last: RunResult | None = None
 
     @property
     def path(self) -> Path:
         """The world's tree as this process sees it. Writes through it are the world's, not the workspace's."""
-        return self._world.path
+        return self._live().path
 
     async def run(
         self,
@@ -38,10 +38,19 @@ class Sandbox:
         check: bool = False,
     ) -> RunResult:
         """Run a command in the world's persistent shell. Raises `CommandFailed` where `check` and it failed."""
-        self.last = await self._world.run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
+        self.last = await self._live().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
         if check and not self.last.ok:
             raise CommandFailed(self.last)
         return self.last
+
+    def end(self) -> None:
+        """The step is over: whatever still holds this face (a task, a thread) has no world any more."""
+        self._world = None
+
+    def _live(self) -> World:
+        if self._world is None:
+            raise NotInARun("a sandbox was used after its step was over: do all its work inside the step")
+        return self._world
 
 
 class SyncSandbox:
@@ -83,8 +92,17 @@ def sandbox_parameter(function: Callable[..., Any]) -> str | None:
         hints = typing.get_type_hints(function)
     except NameError:  # an annotation that only a type checker can see
         hints = {n: p.annotation for n, p in inspect.signature(function).parameters.items()}
-    names = {"Sandbox", "SyncSandbox", "ramify.Sandbox", "ramify.SyncSandbox"}
-    found = [n for n, h in hints.items() if n != "return" and (h in (Sandbox, SyncSandbox) or h in names)]
+    found = [name for name, hint in hints.items() if name != "return" and _names_a_world(hint)]
     if len(found) > 1:
         raise TypeError(f"step {function.__qualname__!r} takes {len(found)} worlds; a step acts on one")
+    if found and inspect.iscoroutinefunction(function) and hints[found[0]] in (SyncSandbox, "SyncSandbox"):
+        raise TypeError(f"step {function.__qualname__!r} is async but takes a SyncSandbox: annotate Sandbox")
     return found[0] if found else None
+
+
+def _names_a_world(hint: object) -> bool:
+    if isinstance(hint, str):
+        return hint.rpartition(".")[2].strip() in ("Sandbox", "SyncSandbox")
+    if any(part in (Sandbox, SyncSandbox) for part in typing.get_args(hint)):
+        raise TypeError(f"{hint} is no annotation for a world: a step's world is always there, write Sandbox")
+    return hint in (Sandbox, SyncSandbox)

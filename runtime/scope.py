@@ -42,6 +42,10 @@ def current_scope(asked_for: str) -> Scope:
     return scope
 
 
+def is_in_a_run() -> bool:
+    return _scope.get() is not None
+
+
 @contextmanager
 def entered(scope: Scope) -> Iterator[None]:
     token = _scope.set(scope)

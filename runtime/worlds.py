@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from ramify.fork_engine.types import Snapshot
+from ramify.runtime.errors import BranchReleased, StateLost
 from ramify.runtime.records import BranchPath, CheckpointId
 from ramify.sandboxes.contract import Backend, World, WorldSpec
+from ramify.sandboxes.errors import WorldDied
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +28,8 @@ class Branch:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # a world is linear: one step at a time
     world: World | None = None
     unsealed: bool = False  # a step ran after which the plan seals nothing: the world holds more than the snapshot
+    lost: bool = False  # … and that world is gone
+    released: bool = False  # its fork is over
 
 
 class WorldPool:
@@ -43,11 +47,22 @@ class WorldPool:
         self._spec = spec
         self._max_idle = max_idle
         self._timer = timer
+        self._closed = False
         self._idle: dict[BranchPath, Branch] = {}  # in order of last use
         self._live: dict[BranchPath, Branch] = {}
 
     async def acquire(self, branch: Branch) -> tuple[World, float | None]:
-        """The branch's live world, and the seconds that making it took (None where it stood already)."""
+        """The branch's live world, and the seconds that making it took (None where it stood already).
+
+        Raises `BranchReleased` once its fork or the run is over, and `StateLost` where its unsealed state is gone.
+        """
+        if branch.released or self._closed:
+            raise BranchReleased(f"branch {branch.path} was released: its fork, or its run, is over")
+        if branch.lost:
+            raise StateLost(
+                f"branch {branch.path} held changes of steps that the plan does not SEAL, and a step failed after "
+                "them, so its state is gone. Resume the run (they are run again), or put a SEAL into the plan"
+            )
         self._idle.pop(branch.path, None)
         if branch.world is not None:
             if not branch.unsealed and branch.world.snapshot.id != branch.snapshot.id:
@@ -62,21 +77,30 @@ class WorldPool:
     async def rest(self, branch: Branch) -> None:
         """The branch's step is over: its world may be let go, unless it holds what no snapshot does."""
         world = branch.world
-        if world is None or branch.unsealed or await world.background_processes():
+        if world is None or branch.unsealed:
             return
-        self._idle[branch.path] = branch
+        try:
+            busy = await world.background_processes()
+        except WorldDied:
+            await self.drop(branch)  # all that it held is sealed: the next step makes it anew
+            return
+        if not busy:
+            self._idle[branch.path] = branch
         while len(self._idle) > self._max_idle:
             oldest = next(iter(self._idle.values()))
             await self.drop(oldest)
 
     async def drop(self, branch: Branch) -> None:
-        """End the branch's world; what is not sealed is lost."""
+        """End the branch's world. What is not sealed is lost, and the branch remembers that."""
         self._idle.pop(branch.path, None)
         self._live.pop(branch.path, None)
-        world, branch.world, branch.unsealed = branch.world, None, False
+        world, branch.world = branch.world, None
+        branch.lost, branch.unsealed = branch.lost or branch.unsealed, False
         if world is not None:
             await world.close()
 
     async def close(self) -> None:
+        """End every world; none is made after this."""
+        self._closed = True
         for branch in list(self._live.values()):
             await self.drop(branch)

@@ -89,12 +89,14 @@ class RunStore:
 
     # Runs
 
-    async def create_run(self, run: RunRecord) -> None:
-        """A new row; `StoreError` where a run of that id exists."""
+    async def create_run(self, run: RunRecord, base: CheckpointRecord | None = None) -> None:
+        """A new row and its base checkpoint; `StoreError` where a run of that id exists."""
 
         async def work(connection: AsyncConnection) -> None:
             await _put_blobs(connection, rows.texts(tables.runs, run))
             await _put(connection, tables.runs, [rows.run_row(run)])
+            if base is not None:
+                await _put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
 
         await self._transact(work)
 
@@ -254,6 +256,8 @@ class RunStore:
             values["error"] = change.error
         if change.consumed_s is not None:
             values["consumed_s"] = change.consumed_s
+        if change.deadline_s is not None:
+            values["deadline_s"] = change.deadline_s
         if change.result_json is not None:
             await _put_blobs(connection, [change.result_json])
             values["result_blob"] = rows.digest(change.result_json)

@@ -140,3 +140,50 @@ def test_a_stored_value_cannot_name_any_other_class(kind: str) -> None:
     hostile = json.dumps({"$": kind, "t": "subprocess:Popen", "v": {"args": "true"}})
     with pytest.raises(NotSerialisable):
         codec.decode(hostile)
+
+
+class Access(enum.Flag):
+    READ = 1
+    WRITE = 2
+
+
+class Name(str):
+    """A str that is more than one."""
+
+
+@dataclass
+class Grown:
+    x: int
+
+    def __post_init__(self) -> None:
+        self.extra = self.x + 1
+
+
+@dataclass
+class Broken(Exception):
+    x: int
+
+
+@pytest.mark.parametrize("value", [Access.READ | Access.WRITE, Access(0), Access.READ])
+def test_flags_survive(value: Access) -> None:
+    assert codec.decode(codec.encode(value)) is value
+
+
+@given(st.lists(st.text(), unique=True))
+def test_the_order_of_a_dict_survives(keys: list[str]) -> None:
+    value = dict.fromkeys(keys, 1)
+    assert list(codec.decode(codec.encode(value))) == keys
+
+
+holds_itself: list[Any] = []
+holds_itself.append(holds_itself)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Name("x"), Grown(1), Broken(1), type("Bag", (set,), {})(), holds_itself, 10**5000, range(3)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_would_come_back_otherwise_is_refused(value: Any) -> None:
+    with pytest.raises(NotSerialisable):
+        codec.encode(value)

@@ -168,7 +168,7 @@ async def test_outside_a_run_there_are_no_steps() -> None:
 
 
 async def test_a_step_cannot_fork(runtime: Runtime, workspace: Path) -> None:
-    with pytest.raises(StepFailed, match=r"fork\(\) inside step"):
+    with pytest.raises(StepFailed, match=r"fork\(\) was called inside step"):
         await runtime.run(small_app.forks_in_a_step, workspace=workspace)
 
 

@@ -310,6 +310,18 @@ def test_a_world_lives_from_one_node_to_the_next(compile_graph: Any, kept: Any) 
     assert ["fork_ms" in row.attrs for row in kept(app).ops if row.kind is OpKind.RUN] == [True, False, False]
 
 
+def test_a_world_is_out_of_reach_after_its_node(compile_graph: Any) -> None:
+    escaped: list[SyncSandbox] = []
+
+    def leaks(state: State, sandbox: SyncSandbox) -> State:
+        escaped.append(sandbox)
+        return {}
+
+    compile_graph(chain(("leaks", leaks))).invoke({"seen": []})
+    with pytest.raises(NotInARun):
+        escaped[0].run("true")
+
+
 def test_a_thread_of_another_home_is_named(compile_graph: Any, tmp_path: Path) -> None:
     saver = InMemorySaver()
     graph = chain(("a", writer("a")))
