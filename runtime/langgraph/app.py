@@ -37,7 +37,7 @@ from ramify.runtime.langgraph.session import Invocation, Session
 class WorldGraph(CompiledStateGraph[Any, Any, Any, Any]):
     """What `ramify.compile` returns. Close it, or use it as a context manager: worlds are processes.
 
-    One that is never closed ends with its process, and leaves nothing.
+    One that is never closed ends with its process: no world and no engine outlives it.
     """
 
     def __init__(self, *, session: Session, **fields: Any) -> None:

@@ -50,12 +50,26 @@ class Attempt:
     async def begin(self) -> tuple[Any, Env] | None:
         """The recorded (result, channel write) where the journal has it; else None, and the branch is ours."""
         await self.branch.lock.acquire()
+        try:
+            return await self._begin()
+        except BaseException:
+            self.branch.lock.release()
+            raise
+
+    async def _begin(self) -> tuple[Any, Env] | None:
+        start = self._step.start
+        if not start.unsealed:  # an earlier attempt may have moved on: the edge after the node raised
+            if self.branch.unsealed:
+                await self.run.worlds.drop(self.branch)
+                self.branch.lost = False
+            self.branch.snapshot, self.branch.checkpoint = start.snapshot, start.checkpoint
         if self.task.durable and self.task.attempt == 1:
             row = self.run.journal.served(self.task.key)
             result = codec.decode(row.result_json or "null") if row is not None else None
             if row is not None and result is not None and row.args_digest == self._code:
+                served = result, await self._served(row)
                 self.branch.lock.release()
-                return result, await self._served(row)
+                return served
         self.run.journal.forget_place(f"{self.task.key}|")
         return None
 
@@ -82,7 +96,7 @@ class Attempt:
             await self._let_go()
             raise
         finally:
-            self.branch.lock.release()
+            self._over()
 
     async def failed(self, error: Exception) -> None:
         """Record it for people to read, say on the error where it was raised, and drop the world."""
@@ -111,7 +125,12 @@ class Attempt:
         try:
             await self._let_go()
         finally:
-            self.branch.lock.release()
+            self._over()
+
+    def _over(self) -> None:
+        if self.face is not None:
+            self.face.end()
+        self.branch.lock.release()
 
     async def _let_go(self) -> None:
         if self.face is not None:

@@ -90,7 +90,7 @@ class Session:
         finally:
             for run_id in invocation.calls:
                 self._users[run_id].discard(invocation)
-                if not self._users[run_id]:
+                if not self._users[run_id] and run_id in self._runs:
                     await self._runs.pop(run_id).close(*_outcome(error))
 
     async def snapshot(self, env: Env) -> SnapshotId:

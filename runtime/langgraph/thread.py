@@ -112,6 +112,7 @@ class GraphRun:
         with self._stack:
             await self.worlds.close()
             await self.journal.finish(RunUpdate(status=status, error=error))
+            self.journal.close()
             self.services.emit(RunEnded(self.record, status))
 
     def node_op(self, node: str) -> PlanOp:

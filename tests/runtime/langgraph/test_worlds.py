@@ -201,6 +201,32 @@ def test_a_failed_attempt_leaves_no_files(compile_graph: Any, kept: Any) -> None
     assert "oh no" in failed[0].attrs["last_output"]
 
 
+@pytest.mark.parametrize("sealed", [True, False])
+def test_an_edge_that_raises_repeats_its_node_from_the_same_files(sealed: bool, compile_graph: Any) -> None:
+    calls: list[str] = []
+
+    def edge(state: State) -> str:
+        calls.append("edge")
+        if len(calls) < 2:
+            raise OSError("again")
+        return "look"
+
+    policy = RetryPolicy(initial_interval=0.0, jitter=False, retry_on=OSError)
+    graph = StateGraph(State).add_node("a", writer("a"), retry_policy=policy).add_node("look", look)
+    graph.add_edge(START, "a").add_conditional_edges("a", edge, ["look"])
+    plan = None if sealed else without_seal(compile_graph(graph), "a")
+    app = compile_graph(graph, plan=plan)
+    assert app.invoke({"seen": []})["seen"] == [["hello.txt"], ["a", "hello.txt"]]
+
+
+async def test_threads_run_side_by_side(compile_graph: Any, kept: Any) -> None:
+    app = compile_graph(chain(("a", writer("a")), ("b", look)), checkpointer=InMemorySaver())
+    configs = [{"configurable": {"thread_id": str(i)}} for i in range(4)]
+    results = await asyncio.gather(*(app.ainvoke({"seen": []}, config) for config in configs))
+    assert [result["seen"][-1] for result in results] == [["a", "hello.txt"]] * 4
+    assert sorted(run.thread_id for run in kept(app).runs) == ["0", "1", "2", "3"]
+
+
 def test_a_node_that_raises_says_where_and_the_thread_goes_on_from_before_it(compile_graph: Any, kept: Any) -> None:
     broken = [True]
 
