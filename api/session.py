@@ -128,9 +128,9 @@ class Runtime:
             raise BadArguments(
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
-        if plan is None:
-            plan = compile_plan(workflow)
-        elif plan.name != workflow.__ramify_workflow__.name:
+        # a plan made by hand is checked as one from a file is
+        plan = compile_plan(workflow) if plan is None else Plan.from_json(plan.to_json())
+        if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
         folder = workspace if workspace is not None else workflow.workspace
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)

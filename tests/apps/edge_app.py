@@ -1,0 +1,173 @@
+"""Workflows at the edges: what is cancelled, left behind, out of order, or gives what cannot be kept."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+from ramify import Sandbox, fork, llm, step, workflow
+from ramify.runtime.errors import NotSerialisable
+from ramify.runtime.forks import Branches
+
+HOLD: asyncio.Event | None = None  # lets a test decide which of two steps is first
+DELAYS: dict[str, float] = {}
+STRAY: list[Any] = []
+
+
+@step
+async def touch(sandbox: Sandbox, name: str) -> str:
+    (sandbox.path / name).touch()
+    return name
+
+
+@step
+async def listing(sandbox: Sandbox) -> list[str]:
+    return sorted(p.name for p in sandbox.path.iterdir())
+
+
+@step
+async def slow(sandbox: Sandbox) -> None:
+    (sandbox.path / "half").touch()
+    await asyncio.sleep(60)
+
+
+@step
+async def odd(sandbox: Sandbox) -> object:
+    (sandbox.path / "odd").touch()
+    return object()
+
+
+@step
+async def pair(sandbox: Sandbox) -> dict[str, int]:
+    return {"z": 1, "a": 2}
+
+
+@step
+async def extend(sandbox: Sandbox, found: list[int]) -> int:
+    found.append(len(found))
+    return len(found)
+
+
+@step(effect="pure")
+async def think(name: str) -> str:
+    await asyncio.sleep(DELAYS.get(name, 0))
+    return name
+
+
+@step
+async def outer(sandbox: Sandbox) -> str:
+    return await touch("inner")
+
+
+@step(reuse=True)
+async def same(sandbox: Sandbox) -> int:
+    (sandbox.path / "same").touch()
+    return 1
+
+
+@step
+async def keeps(sandbox: Sandbox) -> None:
+    STRAY.append(sandbox)
+
+
+@workflow
+async def cancelled() -> list[str]:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(slow(), 0.3)  # type: ignore[arg-type]
+    return await listing()
+
+
+@workflow
+async def gives_what_cannot_be_kept() -> list[str]:
+    with suppress(NotSerialisable):
+        await odd()
+    return await listing()
+
+
+@workflow
+async def in_the_order_of_a_dict(stop: bool) -> list[str]:
+    for name in await pair():
+        await touch(name)
+    if stop:
+        raise RuntimeError("stop here")
+    return await listing()
+
+
+@workflow
+async def changes_its_argument() -> list[int]:
+    found: list[int] = []
+    await extend(found)
+    await extend(found)
+    return found
+
+
+async def one(name: str) -> None:
+    await touch(await think(name))
+
+
+@workflow
+async def by_timing() -> list[str]:
+    await asyncio.gather(one("slow"), one("fast"))
+    if STRAY:
+        raise RuntimeError("stop here")
+    return await listing()
+
+
+@workflow
+async def steps_in_steps() -> list[str]:
+    await outer()
+    return await listing()
+
+
+@workflow
+async def leaves_a_task_behind() -> list[str]:
+    async with fork([1, 2]) as branches:
+        task = asyncio.ensure_future(branches[0].run(slow))
+        await branches[1].run(listing)
+    STRAY.append(task)
+    return await listing()
+
+
+@workflow
+async def uses_a_branch_after_its_fork(how: str) -> None:
+    async with fork(["x"]) as branches:
+        await branches.map(touch)
+    await HIDDEN["use"](branches, how)
+
+
+async def use(branches: Branches[str], how: str) -> None:
+    await (branches[0].run(touch, "y") if how == "run" else branches[0].adopt())
+
+
+HIDDEN = {"use": use}  # from the compiler, which would refuse it
+
+
+@workflow
+async def uses_a_sandbox_after_its_step() -> None:
+    await keeps()
+    await STRAY.pop().run("touch stray")
+
+
+@workflow
+async def runs_a_workflow() -> Any:
+    return await cancelled()
+
+
+@workflow
+async def reuses_unsealed() -> list[list[str]]:
+    async with fork([1, 2]) as branches:
+        await branches[0].run(same)
+        await branches[1].run(same)
+        return [await branches[0].run(listing), await branches[1].run(listing)]
+
+
+@workflow(deadline="50ms")
+async def late() -> str:
+    await think("late")
+    return (await llm.chat("too late")).text
+
+
+@workflow
+async def bad_arguments() -> None:
+    await touch("a", "b")  # type: ignore[call-arg]

@@ -1,0 +1,149 @@
+"""What a review found could go wrong, each held by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import edge_app
+import pytest
+
+from ramify import Runtime
+from ramify.compiler.plan import OpKind
+from ramify.runtime.errors import (
+    BadArguments,
+    BranchReleased,
+    NestedWorkflow,
+    NotInARun,
+    NotSerialisable,
+    PlanMismatch,
+    RunFailed,
+)
+from ramify.runtime.records import OpStatus, RunStatus
+from ramify.serving.client import LLMClient
+from ramify.serving.errors import DeadlineInfeasible
+from ramify.session import compile_plan
+
+
+@pytest.fixture(autouse=True)
+def clean_app() -> Iterator[None]:
+    edge_app.STRAY.clear()
+    edge_app.DELAYS.clear()
+    yield
+    edge_app.STRAY.clear()
+
+
+async def cause_of(runtime: Runtime, workflow: Any, *args: Any, workspace: Path) -> BaseException | None:
+    with pytest.raises(RunFailed) as caught:
+        await runtime.run(workflow, *args, workspace=workspace)
+    return caught.value.__cause__
+
+
+async def test_a_cancelled_step_leaves_nothing(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(edge_app.cancelled, workspace=workspace) == ["hello.txt"]
+
+
+async def test_a_result_that_cannot_be_kept_is_the_steps_failure(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(edge_app.gives_what_cannot_be_kept, workspace=workspace) == ["hello.txt"]
+    (failed,) = [r for r in await runtime.journal() if r.status is OpStatus.FAILED]
+    assert str(failed.error).startswith(NotSerialisable.__name__)
+
+
+async def test_a_resumed_run_meets_a_dict_in_the_same_order(runtime: Runtime, workspace: Path) -> None:
+    await cause_of(runtime, edge_app.in_the_order_of_a_dict, True, workspace=workspace)
+    first = [r.key for r in await runtime.journal()]
+    await cause_of(runtime, edge_app.in_the_order_of_a_dict, True, workspace=workspace)
+    assert [r.key for r in await runtime.journal()] == first
+    with pytest.raises(RunFailed):
+        await runtime.resume(str(runtime.last_run_id))
+    assert [r.key for r in await runtime.journal()] == first
+
+
+async def test_a_step_cannot_change_its_callers_values(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(edge_app.changes_its_argument, workspace=workspace) == []
+
+
+async def test_another_order_loses_no_files(runtime: Runtime, workspace: Path) -> None:
+    edge_app.DELAYS["slow"] = 0.3
+    edge_app.STRAY.append("stop")
+    await cause_of(runtime, edge_app.by_timing, workspace=workspace)
+    edge_app.STRAY.clear()
+    edge_app.DELAYS.clear()  # now both thoughts are served at once: the steps come in another order
+    assert await runtime.resume(str(runtime.last_run_id)) == ["fast", "hello.txt", "slow"]
+
+
+async def test_a_step_in_a_step_is_part_of_it(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(edge_app.steps_in_steps, workspace=workspace) == ["hello.txt", "inner"]
+    assert [r.step for r in await runtime.journal() if r.kind is OpKind.RUN] == ["outer", "listing"]
+
+
+async def test_a_task_does_not_outlive_its_fork(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(edge_app.leaves_a_task_behind, workspace=workspace) == ["hello.txt"]
+    assert edge_app.STRAY[0].cancelled()
+    assert not [r for r in await runtime.journal() if r.step == "slow"]
+
+
+@pytest.mark.parametrize("how", ["run", "adopt"])
+async def test_a_branch_ends_with_its_fork(runtime: Runtime, workspace: Path, how: str) -> None:
+    cause = await cause_of(runtime, edge_app.uses_a_branch_after_its_fork, how, workspace=workspace)
+    assert isinstance(cause, BranchReleased)
+
+
+async def test_a_sandbox_ends_with_its_step(runtime: Runtime, workspace: Path) -> None:
+    cause = await cause_of(runtime, edge_app.uses_a_sandbox_after_its_step, workspace=workspace)
+    assert isinstance(cause, NotInARun)
+
+
+async def test_a_workflow_in_a_workflow_is_refused(runtime: Runtime, workspace: Path) -> None:
+    cause = await cause_of(runtime, edge_app.runs_a_workflow, workspace=workspace)
+    assert isinstance(cause, NestedWorkflow)
+    assert len(await runtime.store.runs()) == 1
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+async def test_what_was_not_sealed_is_not_taken_over(runtime: Runtime, workspace: Path, sealed: bool) -> None:
+    plan = compile_plan(edge_app.reuses_unsealed)
+    if not sealed:
+        plan = replace(plan, ops=tuple(op for op in plan.ops if op.kind is not OpKind.SEAL))
+    both = ["hello.txt", "same"]
+    assert await runtime.run(edge_app.reuses_unsealed, workspace=workspace, plan=plan) == [both, both]
+    assert bool([r for r in await runtime.journal() if r.reused_from]) is sealed
+
+
+async def test_past_the_deadline_the_model_is_not_asked(runtime: Runtime, workspace: Path, model: LLMClient) -> None:
+    edge_app.DELAYS["late"] = 0.1
+    cause = await cause_of(runtime, edge_app.late, workspace=workspace)
+    assert isinstance(cause, DeadlineInfeasible)
+    assert "--deadline" in str(cause)
+    assert await runtime.resume(str(runtime.last_run_id), deadline="60s") == "wNone"
+    assert (await runtime.record()).status is RunStatus.DONE
+
+
+async def test_a_plan_of_other_code_is_refused(runtime: Runtime, workspace: Path) -> None:
+    plan = compile_plan(edge_app.cancelled)
+    swap = {"slow": "listing", "listing": "slow"}
+    renamed = tuple(replace(op, step=swap[op.step]) if op.step else op for op in plan.ops)
+    with pytest.raises(RunFailed) as caught:
+        await runtime.run(edge_app.cancelled, workspace=workspace, plan=replace(plan, ops=renamed))
+    assert isinstance(caught.value.__cause__, PlanMismatch)
+
+
+async def test_wrong_arguments_name_the_step(runtime: Runtime, workspace: Path) -> None:
+    cause = await cause_of(runtime, edge_app.bad_arguments, workspace=workspace)
+    assert isinstance(cause, BadArguments)
+    assert str(cause).startswith("step touch(name:")
+
+
+async def test_a_runtime_is_opened_once(runtime: Runtime) -> None:
+    with pytest.raises(Exception, match="opened once"):
+        async with runtime:
+            pass
+
+
+async def test_a_home_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Exception, match=r"home .*file"):
+        async with Runtime(home=tmp_path / "file"):
+            pass
