@@ -80,7 +80,24 @@ def facts(survey: Survey, source: Source) -> Facts:
     wanted = dict.fromkeys(value for failure in survey.failures if (value := _expected(failure)))
     raises = dict.fromkeys(name for failure in survey.failures if (name := _raises(failure)))
     hints = frozenset(hint for failure in survey.failures for hint in differences(failure))
-    return Facts(suspicion(survey, source), types, holds, tuple(wanted)[:4], tuple(raises), hints)
+    factors = dict.fromkeys(text for failure in survey.failures for text in _factors(failure))
+    return Facts(suspicion(survey, source), types, holds, tuple(wanted)[:4], tuple(raises), hints, tuple(factors)[:6])
+
+
+def _factors(failure: Failure) -> Iterable[str]:
+    """`/ 100` where a result is a hundred times what was expected; only round numbers."""
+    if failure.compared is None or failure.compared[0] != "==":
+        return
+    try:
+        got, wanted = (ast.literal_eval(text) for text in failure.compared[1:])
+    except (ValueError, SyntaxError, MemoryError):
+        return
+    if type(got) in (int, float) and type(wanted) in (int, float) and got and wanted:
+        for symbol, ratio in (("/", got / wanted), ("*", wanted / got)):
+            if abs(ratio - round(ratio)) < 1e-9 and 2 <= abs(ratio) <= 10**6:
+                yield f"{symbol} {round(ratio)}"
+        if isinstance(got, int) and isinstance(wanted, int) and 2 <= abs(wanted - got) <= 1000:
+            yield f"+ {wanted - got}" if wanted > got else f"- {got - wanted}"
 
 
 def _expected(failure: Failure) -> str:

@@ -23,7 +23,7 @@ PRIOR = {
     "comparison": 10, "off by one": 6, "constant": 7, "arithmetic": 7, "and/or": 5, "negation": 5, "variable": 9,
     "augmented assignment": 4, "swapped arguments": 4, "swapped operands": 3, "dropped term": 3, "grouping": 2,
     "rounding": 1.5, "dropped condition": 3, "swapped conditions": 1.5, "sign": 3, "string": 4, "truth value": 3,
-    "initial value": 5, "range": 4, "slice": 4, "offset": 2, "None check": 3, "attribute": 4, "function": 5, "exception": 3,
+    "initial value": 5, "range": 4, "slice": 4, "offset": 2, "factor": 2, "renaming": 1.5, "unread name": 6, "star": 2, "default": 2, "clamp": 2, "constant for variable": 3, "stale": 9, "normalised": 3, "guarded statement": 3, "mirrored call": 4, "None check": 3, "attribute": 4, "function": 5, "exception": 3,
     "method": 6, "dropped argument": 2, "added argument": 4, "wrapped value": 4, "unwrapped value": 2.5,
     "recursion": 3, "copy": 4, "lookup": 3, "swapped items": 3, "removed statement": 3, "swapped statements": 3,
     "moved statement": 5, "exit": 3, "branching": 3, "return": 4, "unkept result": 3, "missing update": 6,
@@ -74,8 +74,16 @@ class Candidate:
         return self.shown
 
 
-def candidates(survey: Survey, own: Sequence[Edit] = ()) -> list[Candidate]:
-    """Every edit that could mend what fails, the likeliest first; `own` are edits from elsewhere (the model's).
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The likeliest candidates, the best first, and about how many there are in all."""
+
+    head: tuple[Candidate, ...]
+    size: int
+
+
+def candidates(survey: Survey, own: Sequence[Edit] = (), limit: int = 400) -> Pool:
+    """The likeliest edits that could mend what fails; `own` are edits from elsewhere (the model's).
 
     Edits that give the same program (comments and layout aside) count once, those that do not parse not at all.
     """
@@ -89,24 +97,35 @@ def candidates(survey: Survey, own: Sequence[Edit] = ()) -> list[Candidate]:
         hints |= known.hints
         if known.suspicion:
             edits += every_edit(View(source, known))
-    return list(_distinct(survey, rank(edits, suspicion, hints)))
+    texts: dict[tuple[str, str], tuple[Edit, float]] = {}
+    for edit, score in rank(edits, suspicion, hints):
+        texts.setdefault((edit.path, apply_edit(survey.sources[edit.path], edit)), (edit, score))
+    seen = 0
+    head: list[Candidate] = []
+    for seen, candidate in enumerate(_distinct(survey, texts), 1):
+        if candidate is not None:
+            head.append(candidate)
+        if len(head) == limit:
+            break
+    return Pool(tuple(head), round(len(texts) * len(head) / seen) if seen else 0)
 
 
-def _distinct(survey: Survey, ranked: Iterable[tuple[Edit, float]]) -> Iterator[Candidate]:
-    seen = {(path, ast.dump(ast.parse(text))) for path, text in survey.sources.items()}
-    texts: set[tuple[str, str]] = set()
-    for edit, score in ranked:
-        text = apply_edit(survey.sources[edit.path], edit)
-        if (edit.path, text) in texts:
-            continue
-        texts.add((edit.path, text))
+def _distinct(
+    survey: Survey, texts: dict[tuple[str, str], tuple[Edit, float]]
+) -> Iterator[Candidate | None]:
+    """The candidate for each text, or None where it does not parse or was there before."""
+    known = {(path, ast.dump(ast.parse(text))) for path, text in survey.sources.items()}
+    for (path, text), (edit, score) in texts.items():
         try:
-            key = (edit.path, ast.dump(ast.parse(text)))
+            key = (path, ast.dump(ast.parse(text)))
         except (SyntaxError, ValueError, RecursionError):
+            yield None
             continue
-        if key not in seen:
-            seen.add(key)
-            yield Candidate(survey.suite.program, edit, shown(survey.sources[edit.path], text, edit), score)
+        if key in known:
+            yield None
+            continue
+        known.add(key)
+        yield Candidate(survey.suite.program, edit, shown(survey.sources[path], text, edit), score)
 
 
 def shown(old: str, new: str, edit: Edit) -> str:

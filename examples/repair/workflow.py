@@ -59,7 +59,9 @@ async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candi
     if (place := suspect(found)) is not None:
         lines = await write_lines(rewrite_question(found, place))
         own = read_rewrites(found, place, lines.texts)
-    prior = candidates(found, own)
+    pool = candidates(found, own)
+    hunt.pool = pool.size
+    prior = list(pool.head)
     head = prior[:OPTIONS]
     if len(head) < 2:
         return prior, prior
@@ -70,7 +72,7 @@ async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candi
 
 async def search(found: Survey, hunt: Hunt, depth: int = 1) -> bool:
     """True where the current branch's world passes its suite in the end; it is unchanged otherwise."""
-    order, prior = await ranked(found, hunt) if depth == 1 else (candidates(found),) * 2
+    order, prior = await ranked(found, hunt) if depth == 1 else (list(candidates(found).head),) * 2
     halves: list[Half] = []
     deeper_at = hunt.forks + int(hunt.left * DEEPER_AT)
     for batch in batches(order):
@@ -85,7 +87,7 @@ async def search(found: Survey, hunt: Hunt, depth: int = 1) -> bool:
                     await branch.adopt()
                     hunt.edits.append(branch.item.shown)
                     hunt.fixing = sum(t.passes for t in trials)
-                    hunt.pool, hunt.place = len(order), 1 + order.index(branch.item)
+                    hunt.place = 1 + order.index(branch.item)
                     hunt.prior_place = 1 + prior.index(branch.item)
                     return True
         news = [Half(c, frozenset(t.fixed)) for c, t in zip(batch, trials, strict=True) if t.fixed and not t.broke]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import calls, guards, idioms, insertions, names, operators, statements, values
+from . import calls, guards, idioms, insertions, names, operators, statements, updates, values
 from .base import Change, Edit, Facts, View, apply_edit
 
 MAKERS = (
@@ -13,6 +13,7 @@ MAKERS = (
     *names.MAKERS,
     *calls.MAKERS,
     *statements.MAKERS,
+    *updates.MAKERS,
     *insertions.MAKERS,
     *guards.MAKERS,
     *idioms.MAKERS,

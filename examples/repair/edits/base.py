@@ -49,7 +49,8 @@ class Facts:
     holds: tuple[tuple[int, str, int, int], ...] = ()  # (function line, predicate, failing, passing tests)
     expected: tuple[str, ...] = ()  # literals that failing tests wanted
     raises: tuple[str, ...] = ()  # exceptions that failing tests wanted
-    hints: frozenset[str] = frozenset()  # how results differ from what was expected: see evidence.py
+    hints: frozenset[str] = frozenset()  # how results differ from what was expected: see localise.differences
+    factors: tuple[str, ...] = ()  # "/ 100", "* 2", "+ 3": what would make a result the expected one
 
 
 class View:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from ..source import BUILTINS, parameters
 from .base import Change, Edit, View
-from .names import view_name
+from .names import self_attributes, view_name
+from .values import number_names
 
 _WRAPS = {
     "str": (
@@ -47,6 +48,11 @@ _ANY = (
     ".copy()",
     "bool()",
 )
+_TOLD = {  # what the difference between result and expectation says
+    "reversed": ("[::-1]", "reversed()"), "order": ("sorted()", "[::-1]"), "case": (".lower()", ".upper()", ".casefold()"),
+    "space": (".strip()", ".rstrip()", ".lstrip()"), "sign": ("abs()",), "rounding": ("int()", "round()"),
+    "other type": ("list()", "tuple()", "str()", "int()", "set()", "sorted()", "float()", "bool()"),
+}  # fmt: skip
 _CASTS = frozenset(
     ["int", "str", "float", "list", "set", "tuple", "sorted", "abs", "reversed", "round", "len", "dict", "frozenset", "bool", "sum", "iter", "max", "min"]
 )
@@ -56,7 +62,16 @@ def arguments(view: View) -> Iterator[Edit]:
     """Arguments swapped, dropped, added, or taken from the caller's own parameters."""
     code = view.source.code
     own = {f.name: f for f in view.source.functions}
+    for made in ast.walk(view.source.tree):
+        if isinstance(made, ast.ClassDef):
+            own |= {made.name: f for f in made.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"}
     for node in view.nodes(ast.Call):
+        for item in node.args:  # `f(*args)` and `f(args)`
+            if isinstance(item, ast.Starred):
+                yield from view.replace(item, code(item.value), "star", 1.0)
+            elif isinstance(item, ast.Name) and code(node.func) not in BUILTINS:
+                if view.types(item, item.id) & {"tuple", "list"}:
+                    yield from view.replace(item, f"*{item.id}", "star", 1.0)
         for one in range(len(node.args)):
             for two in range(one + 1, len(node.args)):
                 yield from view.swap(
@@ -105,6 +120,9 @@ def _added(view: View, node: ast.Call, name: str) -> Iterator[Edit]:
             ]
     if name in ("max", "min") and len(node.args) == 1 and "default" not in keywords:
         extra += [("default=0", 0.6), ("default=None", 0.4)]
+    if name in ("get", "setdefault", "pop") and len(node.args) == 2 and not isinstance(node.args[1], ast.Name):
+        for other in ("0", "None", "[]", '""', "{}", 'float("inf")', "1", "-1", "set()"):
+            yield from view.replace(node.args[1], other, "default", 1.0)
     if name in ("round",) and len(node.args) == 1:
         extra += [("2", 1.0), ("1", 0.4)]
     if name == "pop" and not node.args:
@@ -142,7 +160,8 @@ def _passed_on(view: View, node: ast.Call, definition: ast.FunctionDef | ast.Asy
     args = [code(a) for a in node.args] + [code(k) for k in node.keywords]
     for name in names:
         if name not in given:
-            for value in [name] if name in here else sorted(n for n in here if n not in ("self", "cls"))[:8]:
+            mine = [*(n for n in sorted(here) if n not in ("self", "cls")), *self_attributes(view, node)]
+            for value in [name] if name in here else mine[:16]:
                 text = f"{code(node.func)}({', '.join([*args, f'{name}={value}'])})"
                 yield from view.replace(node, text, "added argument", 4.0 if value == name else 0.4)
 
@@ -158,6 +177,7 @@ def wraps(view: View) -> Iterator[Edit]:
         options = [w for kind in types for w in _WRAPS.get(kind, ())] if types else list(_ANY)
         outer = view_name(parent.func) if isinstance(parent, ast.Call) else ""
         weight = 1.0 if isinstance(parent, ast.Return | ast.Compare) else 0.6
+        yield from _clamped(view, node, parent, weight)
         for place, wrap in enumerate(dict.fromkeys(options)):
             if wrap == f"{outer}()" or (wrap == "math.ceil()" and "math" not in view.source.module_names):
                 continue
@@ -166,9 +186,9 @@ def wraps(view: View) -> Iterator[Edit]:
                 if wrap.endswith("()") and wrap[0] != "."
                 else f"{_tight(node, code(node))}{wrap}"
             )
-            yield from view.replace(
-                node, text, "wrapped value", weight * (1.0 if place < 3 else 0.4) * (1.0 if types else 0.5)
-            )
+            told = 6.0 if any(wrap in _TOLD.get(hint, ()) for hint in view.facts.hints) else 1.0
+            share = (1.0 if place < 3 else 0.4) * (1.0 if types else 0.5)
+            yield from view.replace(node, text, "wrapped value", weight * told * share)
     for call in view.nodes(ast.Call):
         if isinstance(call.func, ast.Name) and call.func.id in _CASTS and len(call.args) == 1 and not call.keywords:
             yield from view.replace(call, code(call.args[0]), "unwrapped value", 1.0)
@@ -183,6 +203,19 @@ def wraps(view: View) -> Iterator[Edit]:
         elif isinstance(call.func, ast.Name) and call.func.id in ("max", "min") and len(call.args) == 2:
             yield from view.replace(call, code(call.args[0]), "unwrapped value", 0.3)
             yield from view.replace(call, code(call.args[1]), "unwrapped value", 0.3)
+
+
+def _clamped(view: View, node: ast.expr, parent: ast.AST | None, weight: float) -> Iterator[Edit]:
+    if not isinstance(parent, ast.Return | ast.Assign | ast.AugAssign) or not isinstance(node, ast.BinOp | ast.Name):
+        return
+    code = view.source.code(node)
+    if isinstance(node, ast.Name) and not view.types(node, code) & {"int", "float"}:
+        return
+    yield from view.replace(node, f"max(0, {code})", "clamp", weight)
+    for other in number_names(view, node):
+        if other != code:
+            yield from view.replace(node, f"min({code}, {other})", "clamp", 0.3 * weight)
+            yield from view.replace(node, f"max({code}, {other})", "clamp", 0.3 * weight)
 
 
 def _tight(node: ast.expr, text: str) -> str:
@@ -209,6 +242,9 @@ def _wrappable(node: ast.expr, parent: ast.AST | None) -> bool:
         | ast.Dict
         | ast.Yield
         | ast.Subscript
+        | ast.If
+        | ast.While
+        | ast.Starred
         | ast.ListComp
         | ast.GeneratorExp
         | ast.DictComp
@@ -308,9 +344,8 @@ def copies(view: View) -> Iterator[Edit]:
         for style, form in options.items():
             if style == "list" and known:
                 continue
-            yield from view.replace(
-                node, form.format(text), "copy", (1.0 if style == "copy" else 0.4) * (1.0 if known else 0.3)
-            )
+            share = (1.0 if style == "copy" else 0.4) * (1.0 if known else 0.3)
+            yield from view.replace(node, form.format(text), "copy", share * (5.0 if _changes_later(view, node) else 1.0))
     for call in view.nodes(ast.Call):
         shallow = isinstance(call.func, ast.Attribute) and call.func.attr == "copy" and not call.args
         if (
@@ -338,6 +373,17 @@ def copies(view: View) -> Iterator[Edit]:
             yield from view.replace(part, f"[row[:] for row in {code(part.value)}]", "copy", 1.0)
 
 
+def _changes_later(view: View, node: ast.expr) -> bool:
+    """True for a list that is kept here while the function goes on changing it."""
+    function = view.source.function(node)
+    if function is None or not isinstance(view.source.parents.get(node), ast.Call) or not isinstance(node, ast.Name):
+        return False
+    return any(
+        isinstance(n, ast.Attribute) and n.attr in ("append", "pop", "add", "remove") and view_name(n.value) == node.id
+        for n in ast.walk(view.source.function(function) or function)
+    )
+
+
 def lookups(view: View) -> Iterator[Edit]:
     """`table[key]` against `table.get(key, …)`; key and value the wrong way round."""
     code = view.source.code
@@ -363,7 +409,12 @@ def lookups(view: View) -> Iterator[Edit]:
                 yield from view.swap(node.slice, parent.value, "lookup", 0.6)
     for table in view.nodes(ast.DictComp):
         yield from view.swap(table.key, table.value, "lookup", 1.0)
-    for pair in view.nodes(ast.Tuple):
+    for call in view.nodes(ast.Call):
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("pop", "get") and call.args:
+            yield from view.replace(call, f"{code(call.func.value)}[{code(call.args[0])}]", "lookup", 0.7)
+    for pair in view.nodes(ast.expr):
+        if not isinstance(pair, ast.Tuple | ast.List):
+            continue
         for one, two in zip(pair.elts, pair.elts[1:], strict=False):
             yield from view.swap(one, two, "swapped items", 1.0 if len(pair.elts) == 2 else 0.5)
     for choice in view.nodes(ast.IfExp):

@@ -62,7 +62,7 @@ def _outcomes(view: View, function: Function, predicate: str) -> dict[str, float
             options[f"return {view.source.code(node.value)}"] = 0.7
     for literal in view.facts.expected:
         options[f"return {literal}"] = 1.0
-    for literal in ("None", "[]", "0", "False", "True", '""', "{}", "1", "set()"):
+    for literal in ("None", "[]", "0", "False", "True", '""', "{}", "1", "set()", "[[]]", '[""]'):
         options.setdefault(f"return {literal}", 0.3)
     for name in sorted(params - {"self", "cls"}):
         options.setdefault(f"return {name}", 0.4)
@@ -186,4 +186,35 @@ def skips(view: View) -> Iterator[Edit]:
             yield from view.insert(place, f"if {item} is None:\n    continue", "missing guard", 0.15)
 
 
-MAKERS = (guards, additions, skips)
+def guarded(view: View) -> Iterator[Edit]:
+    """A statement that should run only sometimes: `if item not in seen:` before it."""
+    for node in view.nodes(ast.stmt):
+        function = view.source.function(node)
+        if function is None or not isinstance(node, ast.Assign | ast.AugAssign | ast.Expr) or not view.source.alone(node):
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) or node.lineno != node.end_lineno:
+            continue
+        names = [n for n in view.source.names_in(function) if n in used_names(node) and n not in ("self", "cls")]
+        options: dict[str, float] = {}
+        for name in names:
+            types = view.types(node, name)
+            options |= {name: 1.0, f"not {name}": 0.2}
+            if "NoneType" in types:
+                options[f"{name} is not None"] = 0.7
+            if types & {"int", "float"}:
+                options[f"{name} > 0"] = 0.3
+            for other in view.source.names_in(function):
+                there = view.types(node, other)
+                if other != name and there & {"set", "dict", "list"} and not types & {"set", "dict", "list"}:
+                    options |= {f"{name} not in {other}": 1.0, f"{name} in {other}": 0.4}
+                elif other != name and other in names and types & there & {"int", "float"}:
+                    options |= {f"{name} {sign} {other}": 0.3 for sign in ("<", ">", "!=")}
+        for test, weight in options.items():
+            yield from view.replace(node, _under(view, node, test), "guarded statement", weight)
+
+
+def _under(view: View, node: ast.stmt, test: str) -> str:
+    return f"if {test}:\n{view.source.indent(node)}    {view.source.code(node)}"
+
+
+MAKERS = (guards, additions, skips, guarded)

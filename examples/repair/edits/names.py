@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ..source import BUILTINS, Function, parameters, used_names
@@ -10,6 +11,7 @@ from .base import Edit, View
 from .vocabulary import ERRORS, FUNCTIONS, METHODS, likeness
 
 _NUMBERS = frozenset({"int", "float", "bool"})
+_BUILT_IN = frozenset({"int", "float", "bool", "str", "list", "dict", "set", "tuple", "NoneType", "function", "deque"})
 
 
 def variables(view: View) -> Iterator[Edit]:
@@ -19,6 +21,9 @@ def variables(view: View) -> Iterator[Edit]:
         parent = view.source.parents.get(node)
         if function is None or (isinstance(parent, ast.Call) and parent.func is node) or node.id in BUILTINS:
             continue
+        if isinstance(node.ctx, ast.Load) and view.types(node, node.id) - _BUILT_IN:
+            for attribute in stored_attributes(view.source.tree):
+                yield from view.replace(node, f"{node.id}.{attribute}", "attribute", 0.5)
         for name, weight in alternatives(view, node, node.id, function):
             stored = isinstance(node.ctx, ast.Store)
             yield from view.replace(node, name, "variable", weight * (0.25 if stored else 1.0))
@@ -28,8 +33,10 @@ def alternatives(view: View, node: ast.AST, old: str, function: Function) -> Ite
     unread = unread_names(view, function)
     line = getattr(node, "lineno", 0)
     looped = view.source.loop(node) is not None
-    types = view.types(node, old)
-    for name in [*view.source.names_in(function), *_comprehension_names(view, node), *_attributes(view, node)]:
+    parent = view.source.parents.get(node)
+    sized = isinstance(parent, ast.Call) and view_name(parent.func) in ("len", "bool", "print", "str")
+    types = view.types(node, old) if not sized else frozenset()
+    for name in [*view.source.names_in(function), *_comprehension_names(view, node), *self_attributes(view, node)]:
         if name == old or name in ("self", "cls"):
             continue
         if not compatible(types, view.types(node, name)):
@@ -42,6 +49,39 @@ def alternatives(view: View, node: ast.AST, old: str, function: Function) -> Ite
             yield name, 0.7 * likeness(old, name)
 
 
+def renamings(view: View) -> Iterator[Edit]:
+    """One name or attribute for another, everywhere in a statement."""
+    for node in view.nodes(ast.stmt):
+        end, function = node.end_lineno or node.lineno, view.source.function(node)
+        if isinstance(node, Function | ast.ClassDef) or end - node.lineno > 4 or function is None:
+            continue
+        words = [n.id for n in ast.walk(node) if isinstance(n, ast.Name)]
+        words += [n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)]
+        known = dict.fromkeys([*view.source.names_in(function), *stored_attributes(view.source.tree)])
+        for old in dict.fromkeys(word for word in words if words.count(word) > 1 and word in known):
+            for new in known:
+                if new == old or "self" in (old, new) or not compatible(view.types(node, old), view.types(node, new)):
+                    continue
+                if end == node.lineno or likeness(old, new) >= 3:
+                    renamed = re.sub(rf"\b{old}\b", new, view.source.code(node))
+                    yield from view.replace(node, renamed, "renaming", likeness(old, new))
+
+
+def unread_values(view: View) -> Iterator[Edit]:
+    """A name that nothing reads, for a whole expression; a variable for a length."""
+    for node in view.nodes(ast.expr):
+        parent, function = view.source.parents.get(node), view.source.function(node)
+        if function is None or isinstance(node, ast.Name | ast.Tuple) or isinstance(getattr(node, "ctx", None), ast.Store):
+            continue
+        if isinstance(parent, ast.Assign | ast.Return | ast.Call | ast.AugAssign) and node is not getattr(parent, "func", None):
+            for name in sorted(unread_names(view, function)):
+                yield from view.replace(node, name, "unread name", 1.0)
+        if isinstance(node, ast.Call) and view_name(node.func) == "len":
+            for name in view.source.names_in(function):
+                if view.types(node, name) == {"int"}:
+                    yield from view.replace(node, name, "variable", 0.7)
+
+
 def compatible(one: frozenset[str], two: frozenset[str]) -> bool:
     if not one or not two or one & two:
         return True
@@ -49,9 +89,25 @@ def compatible(one: frozenset[str], two: frozenset[str]) -> bool:
 
 
 def unread_names(view: View, function: Function) -> set[str]:
-    """Parameters and locals that a function never reads: something was meant to read them."""
-    read = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    """Parameters and locals that a function never reads (but perhaps fills): something was meant to read them."""
+    read = {
+        n.id
+        for n in ast.walk(function)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and not _only_filled(view, n)
+    }
     return {name for name in view.source.names_in(function) if name not in read and name not in ("self", "cls", "_")}
+
+
+def _only_filled(view: View, node: ast.Name) -> bool:
+    """`found` in the statement `found.append(…)`."""
+    method = view.source.parents.get(node)
+    call = view.source.parents.get(method) if isinstance(method, ast.Attribute) else None
+    return (
+        isinstance(method, ast.Attribute)
+        and method.attr in ("append", "add", "extend", "update", "insert")
+        and isinstance(call, ast.Call)
+        and isinstance(view.source.parents.get(call), ast.Expr)
+    )
 
 
 def _bound_later(function: Function, name: str, line: int) -> bool:
@@ -75,7 +131,7 @@ def _comprehension_names(view: View, node: ast.AST) -> list[str]:
     return names
 
 
-def _attributes(view: View, node: ast.AST) -> list[str]:
+def self_attributes(view: View, node: ast.AST) -> list[str]:
     """`self.name` for each attribute of the class, where `self` is at hand."""
     function, owner = view.source.function(node), view.source.class_of(node)
     if owner is None or function is None or not any(arg.arg == "self" for arg in parameters(function)):
@@ -132,10 +188,10 @@ def attributes(view: View) -> Iterator[Edit]:
         if function and isinstance(node.ctx, ast.Load):
             here = view.types(node, view.source.code(node))
             for name in view.source.names_in(function):
-                if name != "self" and name != base and compatible(here, view.types(node, name)):
+                if name != "self" and (name == base or compatible(here, view.types(node, name))):
                     weight = 3.0 if name == node.attr else 0.4 * likeness(node.attr, name)
                     yield from view.replace(node, name, "attribute", weight)
-                    if name not in BUILTINS and not view.types(node, name) & {"int", "str", "float", "list", "dict"}:
+                    if name not in BUILTINS and name != base and not view.types(node, name) & {"int", "str", "float", "list", "dict"}:
                         yield from view.replace(node.value, name, "variable", 0.3)
 
 
@@ -165,7 +221,7 @@ def functions(view: View) -> Iterator[Edit]:
         called = raised.exc.func if isinstance(raised.exc, ast.Call) else raised.exc
         if isinstance(called, ast.Name):
             own_errors = [
-                c.name for c in ast.walk(view.source.tree) if isinstance(c, ast.ClassDef) and "Err" in c.name
+                c.name for c in ast.walk(view.source.tree) if isinstance(c, ast.ClassDef) and _is_error(c)
             ]
             for other in [*view.facts.raises, *own_errors, *ERRORS[:4]]:
                 weight = 2.0 if other in view.facts.raises else 0.3
@@ -181,6 +237,10 @@ def functions(view: View) -> Iterator[Edit]:
                     code = view.source.code(handler.type)
                     if isinstance(handler.type, ast.Name) and other != code:
                         yield from view.replace(handler.type, f"({code}, {other})", "exception", 0.5)
+
+
+def _is_error(node: ast.ClassDef) -> bool:
+    return any(view_name(base).endswith(("Error", "Exception")) for base in node.bases)
 
 
 def methods(view: View) -> Iterator[Edit]:
@@ -207,4 +267,4 @@ def methods(view: View) -> Iterator[Edit]:
             continue
 
 
-MAKERS = (variables, attributes, functions, methods)
+MAKERS = (variables, renamings, unread_values, attributes, functions, methods)

@@ -62,8 +62,10 @@ def arithmetic(view: View) -> Iterator[Edit]:
         for new, weight in others.items():
             if change := view.between(node.left, node.right, symbol, new):
                 yield view.edit(node, "arithmetic", weight, change)
-        if not isinstance(node.op, ast.Add | ast.Mult):
+        if not isinstance(node.op, ast.Add | ast.Mult) or (isinstance(node.op, ast.Add) and not _numeric(view, node)):
             yield from view.swap(node.left, node.right, "swapped operands")
+        if isinstance(node.left, ast.BinOp) and type(node.left.op) is type(node.op):
+            yield from view.swap(node.left.right, node.right, "swapped operands", 0.7)
         constant = isinstance(node.right, ast.Constant)
         yield from view.replace(node, view.source.code(node.left), "dropped term", 1.0 if constant else 0.6)
         constant = isinstance(node.left, ast.Constant)
@@ -72,6 +74,40 @@ def arithmetic(view: View) -> Iterator[Edit]:
         if isinstance(node.op, ast.FloorDiv):
             left, right = view.source.code(node.left), view.source.code(node.right)
             yield from view.replace(node, f"({left} + {right} - 1) // {right}", "rounding", 1.0)
+
+
+def _numeric(view: View, node: ast.BinOp) -> bool:
+    names = [n for n in ast.walk(node) if isinstance(n, ast.Name | ast.Attribute)]
+    types = frozenset().union(*(view.types(name, view.source.code(name)) for name in names))
+    return not types & {"str", "list", "tuple"}
+
+
+def factors(view: View) -> Iterator[Edit]:
+    """A factor or term that would make the results that were seen the expected ones."""
+    for node in view.nodes(ast.stmt):
+        value = getattr(node, "value", None)
+        if isinstance(node, ast.Return | ast.Assign | ast.AugAssign) and isinstance(value, ast.expr):
+            yield from _times(view, value, 1.0)
+    for call in view.nodes(ast.Call):
+        for arg in call.args:
+            if isinstance(arg, ast.BinOp):
+                yield from _times(view, arg, 0.7)
+    for name in view.nodes(ast.Name):  # what is left of a whole
+        parent = view.source.parents.get(name)
+        if isinstance(parent, ast.BinOp) and view.types(name, name.id) & {"int", "float"}:
+            yield from view.replace(name, f"1 - {name.id}", "factor", 0.1)
+            yield from view.replace(name, f"1 + {name.id}", "factor", 0.1)
+            if isinstance(parent.op, ast.Div) and isinstance(parent.right, ast.Constant) and parent.left is name:
+                yield from view.replace(name, f"{parent.right.value} - {name.id}", "factor", 0.5)
+                yield from view.replace(name, f"{parent.right.value} + {name.id}", "factor", 0.5)
+
+
+def _times(view: View, value: ast.expr, weight: float) -> Iterator[Edit]:
+    code = view.source.code(value)
+    atom = isinstance(value, ast.Name | ast.Call | ast.Attribute | ast.Subscript)
+    for factor in view.facts.factors:
+        body = code if atom or factor[0] in "+-" else f"({code})"
+        yield from view.replace(value, f"{body} {factor}", "factor", weight)
 
 
 def _regrouped(view: View, node: ast.BinOp) -> Iterator[Edit]:
@@ -104,7 +140,7 @@ def assignments(view: View) -> Iterator[Edit]:
         if (
             len(plain.targets) > 1
             or isinstance(target, ast.Tuple)
-            or isinstance(plain.value, ast.Constant | ast.List)
+            or (isinstance(target, ast.Name) and isinstance(plain.value, ast.Constant | ast.List))
         ):
             continue
         inside = 1.0 if view.source.loop(plain) or not isinstance(target, ast.Name) else 0.3
@@ -213,8 +249,12 @@ def signs(view: View) -> Iterator[Edit]:
                     if not isinstance(item, ast.UnaryOp | ast.Tuple)
                     for edit in view.replace(item, f"-{code(item)}", "sign", 0.5)
                 )
+            elif name in {f.name for f in view.source.functions}:
+                for item in node.args:
+                    if isinstance(item, ast.Name) and view.types(item, item.id) & {"int", "float"}:
+                        yield from view.replace(item, f"-{item.id}", "sign", 0.3)
         elif isinstance(node, ast.Return) and node.value is not None and "sign" in view.facts.hints:
             yield from view.replace(node.value, f"-({code(node.value)})", "sign", 0.7)
 
 
-MAKERS = (comparisons, arithmetic, assignments, booleans, negations, signs)
+MAKERS = (comparisons, arithmetic, factors, assignments, booleans, negations, signs)

@@ -152,6 +152,9 @@ def exits(view: View) -> Iterator[Edit]:
     """`break` and `continue` for each other, `if` and `while`, `elif` and `if`."""
     text = view.source.text
     for node in view.nodes(ast.stmt):
+        if isinstance(node, ast.Return) and view.source.loop(node):
+            yield from view.replace(node, "break", "exit", 0.7)
+            yield from view.replace(node, "continue", "exit", 0.5)
         if isinstance(node, ast.Break | ast.Continue | ast.Pass):
             for word in ("break", "continue", "pass"):
                 yield from view.replace(node, word, "exit", 1.0 if word != "pass" else 0.5)

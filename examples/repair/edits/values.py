@@ -7,7 +7,10 @@ import re
 from collections.abc import Iterator
 
 from .base import Change, Edit, View
+from .names import self_attributes, unread_names
 
+_COUNTS = frozenset({"len", "int", "max", "min", "abs", "sum"})
+_SHAPES = frozenset({"list", "str", "set", "dict", "sorted", "range", "tuple", "bool", "any", "all"})
 _EMPTY = {"0", "1", "-1", "None", "[]", "{}", "set()", '""', "True", "False"}
 
 
@@ -24,7 +27,9 @@ def numbers(view: View) -> Iterator[Edit]:
         assert isinstance(value, int | float)
         options: dict[float, float] = {}
         if isinstance(value, int):
-            options = {value + 1: 1.0, value - 1: 1.0 if value > 0 else 0.5}
+            options = {value + 1: 1.0, value - 1: 1.0 if value > 0 or _argument(view, node, "range") else 0.5}
+            options |= {value * int(f[2:]): 1.5 for f in view.facts.factors if f[0] == "*"}
+            options |= {value // int(f[2:]): 1.5 for f in view.facts.factors if f[0] == "/" and value}
             if value >= 10:
                 options |= {value * 10: 0.3, value // 10: 0.3, value * 2: 0.2, value // 2: 0.3}
             if value == 1:
@@ -47,6 +52,27 @@ def numbers(view: View) -> Iterator[Edit]:
             text = repr(round(new, 10) if isinstance(new, float) else new)
             if not (negative and new < 0):
                 yield from view.replace(node, text, "constant", weight)
+        for name, weight in number_names(view, node).items():
+            yield from view.replace(node, name, "constant for variable", weight)
+
+
+def _argument(view: View, node: ast.AST, function: str) -> bool:
+    parent = view.source.parents.get(node)
+    return isinstance(parent, ast.Call) and view.source.code(parent.func) == function
+
+
+def number_names(view: View, node: ast.AST) -> dict[str, float]:
+    """Numeric variables and attributes in scope; those that nothing reads are the likeliest."""
+    function = view.source.function(node)
+    if function is None:
+        return {}
+    names = [*view.source.names_in(function), *self_attributes(view, node)]
+    unread = unread_names(view, function)
+    return {
+        name: 4.0 if name in unread else 1.0
+        for name in names
+        if view.types(node, name) & {"int", "float"} and not view.types(node, name) & {"bool"}
+    }
 
 
 def strings(view: View) -> Iterator[Edit]:
@@ -84,6 +110,9 @@ def strings(view: View) -> Iterator[Edit]:
             ):
                 if old in text:
                     options[text.replace(old, new, 1)] = 0.4
+        for literal in view.facts.expected:
+            if literal[:1] in "'\"":
+                options[ast.literal_eval(literal)] = 0.6
         for other in known:
             options.setdefault(other, 0.3 if (len(other) == 1) == (len(text) == 1) else 0.15)
         for new, weight in options.items():
@@ -92,11 +121,12 @@ def strings(view: View) -> Iterator[Edit]:
     for joined in view.nodes(ast.JoinedStr):
         code = view.source.code(joined)
         start = view.source.span(joined).start
-        for spec in re.finditer(r":[^{}'\"]*?(\d)[^{}'\"]*?\}", code):
-            for digit_value in (int(spec.group(1)) + 1, int(spec.group(1)) - 1):
-                if 0 <= digit_value <= 9:
-                    change = Change(start + spec.start(1), start + spec.end(1), spec.group(1), str(digit_value))
-                    yield view.edit(joined, "string", 0.6, change)
+        for spec in re.finditer(r":[^{}'\"]*\d[^{}'\"]*\}", code):
+            for digit in re.finditer(r"\d", spec.group()):
+                at = start + spec.start() + digit.start()
+                for near in (int(digit.group()) + 1, int(digit.group()) - 1):
+                    if 0 <= near <= 9:
+                        yield view.edit(joined, "string", 0.6, Change(at, at + 1, digit.group(), str(near)))
         for side, other in (("<", ">"), (">", "<"), ("^", "<")):
             for spec in re.finditer(rf":[^{{}}]?({re.escape(side)})\w*\}}", code):
                 change = Change(start + spec.start(1), start + spec.end(1), side, other)
@@ -152,9 +182,12 @@ def starts(view: View) -> Iterator[Edit]:
                     if number
                     else {f"list({name})": 0.3, f"[{name}[0]]": 0.3}
                 )
-            elif not number:
-                options[f"[{name}]"] = 0.3
-                options[f"{{{name}}}"] = 0.3
+            if number and types & {"int", "float"}:
+                options[name] = 0.5
+            if not number:
+                options[f"[{name}]"] = 0.3 if code != "set()" else 0.1
+                options[f"{{{name}}}"] = 0.6 if code == "set()" else 0.2
+                options["{0}"] = 0.3 if code == "set()" else 0.1
         for text, weight in options.items():
             yield from view.replace(node.value, text, "initial value", weight)
 
@@ -167,6 +200,10 @@ def offsets(view: View) -> Iterator[Edit]:
         if isinstance(node, ast.Call):
             known = view.source.code(node.func) == "range"
             places = [(arg, 1.0 if known else 0.3) for arg in node.args]
+            for arg in node.args if known else ():
+                if isinstance(arg, ast.Name):
+                    yield from view.replace(arg, f"{arg.id} * {arg.id}", "offset", 0.3)
+                    yield from view.replace(arg, f"2 * {arg.id}", "offset", 0.2)
         elif isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Slice | ast.Tuple):
             places = [(node.slice, 0.8)]
         elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Tuple):
@@ -193,16 +230,13 @@ def _countable(view: View, node: ast.expr) -> bool:
     if isinstance(node, ast.Name | ast.Attribute):
         types = view.types(node, view.source.code(node))
         return not types or "int" in types or "float" in types
-    if isinstance(node, ast.Call):
-        return (
-            (isinstance(node.func, ast.Name)
-            and node.func.id in ("len", "int", "max", "min", "abs", "sum"))
-            or (
-                isinstance(node.func, ast.Name)
-                and node.func.id not in ("list", "str", "set", "dict", "sorted", "range", "tuple")
-                and isinstance(view.source.parents.get(node), ast.Return)
-            )
-        )
+    if isinstance(node, ast.Call) and _argument(view, node, "range"):
+        return True
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in ("get", "index", "find", "count", "isqrt", "floor", "ceil", "rfind", "bit_length")
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        returned = isinstance(view.source.parents.get(node), ast.Return)
+        return node.func.id in _COUNTS or (returned and node.func.id not in _SHAPES)
     return isinstance(node, ast.BinOp) and not isinstance(node.op, ast.Mod)
 
 
@@ -215,10 +249,15 @@ def _shifted(view: View, node: ast.expr, weight: float) -> Iterator[Edit]:
     function = view.source.function(node)
     if function is None or not isinstance(node, ast.Name | ast.Attribute):
         return
-    for name in view.source.names_in(function):  # by another quantity
-        if name != code and view.types(node, name) & {"int", "float"}:
+    items = [
+        view.source.code(n)
+        for n in ast.walk(function)
+        if isinstance(n, ast.Subscript) and isinstance(n.ctx, ast.Load) and not isinstance(n.slice, ast.Slice)
+    ]
+    for name, share in {**dict.fromkeys(items, 0.3), **number_names(view, node)}.items():  # by another quantity
+        if name != code:
             for sign in "+-":
-                yield from view.replace(node, f"{code} {sign} {name}", "offset", weight)
+                yield from view.replace(node, f"{code} {sign} {name}", "offset", weight * share)
 
 
 def ranges(view: View) -> Iterator[Edit]:
@@ -258,7 +297,9 @@ def ranges(view: View) -> Iterator[Edit]:
             yield from view.replace(node, f"enumerate({args[0]}, 1)", "range", 0.5)
         elif name == "enumerate" and args:
             yield from view.replace(node, f"enumerate({args[0]})", "range", 0.8)
-    for loop in view.nodes(ast.For):
+    for loop in view.nodes(ast.AST):
+        if not isinstance(loop, ast.For | ast.comprehension):
+            continue
         iterated = code(loop.iter)
         yield from view.replace(loop.iter, f"reversed({iterated})", "range", 0.4)
         types = view.types(loop, iterated)
@@ -287,6 +328,9 @@ def slices(view: View) -> Iterator[Edit]:
             }  # fmt: skip
             if lower:
                 options |= {f"{base}[-{lower}:{upper}]": 0.4}
+                options |= {f"{base}[:-{lower}]": 0.5} if not upper else {}
+            if upper.startswith("-"):
+                options |= {f"{base}[{upper[1:]}:]": 0.5} if not lower else {}
             if upper:
                 options |= {
                     f"{base}[{lower}:-{upper}]": 0.3,
@@ -310,6 +354,15 @@ def slices(view: View) -> Iterator[Edit]:
 
 def parts(view: View) -> Iterator[Edit]:
     """A part of a sequence where the whole is passed on."""
+    for name in view.nodes(ast.Name):
+        parent = view.source.parents.get(name)
+        if not isinstance(parent, ast.Subscript | ast.Assign | ast.Return) or not isinstance(name.ctx, ast.Load):
+            continue
+        if view.types(name, name.id) & {"list", "str", "tuple"} and not (
+            isinstance(parent, ast.Subscript) and parent.value is name
+        ):
+            yield from view.replace(name, f"{name.id}[1:]", "slice", 0.2)
+            yield from view.replace(name, f"{name.id}[:-1]", "slice", 0.2)
     for node in view.nodes(ast.Call):
         own = any(view.source.code(node.func).split(".")[-1] == f.name for f in view.source.functions)
         for arg in node.args:
