@@ -17,13 +17,14 @@ from ramify import paths
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow
 from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Change, Snapshot
 from ramify.resources import GivenBackend, Resources, environment
 from ramify.runtime import codec, driver
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, StoreError, WorkflowChanged
 from ramify.runtime.events import Event, Observer
 from ramify.runtime.loading import load_target
-from ramify.runtime.records import LLMRecord, OpRecord, RunId, RunRecord, RunStatus, Settings
+from ramify.runtime.records import ROOT, LLMRecord, OpRecord, RunId, RunRecord, RunStatus, Settings
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
@@ -167,6 +168,23 @@ class Runtime:
         self._warm(plan, settings)
         more_s = None if deadline is None else seconds(deadline)
         return await driver.drive(self._services(settings), record, workflow.__wrapped__, more_s=more_s)
+
+    async def changes(self, run_id: str | None = None) -> list[Change]:
+        """What a run (the last one) changed so far, from its workspace to the last state of its root branch."""
+        before, after = await self._ends(run_id)
+        return await asyncio.to_thread(self.snapshots.changes, before, after)
+
+    async def apply(self, run_id: str | None = None) -> list[Change]:
+        """Write that into the run's workspace. Raises `CheckoutRefused` where that has changed meanwhile."""
+        before, after = await self._ends(run_id)
+        folder = Path((await self.record(run_id)).workspace)
+        return await asyncio.to_thread(self.snapshots.checkout, after, folder, only_changes_from=before)
+
+    async def _ends(self, run_id: str | None) -> tuple[Snapshot, Snapshot]:
+        run = await self.record(run_id)
+        checkpoints = await self.store.checkpoints(run.id)
+        last = max((one for one in checkpoints if one.branch == ROOT), key=lambda one: one.seq)
+        return self.snapshots.get(run.base_snapshot), self.snapshots.get(last.snapshot_id)
 
     async def journal(self, run_id: str | None = None) -> list[OpRecord]:
         """The journal of a run (the last one), in order."""

@@ -90,9 +90,8 @@ def run_options(command: Command) -> Command:
 @click.option(
     "--sandbox",
     type=click.Choice(["namespaces", "copy"]),
-    default="namespaces",
-    show_default=True,
-    help="How worlds are made. copy needs nothing of the kernel and isolates nothing.",
+    help="How worlds are made. copy needs nothing of the kernel and isolates nothing.  "
+    "[default: $RAMIFY_SANDBOX or namespaces]",
 )
 @click.option(
     "--plan",
@@ -109,7 +108,7 @@ def run_command(
     keywords: dict[str, str],
     workspace: Path | None,
     deadline: float | None,
-    sandbox: str,
+    sandbox: str | None,
     plan_file: Path | None,
     **options: Any,
 ) -> None:
@@ -140,9 +139,10 @@ def run_command(
 
 @click.command("resume", short_help="Go on with a run that was interrupted or failed.")
 @click.argument("run", required=False)
+@click.option("--deadline", metavar="DURATION", callback=_duration, help="A new one, counted from now.")
 @run_options
 @pass_app
-def resume_command(app: App, /, run: str | None, **options: Any) -> None:
+def resume_command(app: App, /, run: str | None, deadline: float | None, **options: Any) -> None:
     """Go on with a RUN where its journal ends (without RUN: the newest that is not done).
 
     What it did already is not done again: not a step, not a model call.
@@ -155,7 +155,7 @@ def resume_command(app: App, /, run: str | None, **options: Any) -> None:
         )
 
     async def go_on(runtime: Runtime) -> Any:
-        return await runtime.resume(record.id)
+        return await runtime.resume(record.id, deadline=deadline)
 
     _perform(app, Choices(**options), go_on, record.settings.sandbox)
 
@@ -181,7 +181,7 @@ class Finished:
     applied: bool
 
 
-def _perform(app: App, choices: Choices, work: Callable[[Runtime], Awaitable[Any]], sandbox: str) -> None:
+def _perform(app: App, choices: Choices, work: Callable[[Runtime], Awaitable[Any]], sandbox: str | None) -> None:
     from ramify.cli.progress import Progress
     from ramify.session import Runtime
 
@@ -205,12 +205,7 @@ async def _to_the_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]
     async with runtime:
         result = await work(runtime)
         run = await runtime.record()
-        checkpoints = await runtime.store.checkpoints(run.id)
-        last = max((one for one in checkpoints if one.branch == "root"), key=lambda one: one.seq)
-        before, after = (runtime.snapshots.get(id) for id in (run.base_snapshot, last.snapshot_id))
-        changes = runtime.snapshots.changes(before, after)
-        if apply and changes:
-            runtime.snapshots.checkout(after, Path(run.workspace), only_changes_from=before)
+        changes = await (runtime.apply() if apply and run.workspace else runtime.changes())
         return Finished(run, result, changes, applied=apply)
 
 
@@ -230,8 +225,8 @@ def _show(finished: Finished, choices: Choices) -> None:
             }
         )
         return
-    if isinstance(result, str):
-        say(result)
+    if isinstance(result, str) or "__str__" in vars(type(result)):
+        say(str(result))
     elif result is not None:
         say_json(plain(result))
     if finished.changes and not choices.quiet:

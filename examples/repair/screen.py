@@ -22,7 +22,7 @@ LIMIT_S = 300.0  # wall seconds for one screening
 
 @step(reuse=True)
 async def screen(sandbox: Sandbox, suite: Suite, tail: list[Candidate]) -> list[Trial]:
-    """What each edit would do to the suite. A program that runs itself as another process hides its edits from this."""
+    """What each edit would do to the suite. A program that runs itself as another process does not show it here."""
     folder = sandbox.path / suite.program
     texts = {path: (folder / path).read_bytes().decode("utf-8") for path in {c.edit.path for c in tail}}
     asked = {

@@ -87,6 +87,7 @@ def main():
     request["cwd"] = os.path.realpath(request["cwd"])
     os.chdir(request["cwd"])
     sys.path[:0] = [request["cwd"]]
+    runner.run({**request, "tests": [os.devnull]})  # imports all that pytest imports late, once for all copies
     with os.fdopen(out, "w") as stream:
         json.dump(screen(runner, request), stream)
     os._exit(0)

@@ -3,13 +3,14 @@
 For each program: run its suite, propose edits where the failing tests went, rank them (a prior, then the model),
 fork a world for each of the best, run the suite there. The first world whose suite passes is merged. Two edits
 that each mend some tests are merged with each other in a world of their own; an edit that mends some and breaks
-none is gone deeper from. The loser worlds are released.
+none is gone deeper from. Where the head of the ranking mends nothing, its long tail is screened first, and only
+what mends something there gets a world. The loser worlds are released.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ramify import fork, workflow
@@ -18,13 +19,17 @@ from ramify.fork_engine.errors import MergeConflict
 from .prompts import OPTIONS, choice_question, options, read_rewrites, rewrite_question, suspect
 from .ranking import Candidate, candidates, combine
 from .report import RepairReport, Row
+from .screen import screen
 from .steps import run_tests, survey, vote, write_edit, write_lines
-from .suite import Suite, Survey
+from .suite import Suite, Survey, Trial
 
 BATCH = 4  # worlds at a time; a whole batch is waited for, so that the result does not depend on who is first
 DEPTH = 2  # edits that may stack up on one another
-DEEPER_AT = 0.6  # of the budget spent without success: go deeper from the best half-way edits
-PAIRS = 3  # merges of two half-way edits tried after each batch
+HEAD = 32  # candidates that get a world at once
+CHUNK = 300  # of the tail, screened together
+TAIL = 2400  # candidates looked at in all
+DEEPER_AFTER = 2  # chunks screened without success: go deeper from the best half-way edits
+PAIRS = 4  # merges of two half-way edits tried at a time
 
 
 @dataclass
@@ -44,6 +49,21 @@ class Hunt:
     def left(self) -> int:
         return self.budget - self.forks
 
+    def won(self, ranking: Ranking, edits: list[Candidate], fixing: int) -> None:
+        """These edits together pass; `fixing` as many alternatives were seen in the batch that ended the search."""
+        self.edits += [edit.shown for edit in edits]
+        self.fixing = fixing
+        self.place = 1 + max(ranking.order.index(edit) for edit in edits)
+        self.prior_place = 1 + max(ranking.prior.index(edit) for edit in edits)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates in the order in which they are tried, and as they stood without the model's votes."""
+
+    order: list[Candidate]
+    prior: list[Candidate]
+
 
 @dataclass(frozen=True)
 class Half:
@@ -59,7 +79,7 @@ async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candi
     if (place := suspect(found)) is not None:
         lines = await write_lines(rewrite_question(found, place))
         own = read_rewrites(found, place, lines.texts)
-    pool = candidates(found, own)
+    pool = candidates(found, own, limit=TAIL)
     hunt.pool = pool.size
     prior = list(pool.head)
     head = prior[:OPTIONS]
@@ -72,10 +92,32 @@ async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candi
 
 async def search(found: Survey, hunt: Hunt, depth: int = 1) -> bool:
     """True where the current branch's world passes its suite in the end; it is unchanged otherwise."""
-    order, prior = await ranked(found, hunt) if depth == 1 else (list(candidates(found).head),) * 2
+    order, prior = await ranked(found, hunt) if depth == 1 else (list(candidates(found, limit=TAIL).head),) * 2
+    ranking = Ranking(order, prior)
     halves: list[Half] = []
-    deeper_at = hunt.forks + int(hunt.left * DEEPER_AT)
-    for batch in batches(order):
+    if await in_worlds(order[:HEAD], ranking, found, hunt, halves):
+        return True
+    for start in range(HEAD, len(order), CHUNK):
+        if hunt.left < BATCH:
+            return False
+        if depth < DEPTH and start == HEAD + DEEPER_AFTER * CHUNK:
+            for half in sorted(halves, key=lambda h: -len(h.fixed))[:2]:
+                if await deeper(half, found, hunt, depth):
+                    return True
+        tail = order[start : start + CHUNK]
+        seen = list(zip(tail, await screen(found.suite, tail), strict=True))
+        if await in_worlds([one for one, trial in seen if trial.passes][:BATCH], ranking, found, hunt, halves):
+            return True
+        if await in_pairs(halves, half_way(seen), ranking, found, hunt):
+            return True
+    return False
+
+
+async def in_worlds(
+    tried: Sequence[Candidate], ranking: Ranking, found: Survey, hunt: Hunt, halves: list[Half]
+) -> bool:
+    """A world for each candidate, a batch at a time, until one passes; half-way edits are merged with each other."""
+    for batch in batches(tried):
         if hunt.left < len(batch):
             return False
         async with fork(batch) as branches:
@@ -85,25 +127,27 @@ async def search(found: Survey, hunt: Hunt, depth: int = 1) -> bool:
             for branch, trial in zip(branches, trials, strict=True):
                 if trial.passes:
                     await branch.adopt()
-                    hunt.edits.append(branch.item.shown)
-                    hunt.fixing = sum(t.passes for t in trials)
-                    hunt.place = 1 + order.index(branch.item)
-                    hunt.prior_place = 1 + prior.index(branch.item)
+                    hunt.won(ranking, [branch.item], sum(t.passes for t in trials))
                     return True
-        news = [Half(c, frozenset(t.fixed)) for c, t in zip(batch, trials, strict=True) if t.fixed and not t.broke]
-        for pair in pairs(halves, news, found.suite):
-            if await merged(pair, found.suite, hunt):
-                return True
-        halves += news
-        if depth < DEPTH and halves and hunt.forks >= deeper_at:
-            deeper_at = hunt.budget
-            for half in sorted(halves, key=lambda h: -len(h.fixed))[:2]:
-                if await deeper(half, found, hunt, depth):
-                    return True
+        if await in_pairs(halves, half_way(zip(batch, trials, strict=True)), ranking, found, hunt):
+            return True
     return False
 
 
-async def merged(pair: tuple[Half, Half], suite: Suite, hunt: Hunt) -> bool:
+async def in_pairs(halves: list[Half], news: list[Half], ranking: Ranking, found: Survey, hunt: Hunt) -> bool:
+    """Merge the likeliest pairs of an edit that is new and one that is not; then the new ones are known, too."""
+    for pair in pairs(halves, news, found.suite):
+        if hunt.left >= 2 and await merged(pair, ranking, found.suite, hunt):
+            return True
+    halves += news
+    return False
+
+
+def half_way(trials: Iterable[tuple[Candidate, Trial]]) -> list[Half]:
+    return [Half(one, frozenset(trial.fixed)) for one, trial in trials if trial.fixed and not trial.broke]
+
+
+async def merged(pair: tuple[Half, Half], ranking: Ranking, suite: Suite, hunt: Hunt) -> bool:
     """Two edits in two branches, merged in a world of their own: a merge that does not pass is simply released."""
     async with fork([suite.program]) as ground:
         async with ground[0].enter():
@@ -118,13 +162,13 @@ async def merged(pair: tuple[Half, Half], suite: Suite, hunt: Hunt) -> bool:
             trial = await run_tests(suite)
         if trial.passes:
             await ground[0].adopt()
-            hunt.edits += [half.candidate.shown for half in pair]
+            hunt.won(ranking, [half.candidate for half in pair], 1)
     return trial.passes
 
 
 async def deeper(half: Half, found: Survey, hunt: Hunt, depth: int) -> bool:
     """Search on from an edit that mends some tests, for what is left."""
-    rest = Hunt(min(hunt.left, hunt.budget // 6))
+    rest = Hunt(min(hunt.left, HEAD + 2 * BATCH))
     async with fork([half.candidate]) as branches:
         hunt.forks += 1
         await branches.map(write_edit)
@@ -144,19 +188,18 @@ def batches(order: Sequence[Candidate]) -> Iterator[list[Candidate]]:
 
 
 def pairs(old: list[Half], new: list[Half], suite: Suite) -> list[tuple[Half, Half]]:
-    """Pairs worth merging: together they mend every failing test; those that share nothing first."""
+    """Pairs worth merging: together they mend every failing test. One of a kind; those that share least first."""
     wanted = frozenset(suite.failing)
-    found = [
-        (one, two)
-        for place, two in enumerate(new)
-        for one in [*old, *new[:place]]
-        if one.fixed | two.fixed == wanted and not one.fixed >= two.fixed and not two.fixed >= one.fixed
-    ]
-    return sorted(found, key=lambda pair: len(pair[0].fixed & pair[1].fixed))[:PAIRS]
+    best: dict[tuple[frozenset[str], frozenset[str]], tuple[Half, Half]] = {}
+    for place, two in enumerate(new):
+        for one in [*old, *new[:place]]:
+            if one.fixed | two.fixed == wanted and wanted not in (one.fixed, two.fixed):
+                best.setdefault((one.fixed, two.fixed), (one, two))
+    return sorted(best.values(), key=lambda pair: len(pair[0].fixed & pair[1].fixed))[:PAIRS]
 
 
-@workflow(deadline="150s")
-async def repair(programs: list[str], budget: int = 160) -> RepairReport:
+@workflow(deadline="10m")
+async def repair(programs: list[str], budget: int = 120) -> RepairReport:
     """Repair programs of the workspace, one after the other, with at most `budget` forks each."""
     rows = []
     for name in programs:
