@@ -11,9 +11,10 @@ from pathlib import Path
 import click
 
 from ramify import Runtime
+from ramify.cli import errors
 from ramify.cli.progress import Progress
 
-from .report import RepairReport, table
+from .report import RepairReport
 from .suite import find_programs
 from .workflow import repair
 
@@ -30,7 +31,7 @@ HERE = Path(__file__).parent / "programs"
 )
 @click.option("--only", metavar="NAME", multiple=True, help="Only this program. Repeatable.")
 @click.option(
-    "--budget", type=click.IntRange(min=1), default=160, show_default=True, help="Forks a program may take."
+    "--budget", type=click.IntRange(min=1), default=120, show_default=True, help="Forks a program may take."
 )
 @click.option(
     "--apply", is_flag=True, help="Write the repaired files into the folder. Without it, it stays as it is."
@@ -40,9 +41,7 @@ HERE = Path(__file__).parent / "programs"
 @click.option(
     "--sandbox", type=click.Choice(["namespaces", "copy"]), help="How worlds are made. copy isolates nothing."
 )
-@click.option(
-    "--deadline", metavar="DURATION", help="For the whole run; the model's calls carry it.  [default: 150s]"
-)
+@click.option("--deadline", metavar="DURATION", help="For the whole run; the model's calls carry it.  [default: 10m]")
 @click.option("--home", type=click.Path(path_type=Path), help="Where state is kept.  [default: as ramify]")
 @click.option("--json", "as_json", is_flag=True, help="The report as one JSON object.")
 def main(
@@ -64,20 +63,31 @@ def main(
     if not names:
         raise click.UsageError(f"{programs} holds no programs: it needs a folder with .py files for each")
 
-    async def run() -> RepairReport:
+    async def run() -> tuple[RepairReport, str | None]:
         with Progress.for_stream(sys.stderr) as progress:
             async with Runtime(
                 home=home, sandbox=sandbox, base_url=base_url, model=model, observer=progress
             ) as runtime:
-                return await runtime.run(repair, names, budget, workspace=programs, deadline=deadline)
+                report = await runtime.run(repair, names, budget, workspace=programs, deadline=deadline)
+                if apply:
+                    await runtime.apply()
+                return report, runtime.last_run_id
 
-    report = asyncio.run(run())
+    try:
+        report, run_id = asyncio.run(run())
+    except KeyboardInterrupt:
+        click.echo("stopped: `ramify resume` goes on where it was", err=True)
+        sys.exit(130)
+    except Exception as error:  # noqa: BLE001  a bug of ours is raised again
+        sys.exit(errors.report(error))
     if as_json:
         click.echo(
             json.dumps({"repaired": report.repaired, "rows": [dataclasses.asdict(row) for row in report.rows]})
         )
     else:
-        click.echo(table(report))
+        click.echo(str(report))
+        where = f"written to {programs}" if apply else f"`ramify diff {run_id}`, `ramify checkout {run_id} DIR`"
+        click.echo(f"the edits: {where}; the search: `ramify tree {run_id}`", err=True)
     sys.exit(0 if report.repaired == report.broken else 1)
 
 

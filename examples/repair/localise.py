@@ -68,7 +68,9 @@ def _bound(node: ast.stmt) -> Iterable[str]:
 
 
 def _mentions(node: ast.AST, names: set[str]) -> bool:
-    return (isinstance(node, ast.Name) and node.id in names) or (isinstance(node, ast.Attribute) and node.attr in names)
+    return (isinstance(node, ast.Name) and node.id in names) or (
+        isinstance(node, ast.Attribute) and node.attr in names
+    )
 
 
 def facts(survey: Survey, source: Source) -> Facts:

@@ -20,15 +20,15 @@ from .suite import Survey
 
 # How often a small bug is of each kind: by judgement, smoothed by the development corpus.
 PRIOR = {
-    "comparison": 10, "off by one": 6, "constant": 7, "arithmetic": 7, "and/or": 5, "negation": 5, "variable": 9,
-    "augmented assignment": 4, "swapped arguments": 4, "swapped operands": 3, "dropped term": 3, "grouping": 2,
-    "rounding": 1.5, "dropped condition": 3, "swapped conditions": 1.5, "sign": 3, "string": 4, "truth value": 3,
-    "initial value": 5, "range": 4, "slice": 4, "offset": 2, "factor": 2, "renaming": 1.5, "unread name": 6, "star": 2, "default": 2, "clamp": 2, "constant for variable": 3, "stale": 9, "normalised": 3, "guarded statement": 3, "mirrored call": 4, "None check": 3, "attribute": 4, "function": 5, "exception": 3,
-    "method": 6, "dropped argument": 2, "added argument": 4, "wrapped value": 4, "unwrapped value": 2.5,
-    "recursion": 3, "copy": 4, "lookup": 3, "swapped items": 3, "removed statement": 3, "swapped statements": 3,
-    "moved statement": 5, "exit": 3, "branching": 3, "return": 4, "unkept result": 3, "missing update": 6,
-    "repeated statement": 5, "after the loop": 3, "missing return": 3, "missing exit": 3, "missing guard": 6,
-    "added condition": 4, "other condition": 1.5, "shared default": 12, "shared attribute": 8, "shared row": 10,
+    "comparison": 13, "off by one": 8, "constant": 6, "arithmetic": 8, "and/or": 10, "negation": 4, "variable": 6,
+    "augmented assignment": 5, "swapped arguments": 6, "swapped operands": 3, "dropped term": 4, "grouping": 2,
+    "rounding": 1.5, "dropped condition": 3, "swapped conditions": 1.5, "sign": 6, "string": 5, "truth value": 5,
+    "initial value": 5, "range": 4, "slice": 7, "offset": 2, "factor": 2.7, "renaming": 2.3, "unread name": 8, "star": 2.5, "default": 2.5, "clamp": 2, "constant for variable": 3.5, "stale": 8, "normalised": 3, "guarded statement": 2.5, "mirrored call": 5, "None check": 3, "attribute": 4.5, "function": 8, "exception": 3,
+    "method": 5, "dropped argument": 2, "added argument": 5, "wrapped value": 3.5, "unwrapped value": 2.5,
+    "recursion": 3, "copy": 3.5, "lookup": 5.5, "swapped items": 5, "removed statement": 2.5, "swapped statements": 2.5,
+    "moved statement": 4.5, "exit": 4.5, "branching": 3, "return": 3.5, "unkept result": 3, "missing update": 6,
+    "repeated statement": 4.5, "after the loop": 3, "missing return": 3, "missing exit": 3, "missing guard": 5,
+    "added condition": 3.5, "other condition": 1.5, "shared default": 12, "shared attribute": 8, "shared row": 10,
     "late binding": 6, "walked copy": 3, "declaration": 2, "model": 4,
 }  # fmt: skip
 
@@ -57,8 +57,8 @@ HINTS = {
     "raised ValueError": {"missing guard": 1.7, "exception": 1.5, "wrapped value": 1.2, "added argument": 1.5, "string": 1.3}, "raised RuntimeError": {"walked copy": 6, "copy": 2},
 }  # fmt: skip
 
-SUSPICION = 1.6  # exponent of a line's suspiciousness
-SHARING = 0.6  # 1: all edits of a kind share its mass; 0: each edit has the whole of it
+SUSPICION = 2.2  # exponent of a line's suspiciousness
+SHARING = 0.25  # 1: all edits of a kind share its mass; 0: each edit has the whole of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,7 @@ def candidates(survey: Survey, own: Sequence[Edit] = (), limit: int = 400) -> Po
     return Pool(tuple(head), round(len(texts) * len(head) / seen) if seen else 0)
 
 
-def _distinct(
-    survey: Survey, texts: dict[tuple[str, str], tuple[Edit, float]]
-) -> Iterator[Candidate | None]:
+def _distinct(survey: Survey, texts: dict[tuple[str, str], tuple[Edit, float]]) -> Iterator[Candidate | None]:
     """The candidate for each text, or None where it does not parse or was there before."""
     known = {(path, ast.dump(ast.parse(text))) for path, text in survey.sources.items()}
     for (path, text), (edit, score) in texts.items():

@@ -48,14 +48,24 @@ class Row:
             hunt.pool,
             hunt.place,
             hunt.prior_place,
-            (hunt.pool + 1) / (hunt.fixing + 1) if hunt.fixing else 0.0,
+            _by_chance(hunt),
             len(hunt.edits),
             hunt.ranked_by,
         )
 
 
+def _by_chance(hunt: Hunt) -> float:
+    """The expected place of the first of `fixing` edits, or of the last of several that are needed together."""
+    needed = len(hunt.edits)
+    if not needed:
+        return 0.0
+    return (hunt.pool + 1) * (1 / (hunt.fixing + 1) if needed == 1 else needed / (needed + 1))
+
+
 @dataclass(frozen=True, slots=True)
 class RepairReport:
+    """What a whole run came to. Its text is the table that people read."""
+
     rows: tuple[Row, ...]
 
     @property
@@ -68,8 +78,25 @@ class RepairReport:
         return sum(row.problem != "nothing to repair" for row in self.rows)
 
     def __str__(self) -> str:
-        return f"{self.repaired} of {self.broken} repaired"
+        head = f"{'PROGRAM':<{WIDTH}} {'TESTS':>9}  WORLDS  MODEL  PRIOR  RANDOM  ORACLE"
+        lines = [head, *(line for row in self.rows for line in _lines(row))]
+        lines.append(f"{self.repaired} of {self.broken} repaired")
+        lines.append(
+            "WORLDS: forks made. The others: forks needed with one a candidate, in the order with the model's\n"
+            "votes, in the prior's alone, in a random one (expected), and with an oracle"
+        )
+        unaided = sorted({row.ranked_by for row in self.rows if row.ranked_by.startswith("prior (")})
+        return "\n".join([*lines, *(f"ranked by the {reason}" for reason in unaided)])
 
 
-def table(report: RepairReport) -> str:
-    return "\n".join(f"{row}" for row in report.rows) + f"\n{report}"
+WIDTH = 20
+
+
+def _lines(row: Row) -> list[str]:
+    if not row.repaired:
+        return [f"{row.program:<{WIDTH}} {row.tests:>9}  {row.forks:>6}  {row.problem}"]
+    counts = f"{row.place:>5}  {row.prior_place:>5}  {row.random:>6.0f}  {row.oracle:>6}"
+    return [
+        f"{row.program:<{WIDTH}} {row.tests:>9}  {row.forks:>6}  {counts}",
+        *(f"    {edit}" for edit in row.edits),
+    ]

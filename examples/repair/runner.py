@@ -284,7 +284,9 @@ def predicates(known):
                     yield f"len({name}) != len({other})"
                 if len(value) > len(second):
                     yield f"len({name}) > len({other})"
-            if (type(second) in SIZED and type(value) in SCALARS and type(second) not in (str, bytes)) or (type(second) is str and type(value) is str):
+            if (type(second) in SIZED and type(value) in SCALARS and type(second) not in (str, bytes)) or (
+                type(second) is str and type(value) is str
+            ):
                 yield f"{name} in {other}" if value in second else f"{name} not in {other}"
 
 

@@ -54,7 +54,26 @@ _TOLD = {  # what the difference between result and expectation says
     "other type": ("list()", "tuple()", "str()", "int()", "set()", "sorted()", "float()", "bool()"),
 }  # fmt: skip
 _CASTS = frozenset(
-    ["int", "str", "float", "list", "set", "tuple", "sorted", "abs", "reversed", "round", "len", "dict", "frozenset", "bool", "sum", "iter", "max", "min"]
+    [
+        "int",
+        "str",
+        "float",
+        "list",
+        "set",
+        "tuple",
+        "sorted",
+        "abs",
+        "reversed",
+        "round",
+        "len",
+        "dict",
+        "frozenset",
+        "bool",
+        "sum",
+        "iter",
+        "max",
+        "min",
+    ]
 )
 
 
@@ -331,8 +350,7 @@ def copies(view: View) -> Iterator[Edit]:
         kept = (
             isinstance(parent, ast.Assign | ast.Return | ast.Dict | ast.List | ast.Tuple | ast.AnnAssign)
             or (isinstance(parent, ast.Call) and node is not parent.func and view_name(parent.func) not in BUILTINS)
-            or (isinstance(parent, ast.For)
-            and parent.iter is node)
+            or (isinstance(parent, ast.For) and parent.iter is node)
         )
         if not kept:
             continue
@@ -345,13 +363,14 @@ def copies(view: View) -> Iterator[Edit]:
             if style == "list" and known:
                 continue
             share = (1.0 if style == "copy" else 0.4) * (1.0 if known else 0.3)
-            yield from view.replace(node, form.format(text), "copy", share * (5.0 if _changes_later(view, node) else 1.0))
+            yield from view.replace(
+                node, form.format(text), "copy", share * (5.0 if _changes_later(view, node) else 1.0)
+            )
     for call in view.nodes(ast.Call):
         shallow = isinstance(call.func, ast.Attribute) and call.func.attr == "copy" and not call.args
         if (
             shallow
-            or (view_name(call.func) in ("list", "dict")
-            and len(call.args) == 1)
+            or (view_name(call.func) in ("list", "dict") and len(call.args) == 1)
             or code(call.func) == "copy.copy"
         ):
             inner = (
@@ -379,7 +398,9 @@ def _changes_later(view: View, node: ast.expr) -> bool:
     if function is None or not isinstance(view.source.parents.get(node), ast.Call) or not isinstance(node, ast.Name):
         return False
     return any(
-        isinstance(n, ast.Attribute) and n.attr in ("append", "pop", "add", "remove") and view_name(n.value) == node.id
+        isinstance(n, ast.Attribute)
+        and n.attr in ("append", "pop", "add", "remove")
+        and view_name(n.value) == node.id
         for n in ast.walk(view.source.function(function) or function)
     )
 

@@ -190,9 +190,13 @@ def guarded(view: View) -> Iterator[Edit]:
     """A statement that should run only sometimes: `if item not in seen:` before it."""
     for node in view.nodes(ast.stmt):
         function = view.source.function(node)
-        if function is None or not isinstance(node, ast.Assign | ast.AugAssign | ast.Expr) or not view.source.alone(node):
+        if (
+            function is None
+            or not isinstance(node, ast.Assign | ast.AugAssign | ast.Expr)
+            or not view.source.alone(node)
+        ):
             continue
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) or node.lineno != node.end_lineno:
+        if (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or node.lineno != node.end_lineno:
             continue
         names = [n for n in view.source.names_in(function) if n in used_names(node) and n not in ("self", "cls")]
         options: dict[str, float] = {}

@@ -16,7 +16,21 @@ _INVERSE = (("+= ", "-= "), ("-= ", "+= "), (".append(", ".pop("), (".add(", ".d
             ("= True", "= False"), ("= False", "= True"))  # fmt: skip
 _CONTAINERS = frozenset({"list", "set", "dict", "deque", "defaultdict", "Counter", "OrderedDict"})
 _CHANGERS = frozenset(
-    ["append", "add", "pop", "popleft", "appendleft", "extend", "update", "remove", "discard", "insert", "push", "clear", "setdefault"]
+    [
+        "append",
+        "add",
+        "pop",
+        "popleft",
+        "appendleft",
+        "extend",
+        "update",
+        "remove",
+        "discard",
+        "insert",
+        "push",
+        "clear",
+        "setdefault",
+    ]
 )
 
 
@@ -146,9 +160,7 @@ def returns(view: View) -> Iterator[Edit]:
             continue
         names = [name for name in view.source.names_in(function) if name not in ("self", "cls")]
         given = [view.source.code(n.value) for n in ast.walk(function) if isinstance(n, ast.Return) and n.value]
-        options = (
-            dict.fromkeys(given, 1.0) | dict.fromkeys(names, 1.0) | {"True": 0.5, "False": 0.5, "self": 0.2}
-        )
+        options = dict.fromkeys(given, 1.0) | dict.fromkeys(names, 1.0) | {"True": 0.5, "False": 0.5, "self": 0.2}
         last = function.body[-1]
         if not isinstance(last, ast.Return | ast.Raise) and view.source.alone(last):
             boost = 4.0 if "none" in view.facts.hints else 1.0

@@ -11,7 +11,9 @@ from .base import Edit, View
 from .vocabulary import ERRORS, FUNCTIONS, METHODS, likeness
 
 _NUMBERS = frozenset({"int", "float", "bool"})
-_BUILT_IN = frozenset({"int", "float", "bool", "str", "list", "dict", "set", "tuple", "NoneType", "function", "deque"})
+_BUILT_IN = frozenset(
+    {"int", "float", "bool", "str", "list", "dict", "set", "tuple", "NoneType", "function", "deque"}
+)
 
 
 def variables(view: View) -> Iterator[Edit]:
@@ -71,9 +73,15 @@ def unread_values(view: View) -> Iterator[Edit]:
     """A name that nothing reads, for a whole expression; a variable for a length."""
     for node in view.nodes(ast.expr):
         parent, function = view.source.parents.get(node), view.source.function(node)
-        if function is None or isinstance(node, ast.Name | ast.Tuple) or isinstance(getattr(node, "ctx", None), ast.Store):
+        if (
+            function is None
+            or isinstance(node, ast.Name | ast.Tuple)
+            or isinstance(getattr(node, "ctx", None), ast.Store)
+        ):
             continue
-        if isinstance(parent, ast.Assign | ast.Return | ast.Call | ast.AugAssign) and node is not getattr(parent, "func", None):
+        if isinstance(parent, ast.Assign | ast.Return | ast.Call | ast.AugAssign) and node is not getattr(
+            parent, "func", None
+        ):
             for name in sorted(unread_names(view, function)):
                 yield from view.replace(node, name, "unread name", 1.0)
         if isinstance(node, ast.Call) and view_name(node.func) == "len":
@@ -191,7 +199,11 @@ def attributes(view: View) -> Iterator[Edit]:
                 if name != "self" and (name == base or compatible(here, view.types(node, name))):
                     weight = 3.0 if name == node.attr else 0.4 * likeness(node.attr, name)
                     yield from view.replace(node, name, "attribute", weight)
-                    if name not in BUILTINS and name != base and not view.types(node, name) & {"int", "str", "float", "list", "dict"}:
+                    if (
+                        name not in BUILTINS
+                        and name != base
+                        and not view.types(node, name) & {"int", "str", "float", "list", "dict"}
+                    ):
                         yield from view.replace(node.value, name, "variable", 0.3)
 
 
@@ -220,9 +232,7 @@ def functions(view: View) -> Iterator[Edit]:
     for raised in view.nodes(ast.Raise):
         called = raised.exc.func if isinstance(raised.exc, ast.Call) else raised.exc
         if isinstance(called, ast.Name):
-            own_errors = [
-                c.name for c in ast.walk(view.source.tree) if isinstance(c, ast.ClassDef) and _is_error(c)
-            ]
+            own_errors = [c.name for c in ast.walk(view.source.tree) if isinstance(c, ast.ClassDef) and _is_error(c)]
             for other in [*view.facts.raises, *own_errors, *ERRORS[:4]]:
                 weight = 2.0 if other in view.facts.raises else 0.3
                 yield from view.replace(called, other, "exception", weight)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -41,7 +42,7 @@ def comparisons(view: View) -> Iterator[Edit]:
     text = view.source.text
     for node in view.nodes(ast.Compare):
         operands = [node.left, *node.comparators]
-        for left, right in zip(operands, operands[1:], strict=False):
+        for left, right in itertools.pairwise(operands):
             start, end = view.source.span(left).end, view.source.span(right).start
             found = _COMPARE.search(text, start, end)
             if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -59,7 +60,7 @@ def _reindent(text: str, old: str, new: str) -> str:
 def swaps(view: View) -> Iterator[Edit]:
     """Neighbours in the other order."""
     for block in view.source.blocks():
-        for one, two in zip(block, block[1:], strict=False):
+        for one, two in itertools.pairwise(block):
             if view.live(one) and view.live(two) and not _is_docstring(one) and not _definition(one, two):
                 if not (view.source.alone(one) and view.source.alone(two)):
                     continue

@@ -11,9 +11,11 @@ from .insertions import positions
 from .names import compatible, self_attributes, unread_names, view_name
 
 _CONTAINERS = frozenset({"list", "set", "dict", "deque", "defaultdict", "Counter", "OrderedDict"})
-_GROW = frozenset("append add appendleft extend update insert push setdefault".split())
-_SHRINK = frozenset("pop popleft remove discard clear popitem".split())
+_GROW = frozenset(["append", "add", "appendleft", "extend", "update", "insert", "push", "setdefault"])
+_SHRINK = frozenset(["pop", "popleft", "remove", "discard", "clear", "popitem"])
 _LINKS = ("next", "left", "right", "parent", "prev", "successor")
+
+MANY = 3
 
 
 def updates(view: View) -> Iterator[Edit]:
@@ -24,18 +26,19 @@ def updates(view: View) -> Iterator[Edit]:
         wanted = [*_stale_in_loops(view, function), *_stale_locals(view, function), *_unread(view, function)]
         wanted += [*_stale_attributes(view, function), *_elements(view, function)]
         for kind, text, weight, loop in wanted:
+            fitting = []
             for node, after, near in places:
                 inside = loop is None or any(up is loop for up in view.source.ancestors(node))
-                if inside and not _repeats(view, node, text):
+                if inside and view.source.code(node) != text:
                     outer = 1.0 if loop is None or view.source.parents.get(node) is loop else 0.6
-                    yield from view.insert(node, text, kind, weight * near * outer, after=after)
+                    fitting.append((near * outer, node, after))
+            fitting.sort(key=lambda place: -place[0])
+            for count, (near, node, after) in enumerate(fitting):  # several places often do the same
+                share = near if count < MANY else 0.25 * near
+                yield from view.insert(node, text, kind, weight * share, after=after)
 
 
 Wanted = tuple[str, str, float, ast.stmt | None]  # kind, statement, weight, the loop where it belongs
-
-
-def _repeats(view: View, node: ast.stmt, text: str) -> bool:
-    return view.source.code(node) == text
 
 
 def _stale_in_loops(view: View, function: Function) -> Iterator[Wanted]:
@@ -82,11 +85,11 @@ def _stale_locals(view: View, function: Function) -> Iterator[Wanted]:
     loops = [n for n in ast.walk(function) if isinstance(n, ast.For | ast.While)]
     for name in view.source.names_in(function):
         types = view.types(function, name)
-        if name in ("self", "cls") or name not in given and name not in stores:
+        if name in ("self", "cls") or (name not in given and name not in stores):
             continue
         if types & _CONTAINERS:
             tested = 2.0 if _is_tested(function, name) else 1.0
-            if name not in changed or name in shrunk and name not in grown:
+            if name not in changed or (name in shrunk and name not in grown):
                 yield from (("stale", text, tested * w, None) for text, w in _growth(view, function, name, types))
             if name in changed and name not in shrunk and (types & {"set", "dict"} or _is_tested(function, name)):
                 yield from (("missing update", t, 0.5, None) for t in _shrinking(view, function, name, types))
@@ -137,7 +140,7 @@ def _unread(view: View, function: Function) -> Iterator[Wanted]:
             yield "stale", f"self.{name} = {name}", 3.0, None
         for attribute in attributes:
             there = view.types(function, attribute)
-            if attribute == f"self.{name}" or compatible(types, there) and types & there:
+            if attribute == f"self.{name}" or (compatible(types, there) and types & there):
                 yield "stale", f"{attribute} = {name}", 3.0 if attribute == f"self.{name}" else 1.0, None
             if there & {"list", "deque"}:
                 yield "stale", f"{attribute}.append({name})", 1.0, None
@@ -181,7 +184,7 @@ def _stale_attributes(view: View, function: Function) -> Iterator[Wanted]:
             plain = not there & _CONTAINERS
             if types & {"int", "float"} and there & {"int", "float"}:
                 yield from ((kind, f"{name} {sign}= {item}", 0.5 * weight, None) for sign in "+-")
-            if types & there or "NoneType" in types and there - {"int", "str", "list", "dict"}:
+            if types & there or ("NoneType" in types and there - {"int", "str", "list", "dict"}):
                 yield kind, f"{name} = {item}", 0.7 * weight, None
             if types & {"set"} and plain:
                 yield from ((kind, f"{name}.{m}({item})", 0.5 * weight, None) for m in ("add", "discard"))
@@ -200,12 +203,18 @@ def _elements(view: View, function: Function) -> Iterator[Wanted]:
     """An element that is compared but not counted; a memo that is read and never filled."""
     items = [n for n in view.source.names_in(function) if n not in ("self", "cls")]
     for node in ast.walk(function):
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Name | ast.Attribute):
+        if (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.ctx, ast.Load)
+            and isinstance(node.slice, ast.Name | ast.Attribute)
+        ):
             parent, code = view.source.parents.get(node), view.source.code(node)
             if isinstance(parent, ast.Compare):
                 yield from (("missing update", f"{code} {sign}= 1", 1.0, None) for sign in "+-")
             if isinstance(parent, ast.Return) and isinstance(node.value, ast.Name):
-                yield from (("missing update", f"{code} = {item}", 0.7, None) for item in items if item != node.value.id)
+                yield from (
+                    ("missing update", f"{code} = {item}", 0.7, None) for item in items if item != node.value.id
+                )
 
 
 def _values(view: View, function: Function, name: str) -> list[str]:
@@ -214,21 +223,25 @@ def _values(view: View, function: Function, name: str) -> list[str]:
     found = []
     for other in view.source.names_in(function):
         there = view.types(function, other)
-        alike = types & there or types == {"NoneType"} and there or "NoneType" in types and there - {"int", "str", "list"}
+        alike = (
+            types & there
+            or (types == {"NoneType"} and there)
+            or ("NoneType" in types and there - {"int", "str", "list"})
+        )
         if other not in (name, "self", "cls") and alike:
             found.append(other)
     return found
 
 
 def _called(function: Function, methods: frozenset[str]) -> set[str]:
-    return {
-        view_name(n.value) for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr in methods
-    }
+    return {view_name(n.value) for n in ast.walk(function) if isinstance(n, ast.Attribute) and n.attr in methods}
 
 
 def _is_tested(function: Function, name: str) -> bool:
     return any(
-        isinstance(n, ast.Compare) and isinstance(n.ops[0], ast.In | ast.NotIn) and view_name(n.comparators[0]) == name
+        isinstance(n, ast.Compare)
+        and isinstance(n.ops[0], ast.In | ast.NotIn)
+        and view_name(n.comparators[0]) == name
         for n in ast.walk(function)
     )
 
@@ -244,9 +257,9 @@ def changes(view: View, body: list[ast.stmt]) -> set[str]:
     for node in (n for statement in body for n in ast.walk(statement)):
         if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             names.add(view.source.code(node))
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
-            names.add(view.source.code(node.value))
-        elif isinstance(node, ast.Attribute) and node.attr in _GROW | _SHRINK | {"sort", "reverse"}:
+        elif (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)) or (
+            isinstance(node, ast.Attribute) and node.attr in _GROW | _SHRINK | {"sort", "reverse"}
+        ):
             names.add(view.source.code(node.value))
         elif isinstance(node, ast.Call) and "heap" in view.source.code(node.func):
             names.update(view.source.code(arg) for arg in node.args)
