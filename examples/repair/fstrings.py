@@ -10,7 +10,7 @@ _FIELD = re.compile(r"\{\{|\}\}|\{")
 
 
 def place_fstrings(text: str, tree: ast.Module) -> None:
-    """Re-parse each field of each f-string where it stands. A field that cannot be placed is emptied: never edited."""
+    """Re-parse each field of each f-string where it stands. What cannot be placed is emptied: never edited."""
     if sys.version_info >= (3, 12):
         return
     rows = re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+", text)

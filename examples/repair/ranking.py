@@ -23,7 +23,7 @@ PRIOR = {
     "comparison": 13, "off by one": 8, "constant": 6, "arithmetic": 8, "and/or": 10, "negation": 4, "variable": 6,
     "augmented assignment": 5, "swapped arguments": 6, "swapped operands": 3, "dropped term": 4, "grouping": 2,
     "rounding": 1.5, "dropped condition": 3, "swapped conditions": 1.5, "sign": 6, "string": 5, "truth value": 5,
-    "initial value": 5, "range": 4, "slice": 7, "offset": 2, "factor": 2.7, "renaming": 2.3, "unread name": 8, "star": 2.5, "default": 2.5, "clamp": 2, "constant for variable": 3.5, "stale": 8, "normalised": 3, "guarded statement": 2.5, "mirrored call": 5, "None check": 3, "attribute": 4.5, "function": 8, "exception": 3,
+    "initial value": 5, "range": 4, "slice": 7, "offset": 2, "factor": 2.7, "renaming": 2.3, "unread name": 8, "star": 2.5, "default": 5, "mirrored statement": 6, "clamp": 2, "constant for variable": 3.5, "stale": 8, "normalised": 3, "guarded statement": 2.5, "mirrored call": 5, "None check": 3, "attribute": 4.5, "function": 8, "exception": 3,
     "method": 5, "dropped argument": 2, "added argument": 5, "wrapped value": 3.5, "unwrapped value": 2.5,
     "recursion": 3, "copy": 3.5, "lookup": 5.5, "swapped items": 5, "removed statement": 2.5, "swapped statements": 2.5,
     "moved statement": 4.5, "exit": 4.5, "branching": 3, "return": 3.5, "unkept result": 3, "missing update": 6,
@@ -102,7 +102,8 @@ def candidates(survey: Survey, own: Sequence[Edit] = (), limit: int = 400) -> Po
         texts.setdefault((edit.path, apply_edit(survey.sources[edit.path], edit)), (edit, score))
     seen = 0
     head: list[Candidate] = []
-    for seen, candidate in enumerate(_distinct(survey, texts), 1):
+    for candidate in _distinct(survey, texts):
+        seen += 1
         if candidate is not None:
             head.append(candidate)
         if len(head) == limit:

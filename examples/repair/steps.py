@@ -62,7 +62,7 @@ async def write_edit(sandbox: Sandbox, candidate: Candidate) -> str:
 
 @step(effect="pure")
 async def write_lines(question: str) -> Lines:
-    """The model's own edits. A model that is down is part of the result: the search goes on without it, and says so."""
+    """The model's own edits. A model that is down is part of the result: the search says so and goes on."""
     try:
         return Lines(
             tuple(await llm.propose(question, n=SAMPLES, system=SYSTEM, max_tokens=LINE_TOKENS, stop=("\n\n",)))

@@ -18,7 +18,7 @@ TEST_LIMIT_S = 2.0  # CPU seconds that one test may take before anything is know
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One folder: its own .py files and its test files. `problem` says why it cannot be repaired, else it is empty."""
+    """One folder: its own .py files and its test files. `problem` says why it cannot be repaired, or is empty."""
 
     name: str
     files: tuple[str, ...] = ()

@@ -49,7 +49,8 @@ _ANY = (
     "bool()",
 )
 _TOLD = {  # what the difference between result and expectation says
-    "reversed": ("[::-1]", "reversed()"), "order": ("sorted()", "[::-1]"), "case": (".lower()", ".upper()", ".casefold()"),
+    "reversed": ("[::-1]", "reversed()"), "order": ("sorted()", "[::-1]"),
+    "case": (".lower()", ".upper()", ".casefold()"),
     "space": (".strip()", ".rstrip()", ".lstrip()"), "sign": ("abs()",), "rounding": ("int()", "round()"),
     "other type": ("list()", "tuple()", "str()", "int()", "set()", "sorted()", "float()", "bool()"),
 }  # fmt: skip
@@ -83,7 +84,7 @@ def arguments(view: View) -> Iterator[Edit]:
     own = {f.name: f for f in view.source.functions}
     for made in ast.walk(view.source.tree):
         if isinstance(made, ast.ClassDef):
-            own |= {made.name: f for f in made.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"}
+            own.update((made.name, f) for f in made.body if isinstance(f, ast.FunctionDef) and f.name == "__init__")
     for node in view.nodes(ast.Call):
         for item in node.args:  # `f(*args)` and `f(args)`
             if isinstance(item, ast.Starred):

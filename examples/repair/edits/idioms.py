@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..source import Function, parameters
 from .base import Change, Edit, View
-from .names import view_name
+from .names import self_attributes, view_name
 
 _MUTABLE = ast.List | ast.Dict | ast.Set | ast.ListComp
 
@@ -156,7 +156,7 @@ def declarations(view: View) -> Iterator[Edit]:
     for node in view.nodes(ast.Name):
         owner, function = view.source.class_of(node), view.source.function(node)
         if owner and function and isinstance(node.ctx, ast.Store | ast.Load) and node.id != "self":
-            if f"self.{node.id}" in {name for (_, name) in view.facts.types}:
+            if f"self.{node.id}" in self_attributes(view, node):
                 yield from view.replace(node, f"self.{node.id}", "attribute", 3.0)
 
 

@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ..source import Function, first_line, parameters, used_names
+from ..source import BUILTINS, Function, first_line, parameters, used_names
 from .base import Edit, View
 from .names import compatible
 from .vocabulary import likeness, opposite
@@ -48,11 +48,11 @@ def positions(view: View, function: Function) -> Iterator[tuple[ast.stmt, bool, 
                 continue
             near = max(view.live(node), view.live(block[place - 1]) if place else view.live(header))
             if near and not view.source.line(first_line(node)).lstrip().startswith("elif"):
-                yield node, False, near * (0.8 if not place else 0.6)
+                yield node, False, 0.8 if not place else 0.6
         last = block[-1]
         ends = isinstance(last, ast.Return | ast.Continue | ast.Break | ast.Raise)
         if not ends and view.source.alone(last) and view.live(last):
-            yield last, True, view.live(last)
+            yield last, True, 1.0
 
 
 def repeats(view: View) -> Iterator[Edit]:
@@ -67,6 +67,28 @@ def repeats(view: View) -> Iterator[Edit]:
                 if (after is False and view.source.code(node) == text) or (after and view.source.code(node) == text):
                     continue
                 yield from view.insert(node, text, "repeated statement", weight * near, after=after)
+
+
+def mirrors(view: View) -> Iterator[Edit]:
+    """The other half of a pair: `right` after `left`, the removal where the others are removed."""
+    for function in view.source.functions:
+        places = list(positions(view, function))
+        here = {view.source.code(node) for node, _, _ in places}
+        scope = {*view.source.names_in(function), *view.source.module_names, "self"}
+        for original in ast.walk(function) if places else ():
+            if not isinstance(original, Simple) or original.lineno != original.end_lineno:
+                continue
+            text = view.source.code(original)
+            for mirrored, weight in _varied(view, original, text, scope):
+                if mirrored in here or weight < 0.6:
+                    continue
+                verb = re.search(r"\.\w+\(|[-+]=", mirrored)
+                for node, after, _ in places:
+                    kin = verb is not None and verb.group() in view.source.code(node) and isinstance(node, Simple)
+                    if node is original or kin and weight < 1:
+                        yield from view.insert(node, mirrored, "mirrored statement", weight, after=True)
+                        if not after:
+                            yield from view.insert(node, mirrored, "mirrored statement", 0.6 * weight)
 
 
 def ingredients(view: View, function: Function, scope: set[str]) -> dict[str, float]:
@@ -86,7 +108,7 @@ def ingredients(view: View, function: Function, scope: set[str]) -> dict[str, fl
             if node.lineno != node.end_lineno:
                 continue
             text = view.source.code(node)
-            if near < 1 and not used_names(node) <= scope | set(dir(__builtins__)):
+            if near < 1 and not used_names(node) <= scope | BUILTINS:
                 continue
             found[text] = max(found.get(text, 0), near)
             for varied, weight in _varied(view, node, text, scope):
@@ -149,8 +171,8 @@ def normalised(view: View) -> Iterator[Edit]:
             for kind in sorted(view.types(function, arg.arg)):
                 for form in forms.get(kind, ()):
                     text = f"{arg.arg} = {form.format(arg.arg)}"
-                    for place in body[:2]:
-                        yield from view.insert(place, text, "normalised", 1.0 if place is body[0] else 0.4)
+                    for place in body:
+                        yield from view.insert(place, text, "normalised", 1.0 if place is body[0] else 0.3)
 
 
 def returns(view: View) -> Iterator[Edit]:
@@ -178,4 +200,4 @@ def returns(view: View) -> Iterator[Edit]:
                 yield from view.insert(node, f"return {text}".strip(), "missing exit", 0.5 * near, after=True)
 
 
-MAKERS = (repeats, normalised, afterwards, returns)
+MAKERS = (mirrors, repeats, normalised, afterwards, returns)

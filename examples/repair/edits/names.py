@@ -32,7 +32,8 @@ def variables(view: View) -> Iterator[Edit]:
 
 
 def alternatives(view: View, node: ast.AST, old: str, function: Function) -> Iterator[tuple[str, float]]:
-    unread = unread_names(view, function)
+    owner = view.source.class_of(node)
+    unread = unread_names(view, function) | (unread_attributes(view, owner) if owner else set())
     line = getattr(node, "lineno", 0)
     looped = view.source.loop(node) is not None
     parent = view.source.parents.get(node)
@@ -94,6 +95,14 @@ def compatible(one: frozenset[str], two: frozenset[str]) -> bool:
     if not one or not two or one & two:
         return True
     return bool(one & _NUMBERS and two & _NUMBERS)
+
+
+def unread_attributes(view: View, owner: ast.ClassDef) -> set[str]:
+    """Attributes that the file sets and never reads, as `self.name`."""
+    read = {
+        n.attr for n in ast.walk(view.source.tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)
+    }
+    return {f"self.{name}" for name in stored_attributes(owner) if name not in read}
 
 
 def unread_names(view: View, function: Function) -> set[str]:

@@ -96,8 +96,10 @@ def factors(view: View) -> Iterator[Edit]:
     for name in view.nodes(ast.Name):  # what is left of a whole
         parent = view.source.parents.get(name)
         if isinstance(parent, ast.BinOp) and view.types(name, name.id) & {"int", "float"}:
-            yield from view.replace(name, f"1 - {name.id}", "factor", 0.1)
-            yield from view.replace(name, f"1 + {name.id}", "factor", 0.1)
+            if name.id.startswith(("percent", "pct")) and not isinstance(parent.op, ast.Div):
+                yield from view.replace(name, f"({name.id} / 100)", "factor", 1.0)
+            yield from view.replace(name, f"1 - {name.id}", "factor", 0.3)
+            yield from view.replace(name, f"1 + {name.id}", "factor", 0.3)
             if isinstance(parent.op, ast.Div) and isinstance(parent.right, ast.Constant) and parent.left is name:
                 yield from view.replace(name, f"{parent.right.value} - {name.id}", "factor", 0.5)
                 yield from view.replace(name, f"{parent.right.value} + {name.id}", "factor", 0.5)

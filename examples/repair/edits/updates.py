@@ -15,7 +15,7 @@ _GROW = frozenset(["append", "add", "appendleft", "extend", "update", "insert", 
 _SHRINK = frozenset(["pop", "popleft", "remove", "discard", "clear", "popitem"])
 _LINKS = ("next", "left", "right", "parent", "prev", "successor")
 
-MANY = 3
+MANY = 4
 
 
 def updates(view: View) -> Iterator[Edit]:
@@ -34,7 +34,7 @@ def updates(view: View) -> Iterator[Edit]:
                     fitting.append((near * outer, node, after))
             fitting.sort(key=lambda place: -place[0])
             for count, (near, node, after) in enumerate(fitting):  # several places often do the same
-                share = near if count < MANY else 0.25 * near
+                share = near if count < MANY else 0.5 * near
                 yield from view.insert(node, text, kind, weight * share, after=after)
 
 
@@ -91,10 +91,12 @@ def _stale_locals(view: View, function: Function) -> Iterator[Wanted]:
             tested = 2.0 if _is_tested(function, name) else 1.0
             if name not in changed or (name in shrunk and name not in grown):
                 yield from (("stale", text, tested * w, None) for text, w in _growth(view, function, name, types))
-            if name in changed and name not in shrunk and (types & {"set", "dict"} or _is_tested(function, name)):
+            if name not in shrunk and types & {"set"} and _is_tested(function, name):
+                yield from (("stale", t, 0.5, None) for t in _shrinking(view, function, name, types))
+            elif name in changed and name not in shrunk and (types & {"set", "dict"} or _is_tested(function, name)):
                 yield from (("missing update", t, 0.5, None) for t in _shrinking(view, function, name, types))
             continue
-        around = [loop for loop in loops if name in used_names(loop) and name not in changes(view, [loop])]
+        around = [loop for loop in loops if name in used_names(loop) and name not in changes(view, [loop])] or loops
         if not around or stores.count(name) != 1 or name in given or _is_target(function, name):
             continue
         for loop in around[:1]:
@@ -210,7 +212,10 @@ def _elements(view: View, function: Function) -> Iterator[Wanted]:
         ):
             parent, code = view.source.parents.get(node), view.source.code(node)
             if isinstance(parent, ast.Compare):
-                yield from (("missing update", f"{code} {sign}= 1", 1.0, None) for sign in "+-")
+                loop = view.source.loop(node)
+                stale = loop is not None and view.source.code(node.value) not in changes(view, loop.body)
+                kind = "stale" if stale else "missing update"
+                yield from ((kind, f"{code} {sign}= 1", 1.0, loop) for sign in "+-")
             if isinstance(parent, ast.Return) and isinstance(node.value, ast.Name):
                 yield from (
                     ("missing update", f"{code} = {item}", 0.7, None) for item in items if item != node.value.id

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from .base import Change, Edit, View
-from .names import self_attributes, unread_names
+from .names import self_attributes, unread_attributes, unread_names
 
 _COUNTS = frozenset({"len", "int", "max", "min", "abs", "sum"})
 _SHAPES = frozenset({"list", "str", "set", "dict", "sorted", "range", "tuple", "bool", "any", "all"})
@@ -67,7 +67,8 @@ def number_names(view: View, node: ast.AST) -> dict[str, float]:
     if function is None:
         return {}
     names = [*view.source.names_in(function), *self_attributes(view, node)]
-    unread = unread_names(view, function)
+    owner = view.source.class_of(node)
+    unread = unread_names(view, function) | (unread_attributes(view, owner) if owner else set())
     return {
         name: 4.0 if name in unread else 1.0
         for name in names

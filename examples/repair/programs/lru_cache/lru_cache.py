@@ -38,6 +38,7 @@ class LRUCache:
         if node is None:
             return default
         self._unlink(node)
+        self._push(node)
         return node.value
 
     def put(self, key, value):
@@ -46,7 +47,7 @@ class LRUCache:
         elif len(self.nodes) == self.capacity:
             eldest = self.oldest.after
             self._unlink(eldest)
-            del self.nodes[eldest.key]
+            del self.nodes[eldest.value]
         node = Node(key, value)
         self.nodes[key] = node
         self._push(node)
