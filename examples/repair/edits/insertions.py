@@ -85,7 +85,7 @@ def mirrors(view: View) -> Iterator[Edit]:
                 verb = re.search(r"\.\w+\(|[-+]=", mirrored)
                 for node, after, _ in places:
                     kin = verb is not None and verb.group() in view.source.code(node) and isinstance(node, Simple)
-                    if node is original or kin and weight < 1:
+                    if node is original or (kin and weight < 1):
                         yield from view.insert(node, mirrored, "mirrored statement", weight, after=True)
                         if not after:
                             yield from view.insert(node, mirrored, "mirrored statement", 0.6 * weight)
