@@ -14,7 +14,7 @@ from .source import Source, first_line
 from .suite import Survey
 
 SYSTEM = "You fix bugs in Python code."
-OPTIONS = 8  # lettered choices a question
+OPTIONS = 6  # lettered choices of a question: a small model tells no more apart
 _CONTEXT = 24  # lines of a function that are shown
 
 

@@ -16,7 +16,7 @@ from .ranking import Candidate
 from .suite import Suite, Survey, Trial, command, environment, read_program, read_survey, read_trial
 
 SUITE_LIMIT_S = 120.0  # wall seconds for one run of a suite, whatever happens in it
-SAMPLES = 2  # lines that the model writes for the most suspicious one
+SAMPLES = 1  # lines that the model writes for the most suspicious one
 LINE_TOKENS = 24
 
 
