@@ -115,7 +115,7 @@ def _expected(failure: Failure) -> str:
 
 
 def _raises(failure: Failure) -> str:
-    found = re.match(r"DID NOT RAISE <class '(?:\w+\.)*(\w+)'>", failure.message)
+    found = re.match(r"DID NOT RAISE (?:<class ')?(?:\w+\.)*(\w+)", failure.message)
     return found.group(1) if found else ""
 
 

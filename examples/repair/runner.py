@@ -218,6 +218,8 @@ class Tracer:
             if event == "line":
                 fresh = (path, frame.f_lineno) not in now
                 now.add((path, frame.f_lineno))
+            if event == "return" and arg is not None:
+                types.setdefault((*place, "return"), set()).add(type(arg).__name__)
             if (event == "return" and count <= CALLS_SEEN) or (event == "line" and fresh):
                 for name, value in variables(frame.f_locals):
                     types.setdefault((*place, name), set()).add(type(value).__name__)

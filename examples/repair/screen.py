@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify import Sandbox, step
@@ -20,8 +21,19 @@ SCREENER = Path(__file__).with_name("screener.py")
 LIMIT_S = 300.0  # wall seconds for one screening
 
 
+@dataclass(frozen=True, slots=True)
+class Screened:
+    """A trial for each candidate, in their order."""
+
+    trials: tuple[Trial, ...]
+
+    def __str__(self) -> str:
+        mending = [trial for trial in self.trials if trial.fixed and not trial.broke]
+        return f"{len(mending)} of {len(self.trials)} mend something, {sum(t.passes for t in mending)} everything"
+
+
 @step(reuse=True)
-async def screen(sandbox: Sandbox, suite: Suite, tail: list[Candidate]) -> list[Trial]:
+async def screen(sandbox: Sandbox, suite: Suite, tail: list[Candidate]) -> Screened:
     """What each edit would do to the suite. A program that runs itself as another process does not show it here."""
     folder = sandbox.path / suite.program
     texts = {path: (folder / path).read_bytes().decode("utf-8") for path in {c.edit.path for c in tail}}
@@ -38,5 +50,6 @@ async def screen(sandbox: Sandbox, suite: Suite, tail: list[Candidate]) -> list[
     words = [sys.executable, "-S", "-c", SCREENER.read_text()]
     result = await sandbox.run(words, stdin=json.dumps(asked), env=environment(), timeout=LIMIT_S)
     if not result.stdout.startswith("["):
-        return [Trial() for _ in tail]
-    return [Trial() if answer is None else read_trial(suite, answer) for answer in json.loads(result.stdout)]
+        return Screened(tuple(Trial() for _ in tail))
+    answers = json.loads(result.stdout)
+    return Screened(tuple(Trial() if answer is None else read_trial(suite, answer) for answer in answers))

@@ -27,6 +27,9 @@ class Lines:
     texts: tuple[str, ...] = ()
     refused: str = ""
 
+    def __str__(self) -> str:
+        return self.refused or f"{len(self.texts)} from the model"
+
 
 @dataclass(frozen=True, slots=True)
 class Votes:
@@ -34,6 +37,9 @@ class Votes:
 
     scores: tuple[float, ...] = ()
     refused: str = ""
+
+    def __str__(self) -> str:
+        return self.refused or "log-probabilities " + " ".join(f"{score:.1f}" for score in self.scores)
 
 
 @step(reuse=True)

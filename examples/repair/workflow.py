@@ -105,7 +105,7 @@ async def search(found: Survey, hunt: Hunt, depth: int = 1) -> bool:
                 if await deeper(half, found, hunt, depth):
                     return True
         tail = order[start : start + CHUNK]
-        seen = list(zip(tail, await screen(found.suite, tail), strict=True))
+        seen = list(zip(tail, (await screen(found.suite, tail)).trials, strict=True))
         if await in_worlds([one for one, trial in seen if trial.passes][:BATCH], ranking, found, hunt, halves):
             return True
         if await in_pairs(halves, half_way(seen), ranking, found, hunt):

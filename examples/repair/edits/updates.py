@@ -78,7 +78,6 @@ def _steps(view: View, node: ast.AST, name: str) -> Iterator[str]:
 
 def _stale_locals(view: View, function: Function) -> Iterator[Wanted]:
     """A variable that is set before a loop, read in it and never changed; a container that never grows."""
-    changed = changes(view, function.body)
     given = {arg.arg for arg in parameters(function)}
     grown, shrunk = _called(function, _GROW), _called(function, _SHRINK)
     stores = [n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
@@ -88,12 +87,14 @@ def _stale_locals(view: View, function: Function) -> Iterator[Wanted]:
         if name in ("self", "cls") or (name not in given and name not in stores):
             continue
         if types & _CONTAINERS:
+            filled = name in contents(view, function.body)
             tested = 2.0 if _is_tested(function, name) else 1.0
-            if name not in changed or (name in shrunk and name not in grown):
+            grows = name not in given or _is_tested(function, name)
+            if grows and (not filled or (name in shrunk and name not in grown)):
                 yield from (("stale", text, tested * w, None) for text, w in _growth(view, function, name, types))
             if name not in shrunk and types & {"set"} and _is_tested(function, name):
                 yield from (("stale", t, 0.5, None) for t in _shrinking(view, function, name, types))
-            elif name in changed and name not in shrunk and (types & {"set", "dict"} or _is_tested(function, name)):
+            elif filled and name not in shrunk and (types & {"set", "dict"} or _is_tested(function, name)):
                 yield from (("missing update", t, 0.5, None) for t in _shrinking(view, function, name, types))
             continue
         around = [loop for loop in loops if name in used_names(loop) and name not in changes(view, [loop])] or loops
@@ -172,11 +173,12 @@ def _stale_attributes(view: View, function: Function) -> Iterator[Wanted]:
     methods = [f for f in owner.body if isinstance(f, Function)]
     later = [f for f in methods if f.name != "__init__"]
     changed = {name for f in later for name in changes(view, f.body)}
+    filled = {name for f in later for name in contents(view, f.body)}
     here = changes(view, function.body)
     items = [n for n in view.source.names_in(function) if n not in ("self", "cls")]
     for name in self_attributes(view, function.body[0]):
         types = view.types(function, name)
-        stale = name not in changed
+        stale = name not in (filled if types & _CONTAINERS else changed)
         kind, weight = ("stale", 1.0) if stale else ("missing update", 0.5 if name not in here else 0.2)
         if types & {"int", "float"}:
             yield kind, f"{name} += 1", weight, None
@@ -258,13 +260,24 @@ def _is_target(function: Function, name: str) -> bool:
 
 def changes(view: View, body: list[ast.stmt]) -> set[str]:
     """Names and attributes (`self.size`) that statements assign, or whose container they change."""
+    stored = {
+        view.source.code(node)
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+    }
+    return stored | contents(view, body)
+
+
+def contents(view: View, body: list[ast.stmt]) -> set[str]:
+    """Names and attributes whose container statements change."""
     names: set[str] = set()
     for node in (n for statement in body for n in ast.walk(statement)):
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-            names.add(view.source.code(node))
-        elif (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)) or (
-            isinstance(node, ast.Attribute) and node.attr in _GROW | _SHRINK | {"sort", "reverse"}
-        ):
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
+            names.add(view.source.code(node.value))
+        elif isinstance(node, ast.AugAssign):
+            names.add(view.source.code(node.target))
+        elif isinstance(node, ast.Attribute) and node.attr in _GROW | _SHRINK | {"sort", "reverse"}:
             names.add(view.source.code(node.value))
         elif isinstance(node, ast.Call) and "heap" in view.source.code(node.func):
             names.update(view.source.code(arg) for arg in node.args)
