@@ -70,7 +70,9 @@ def _outcomes(view: View, function: Function, predicate: str) -> dict[str, float
         options["return"] = 1.0
     shapes = view.types(function.body[0], "return")
     if shapes:  # what it returned where it returned: other shapes are unlikely
-        options = {text: w if shape_of(view, function, text) in (*shapes, "") else 0.15 * w for text, w in options.items()}
+        options = {
+            text: w if shape_of(view, function, text) in (*shapes, "") else 0.15 * w for text, w in options.items()
+        }
     for index in (n for n in sorted(params) if predicate.startswith(f"len({n})")):
         options[f"return {index}[0]"] = 0.5
     return options

@@ -65,7 +65,7 @@ def test_an_edit_of_another_text_is_refused() -> None:
 @workflow
 async def both_ways(name: str, tried: list[Candidate]) -> list[list[Trial]]:
     found = await survey(name)
-    screened = await screen(found.suite, tried)
+    screened = list((await screen(found.suite, tried)).trials)
     async with fork(tried) as branches:
         await branches.map(write_edit)
         in_worlds = await asyncio.gather(*(branch.run(run_tests, found.suite) for branch in branches))
