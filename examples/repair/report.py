@@ -95,7 +95,8 @@ WIDTH = 20
 def _lines(row: Row) -> list[str]:
     if not row.repaired:
         return [f"{row.program:<{WIDTH}} {row.tests:>9}  {row.forks:>6}  {row.problem}"]
-    counts = f"{row.place:>5}  {row.prior_place:>5}  {row.random:>6.0f}  {row.oracle:>6}"
+    # an edit found only after another one was in place has no rank of its own
+    counts = f"{row.place or '-':>5}  {row.prior_place or '-':>5}  {row.random:>6.0f}  {row.oracle:>6}"
     return [
         f"{row.program:<{WIDTH}} {row.tests:>9}  {row.forks:>6}  {counts}",
         *(f"    {edit}" for edit in row.edits),
