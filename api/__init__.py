@@ -10,30 +10,41 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ramify.decorators import Step, Workflow, step, workflow
-    from ramify.faces import Choice, current_sandbox, fork, llm
+    from ramify.faces import Choice, current_sandbox, fork, idempotency_key, interrupt, llm, time_left
     from ramify.graph import compile
+    from ramify.runtime.effects import DidNotHappen, Happened
     from ramify.runtime.forks import Branch, Branches, Outcome, Outcomes
+    from ramify.runtime.langgraph.saver import Saver
     from ramify.runtime.sandbox import Sandbox, SyncSandbox
     from ramify.sandboxes.contract import RunResult
     from ramify.session import Runtime
+    from ramify.tools import Tool, tool
 
 _HOME = {
     "Branch": "ramify.runtime.forks",
     "Branches": "ramify.runtime.forks",
     "Choice": "ramify.faces",
+    "DidNotHappen": "ramify.runtime.effects",
+    "Happened": "ramify.runtime.effects",
     "Outcome": "ramify.runtime.forks",
     "Outcomes": "ramify.runtime.forks",
     "RunResult": "ramify.sandboxes.contract",
     "Runtime": "ramify.session",
     "Sandbox": "ramify.runtime.sandbox",
+    "Saver": "ramify.runtime.langgraph.saver",
     "Step": "ramify.decorators",
     "SyncSandbox": "ramify.runtime.sandbox",
+    "Tool": "ramify.tools",
     "Workflow": "ramify.decorators",
     "compile": "ramify.graph",
     "current_sandbox": "ramify.faces",
     "fork": "ramify.faces",
+    "idempotency_key": "ramify.faces",
+    "interrupt": "ramify.faces",
     "llm": "ramify.faces",
     "step": "ramify.decorators",
+    "time_left": "ramify.faces",
+    "tool": "ramify.tools",
     "workflow": "ramify.decorators",
 }
 
@@ -42,24 +53,38 @@ __all__ = [
     "Branch",
     "Branches",
     "Choice",
+    "DidNotHappen",
+    "Happened",
     "Outcome",
     "Outcomes",
     "RunResult",
     "Runtime",
     "Sandbox",
+    "Saver",
     "Step",
     "SyncSandbox",
+    "Tool",
     "Workflow",
     "compile",
     "current_sandbox",
     "fork",
+    "idempotency_key",
+    "interrupt",
     "llm",
     "step",
+    "time_left",
+    "tool",
     "workflow",
 ]
 
 
+_MODULES = ("graph", "metrics", "telemetry")
+"""Modules for users that need no import of their own: `ramify.graph.saver()` works after `import ramify`."""
+
+
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'ramify' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
@@ -68,4 +93,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, *_MODULES])

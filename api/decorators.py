@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo
+from ramify.runtime.calling import StepDef, call_inline
 from ramify.runtime.durations import Duration, seconds
+from ramify.runtime.effects import Compensate, InFork, Outside, Reconcile
 from ramify.runtime.errors import NestedWorkflow, NotInARun
 from ramify.runtime.loading import canonical_module, file_ref
 from ramify.runtime.run import RunScope
 from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.scope import current_scope, is_in_a_run
 from ramify.runtime.sites import call_site
-from ramify.runtime.steps import StepDef, begin_step, call_inline
+from ramify.runtime.steps import begin_step
+from ramify.runtime.streaming import outcome, streamed
 
 P = ParamSpec("P")
 R = TypeVar("R")
-EffectName = Literal["pure", "revertible", "irreversible"]
+EffectName = Literal["pure", "readonly", "revertible", "irreversible"]
+InForkName = Literal["refuse", "recorded", "leave"]
 
 
 class Step(Generic[P, R]):
@@ -37,11 +42,13 @@ class Step(Generic[P, R]):
             effect=declared,
             takes_sandbox=definition.sandbox_parameter is not None,
             reuse=definition.reuse,
+            in_fork=definition.outside.in_fork is not InFork.REFUSE,
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """Begin the step on the current branch. Raises `NotInARun` outside a workflow."""
-        scope = current_scope(f"step {self.definition.name!r} was called")
+        where = "" if is_in_a_run() else f" at {call_site().where}"
+        scope = current_scope(f"step {self.definition.name!r} was called{where}")
         if not isinstance(scope, RunScope):
             raise NotInARun(
                 f"step {self.definition.name!r} was called in a LangGraph node: call a plain function there"
@@ -76,6 +83,10 @@ def step(
     retry: int = 0,
     timeout: Duration | None = None,
     name: str | None = None,
+    idempotent: bool = False,
+    reconcile: Reconcile | None = None,
+    compensate: Compensate | None = None,
+    in_fork: InForkName | None = None,
 ) -> Callable[[Callable[..., Any]], Step[..., Any]]: ...
 def step(
     function: Callable[..., Any] | None = None,
@@ -86,14 +97,28 @@ def step(
     retry: int = 0,
     timeout: Duration | None = None,
     name: str | None = None,
+    idempotent: bool = False,
+    reconcile: Reconcile | None = None,
+    compensate: Compensate | None = None,
+    in_fork: InForkName | None = None,
 ) -> Any:
     """Make a function a step.
 
     A parameter annotated `Sandbox` (`SyncSandbox` in a function that is not async) gets the step's world; callers
     leave it out. `effect`: what it may do; without it, a step that takes a world is revertible, any other unknown.
+    A "readonly" step gets a world of its own, a copy of its branch's that is dropped after it: such steps run beside
+    each other and need no snapshot.
     `reuse=True` declares it deterministic: equal code, arguments and world state, equal result. `retry`: how often
     it is run again from its entry state after it raised. `timeout`: of one attempt.
+
+    The rest is for `effect="irreversible"`, of which an intent is durable before it starts. After a crash in between
+    it is done again only where `idempotent=True` says that the receiver honours `ramify.idempotency_key()`; else
+    `reconcile(key, **arguments)` is asked, which gives `Happened(result)` or `DidNotHappen()`; else the run stops
+    with `EffectInDoubt` until `ramify approve`. `compensate(key, result, **arguments)` undoes it when the run is
+    rolled back to before it, or its branch is released. `in_fork`: on a branch, "refuse" it (the default), give what
+    was "recorded" for the same arguments, or do it and "leave" it done. Each hook may be called more than once.
     """
+    outside = Outside(idempotent, reconcile, compensate, InFork(in_fork or "refuse"))
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -105,10 +130,19 @@ def step(
             raise TypeError(
                 f"step {function.__qualname__!r} is declared pure but takes a Sandbox: drop one of the two"
             )
+        if known is Effect.READONLY and parameter is None:
+            raise TypeError(
+                f"step {function.__qualname__!r} is declared readonly but takes no Sandbox: take one, or say pure"
+            )
+        if known is not Effect.IRREVERSIBLE and outside != Outside():
+            raise TypeError(
+                f"step {function.__qualname__!r}: idempotent, reconcile, compensate and in_fork are for "
+                "effect='irreversible'"
+            )
         if retry < 0:
             raise ValueError(f"step {function.__qualname__!r}: retry={retry} is negative")
         limit = None if timeout is None else seconds(timeout)
-        definition = StepDef(name or function.__qualname__, function, known, parameter, reuse, retry, limit)
+        definition = StepDef(name or function.__qualname__, function, known, parameter, reuse, retry, limit, outside)
         return Step(function, definition, declared)
 
     return decorate if function is None else decorate(function)
@@ -117,9 +151,7 @@ def step(
 class Workflow(Generic[P, R]):
     """A function under `@workflow`. `await workflow(...)` or `workflow.invoke(...)` runs it."""
 
-    def __init__(
-        self, function: Callable[P, Coroutine[Any, Any, R]], workspace: Path | None, deadline_s: float | None
-    ):
+    def __init__(self, function: Callable[P, Any], workspace: Path | None, deadline_s: float | None):
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self.workspace = workspace
@@ -128,14 +160,18 @@ class Workflow(Generic[P, R]):
         self.__ramify_workflow__ = WorkflowInfo(name=function.__qualname__, ref=ref, deadline_s=deadline_s)
 
     async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run under the ambient `Runtime`, or under one with the defaults that is opened for this call."""
+        """Run under the ambient `Runtime`, or under one with the defaults that is opened for this call.
+
+        Called by a workflow it is a part of that one's run: on its branch, within its deadline, in its journal; a
+        deadline of its own counts where it is run by itself. Raises `NestedWorkflow` where it is called in a step or
+        a LangGraph node, or was declared for another workspace.
+        """
         from ramify.session import Runtime
 
         if is_in_a_run():
-            raise NestedWorkflow(
-                f"workflow {self.__ramify_workflow__.name!r} was called inside a run, which is not supported yet: "
-                "put what the two workflows share into a plain async function"
-            )
+            self._check_nested()
+            inner: R = await outcome(self.__wrapped__(*args, **kwargs))
+            return inner
         ambient = Runtime.ambient()
         if ambient is not None:
             result: R = await ambient.start(self, args, kwargs)
@@ -144,17 +180,66 @@ class Workflow(Generic[P, R]):
             result = await runtime.start(self, args, kwargs)
             return result
 
+    def _check_nested(self) -> None:
+        name = self.__ramify_workflow__.name
+        scope = current_scope(f"workflow {name!r} was called")
+        if not isinstance(scope, RunScope):
+            raise NestedWorkflow(f"workflow {name!r} was called in a LangGraph node: call it from a workflow")
+        if scope.step is not None:
+            raise NestedWorkflow(f"workflow {name!r} was called in step {scope.step.name!r}: call it from a workflow")
+        theirs = scope.run.record.workspace
+        if self.workspace is not None and str(self.workspace.expanduser().resolve()) != theirs:
+            raise NestedWorkflow(
+                f"workflow {name!r} is declared for the workspace {self.workspace}, and was called in a run on "
+                f"{theirs or 'none'}: a run has one workspace; leave it out of the declaration, or run it by itself"
+            )
+
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same, blocking. Not from inside a running event loop."""
         return asyncio.run(self(*args, **kwargs))
 
 
+class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
+    """An async generator under `@workflow`. `await workflow(...)` gives all that it yields, as a list."""
+
+    async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
+        """`async for item in workflow.stream(...)`: each item when it is yielded; raises as a call of it does.
+
+        The run is at most one item ahead of its reader. One that is left early (close the generator:
+        `contextlib.aclosing`) is cancelled, and `ramify resume` goes on with it. Called by a workflow, it is a part
+        of that one's run.
+        """
+        if is_in_a_run():
+            self._check_nested()
+            items = self.__wrapped__(*args, **kwargs)
+        else:
+            items = streamed(lambda: self(*args, **kwargs))
+        async with aclosing(items):
+            async for item in items:
+                yield item
+
+
+def steps_of(workflow: Workflow[..., Any]) -> dict[str, StepDef]:
+    """The steps that the workflow's module knows, by name."""
+    known = workflow.__wrapped__.__globals__.values()
+    return {value.definition.name: value.definition for value in known if isinstance(value, Step)}
+
+
+class _Making(Protocol):
+    """`@workflow(...)` with what it declares."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, AsyncGenerator[R, None]], /) -> StreamingWorkflow[P, R]: ...
+
+
 @overload
 def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
 @overload
-def workflow(
-    *, workspace: str | Path | None = None, deadline: Duration | None = None
-) -> Callable[[Callable[P, Coroutine[Any, Any, R]]], Workflow[P, R]]: ...
+def workflow(function: Callable[P, AsyncGenerator[R, None]], /) -> StreamingWorkflow[P, R]: ...
+@overload
+def workflow(*, workspace: str | Path | None = None, deadline: Duration | None = None) -> _Making: ...
 def workflow(
     function: Callable[..., Any] | None = None,
     /,
@@ -162,16 +247,17 @@ def workflow(
     workspace: str | Path | None = None,
     deadline: Duration | None = None,
 ) -> Any:
-    """Make an async function a workflow.
+    """Make an async function a workflow; an async generator becomes one that streams what it yields.
 
     `workspace`: the folder that its worlds start from (never written to). `deadline`: the whole run's, which every
     model call carries on. Both can be given, or given anew, when it is run.
     """
 
     def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:
-        if not inspect.iscoroutinefunction(function):
+        streams = inspect.isasyncgenfunction(function)
+        if not streams and not inspect.iscoroutinefunction(function):
             raise TypeError(f"workflow {function.__qualname__!r} is not an async function: write `async def`")
-        return Workflow(
+        return (StreamingWorkflow if streams else Workflow)(
             function,
             None if workspace is None else Path(workspace),
             None if deadline is None else seconds(deadline),

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from ramify.runtime.effects import idempotency_key as key_of
 from ramify.runtime.errors import NotInARun
-from ramify.runtime.forks import Fork
+from ramify.runtime.forks import Fork, outside_steps
+from ramify.runtime.questions import begin_asking
 from ramify.runtime.run import RunScope
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.scope import current_scope
@@ -40,6 +42,40 @@ def current_sandbox() -> Sandbox:
     if sandbox is None:
         raise NotInARun("current_sandbox() was called outside a step, or in a step declared pure: it has no world")
     return sandbox
+
+
+def interrupt(question: Any) -> Awaitable[Any]:
+    """Ask a person: `answer = await interrupt(...)`. The run stops with `RunWaiting`; its process may end. Resumed
+    with an answer (`runtime.resume(run, answer=...)`, `ramify resume RUN --answer JSON`) it goes on from here.
+
+    The question is any value that the journal can keep. Raises `NotInARun` inside a step: ask in the workflow.
+    """
+    scope = current_scope("interrupt() was called")
+    if not isinstance(scope, RunScope):
+        raise NotInARun("ramify.interrupt() was called in a LangGraph node: call LangGraph's own interrupt() there")
+    outside_steps("interrupt() was called")
+    return begin_asking(scope, question, call_site())
+
+
+def time_left() -> float | None:
+    """Seconds until the running workflow's deadline, negative past it; None where it has none.
+
+    Inside a step only, whose result is recorded: between steps a workflow must not ask for the time.
+    """
+    scope = current_scope("time_left() was called")
+    if not isinstance(scope, RunScope) or scope.step is None:
+        raise NotInARun("time_left() was called outside a step: a workflow that asks for the time cannot be resumed")
+    run = scope.run
+    return None if run.record.deadline_s is None else run.record.deadline_s - run.journal.consumed_s()
+
+
+def idempotency_key() -> str:
+    """A key for the receiver of the running step's effect: the same on every attempt, in every process, and no other
+    step's. Raises `NotInARun` outside a step."""
+    scope = current_scope("idempotency_key() was called")
+    if not isinstance(scope, RunScope) or scope.step is None:
+        raise NotInARun("idempotency_key() was called outside a step: call it where the effect is done")
+    return key_of(scope.run.record.id, scope.step.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`ramify.compile`: any LangGraph graph, its nodes on copy-on-write worlds.
 
-app = ramify.compile(state_graph, workspace="./repo", deadline="90s", checkpointer=Saver())
+app = ramify.compile(state_graph, workspace="./repo", deadline="90s", checkpointer=ramify.graph.saver())
 app.invoke(inputs, config)                       # the same interface as before
 app.invoke(None, older.config)                   # going back brings the files back; running on is a branch
 ramify.graph.changes(app, before.config, after.config)
@@ -8,7 +8,8 @@ ramify.graph.changes(app, before.config, after.config)
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,31 +17,47 @@ from typing import Any, Literal
 from langchain_core.runnables import RunnableConfig
 from langgraph.cache.base import BaseCache
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.graph import StateGraph
-from langgraph.graph.state import CompiledStateGraph
+from langgraph.graph import START, StateGraph
+from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
+from ramify import paths
 from ramify.compiler.plan import Plan
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, SnapshotId
 from ramify.runtime.driver import Services
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.events import Observer
-from ramify.runtime.langgraph.app import WorldGraph, env_at, instrument
-from ramify.runtime.langgraph.errors import UnsupportedGraph
-from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.langgraph.app import WorldApp, WorldGraph, env_at, instrument
+from ramify.runtime.langgraph.channel import ENV
+from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
+from ramify.runtime.langgraph.saver import Cache, Saver, Store
 from ramify.runtime.langgraph.session import Session
+from ramify.runtime.langgraph.travel import saved_at, with_env
+from ramify.runtime.sandbox import SyncSandbox
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 from ramify.session import Runtime
 
-__all__ = ["Saver", "WorldGraph", "changes", "compile", "read", "snapshot_of"]
+__all__ = [
+    "Cache",
+    "Saver",
+    "Store",
+    "WorldApp",
+    "WorldGraph",
+    "changes",
+    "compile",
+    "edit",
+    "read",
+    "saver",
+    "snapshot_of",
+]
 
 Names = Literal["*"] | list[str] | None
 
 
 def compile(
-    graph: StateGraph[Any, Any, Any, Any] | CompiledStateGraph[Any, Any, Any, Any],
+    graph: StateGraph[Any, Any, Any, Any] | Pregel[Any, Any, Any, Any],
     workspace: str | Path | None = None,
     deadline: Duration | None = None,
     *,
@@ -49,34 +66,58 @@ def compile(
     cache: BaseCache[Any] | None = None,
     interrupt_before: Names = None,
     interrupt_after: Names = None,
+    debug: bool = False,
     name: str | None = None,
+    transformers: Sequence[Callable[[tuple[str, ...]], Any]] | None = None,
     plan: Plan | None = None,
-    home: Path | None = None,
-    sandbox: str | Backend | Callable[[SnapshotStore, Path], Backend] = "namespaces",
+    home: str | Path | None = None,
+    sandbox: str | Backend | Callable[[SnapshotStore, Path], Backend] | None = None,
     base_url: str | None = None,
     api_key: str | None = None,
     model: str | None = None,
     llm: LLMClient | None = None,
     observer: Observer | None = None,
-) -> WorldGraph:
+) -> WorldApp:
     """A graph whose nodes act on worlds that start as `workspace` (never written to).
 
+    `graph`: a `StateGraph`, what its `compile()` returned, or a function under `@entrypoint`.
+
     What a node asks for by a parameter annotated `Sandbox`, or by `ramify.current_sandbox()`, follows LangGraph's
-    checkpoints: history, time travel, retries, interrupts and parallel nodes. `deadline`: of each invocation, carried
-    by its model calls. `checkpointer`, `store`, `cache`, `interrupt_*`: as in LangGraph's own `compile`; `Saver()` is
-    a checkpointer on disk. `plan`: run under this one instead of compiling one. The rest as in `Runtime`.
-    Raises `CompileError`, and `UnsupportedGraph` for what would lose files.
+    checkpoints: history, time travel, retries, interrupts, parallel nodes, graphs in nodes and `@task`s. `deadline`:
+    of each invocation, carried by its model calls; `ramify_deadline` in a config's `configurable` is for one.
+
+    `checkpointer`, `store`, `cache`, `interrupt_*`, `name`, `debug`, `transformers`: as in LangGraph's own `compile`,
+    and on top of what a compiled graph has of them already. What comes back is a `CompiledStateGraph` (a `Pregel` for
+    an entrypoint), also as a node of another graph. Any checkpointer works; `saver()` is ours, in the home's own
+    database: one commit a superstep. Against it, others store every version of a channel whole, mostly cannot copy or
+    prune threads, and one that loses a write that it said it had kept makes a node run again after a crash. One in
+    memory forgets its threads with the process. docs/langgraph.md has what differs from a plain graph on purpose.
+
+    `plan`: run under this one instead of compiling one. The rest as in `Runtime`. Raises `CompileError`, and
+    `UnsupportedGraph` for what would lose files.
     """
-    compiled = _compiled(graph, checkpointer, store, cache, interrupt_before, interrupt_after, name)
+    compiled = _compiled(
+        graph,
+        checkpointer=checkpointer,
+        store=store,
+        cache=cache,
+        interrupt_before=interrupt_before,
+        interrupt_after=interrupt_after,
+        debug=debug,
+        name=name,
+        transformers=transformers,
+    )
     limit = None if deadline is None else seconds(deadline)
     if plan is None:
         from ramify.compiler.pipeline import compile_graph
 
-        title = name or compiled.name
-        plan = compile_graph(compiled, name=title, ref=title, deadline_s=limit).plan
+        title = name or (compiled.name if START in compiled.nodes else next(iter(compiled.nodes)))
+        file = sys._getframe(1).f_globals.get("__file__")  # where `ramify resume` finds the app again
+        ref = title if file is None else f"{Path(file).resolve()}:{title}"
+        plan = compile_graph(compiled, name=title, ref=ref, deadline_s=limit).plan
 
     @asynccontextmanager
-    async def services() -> AsyncIterator[Services]:
+    async def services(observer: Observer | None) -> AsyncIterator[Services]:
         async with Runtime(
             home=home,
             sandbox=sandbox,
@@ -89,42 +130,49 @@ def compile(
             yield runtime.services()
 
     folder = None if workspace is None else Path(workspace)
-    session = Session(services, plan, folder, limit if limit is not None else plan.deadline_s)
-    return instrument(compiled, session)
+    limit = limit if limit is not None else plan.deadline_s
+    return instrument(compiled, Session(services, plan, folder, limit, observer))
 
 
 def _compiled(
-    graph: StateGraph[Any, Any, Any, Any] | CompiledStateGraph[Any, Any, Any, Any],
-    checkpointer: BaseCheckpointSaver[Any] | None,
-    store: BaseStore | None,
-    cache: BaseCache[Any] | None,
-    interrupt_before: Names,
-    interrupt_after: Names,
-    name: str | None,
-) -> CompiledStateGraph[Any, Any, Any, Any]:
-    if isinstance(graph, WorldGraph):
+    graph: StateGraph[Any, Any, Any, Any] | Pregel[Any, Any, Any, Any], **given: Any
+) -> Pregel[Any, Any, Any, Any]:
+    """`given`: as `StateGraph.compile` takes it."""
+    if isinstance(graph, WorldApp):
         raise UnsupportedGraph("this graph is over worlds already: compile the StateGraph that it was made from")
-    if isinstance(graph, CompiledStateGraph):
-        given = {
-            "checkpointer": checkpointer,
-            "store": store,
-            "cache": cache,
-            "interrupt_before_nodes": interrupt_before,
-            "interrupt_after_nodes": interrupt_after,
-            "name": name,
+    if isinstance(graph, StateGraph):
+        return graph.compile(**given)
+    if not isinstance(graph, Pregel):
+        raise TypeError(
+            f"{graph!r} is no graph: hand over a StateGraph, what its compile() returned, or a function under "
+            "LangGraph's @entrypoint"
+        )
+    names = {
+        "interrupt_before": "interrupt_before_nodes",
+        "interrupt_after": "interrupt_after_nodes",
+        "transformers": "stream_transformers",
+    }
+    return graph.copy(
+        {
+            names.get(key, key): value
+            for key, value in given.items()
+            if value is not None and (key, value) != ("debug", False)
         }
-        return graph.copy({key: value for key, value in given.items() if value is not None})
-    return graph.compile(
-        checkpointer=checkpointer,
-        store=store,
-        cache=cache,
-        interrupt_before=interrupt_before,
-        interrupt_after=interrupt_after,
-        name=name,
     )
 
 
-def snapshot_of(app: WorldGraph, config: RunnableConfig) -> SnapshotId | None:
+def saver(home: str | Path | None = None) -> Saver:
+    """LangGraph's checkpoints in the home's database, where a superstep of a graph over worlds is one commit.
+
+    Close it after the apps that use it. `Saver.open(address)` keeps them anywhere else, for two commits.
+    """
+    address = paths.database(paths.home(home))
+    if isinstance(address, Path):
+        address.parent.mkdir(parents=True, exist_ok=True)
+    return Saver(address)
+
+
+def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:
     """The snapshot at a checkpoint of a thread (the newest, where the config names none), for `ramify checkout`.
 
     None before the thread's first node. Siblings that wait to be merged are merged: raises `NodesConflict`.
@@ -133,7 +181,7 @@ def snapshot_of(app: WorldGraph, config: RunnableConfig) -> SnapshotId | None:
     return None if env is None else app.session.portal.wait(app.session.snapshot(env))
 
 
-def changes(app: WorldGraph, before: RunnableConfig, after: RunnableConfig) -> list[Change]:
+def changes(app: WorldApp, before: RunnableConfig, after: RunnableConfig) -> list[Change]:
     """Which files differ between two checkpoints, by path. A checkpoint before the first node has none."""
     first, second = snapshot_of(app, before), snapshot_of(app, after)
     if first is None or second is None:
@@ -142,7 +190,22 @@ def changes(app: WorldGraph, before: RunnableConfig, after: RunnableConfig) -> l
     return snapshots.changes(snapshots.get(first), snapshots.get(second))
 
 
-def read(app: WorldGraph, config: RunnableConfig, path: str) -> bytes:
+def edit(app: WorldApp, config: RunnableConfig, change: Callable[[SyncSandbox], object]) -> RunnableConfig:
+    """Fork a thread at a checkpoint, with other files: `change` is given the fork's world. Returns the new
+    checkpoint's config, which is the thread's newest from now on; what comes next is what came next there.
+
+    Raises what `change` raises (nothing is forked then), and `NodesConflict`, `WorldLost` as `snapshot_of`.
+    """
+    saver, saved = saved_at(app, config)
+    env = saved.checkpoint["channel_values"].get(ENV)
+    if env is None:
+        raise UnsupportedGraph("the thread has no world before its first node")
+    if env.get("unsealed"):
+        raise WorldLost(env["branch"])
+    return with_env(saver, saved, app.session.portal.wait(app.session.edit(env, change)))
+
+
+def read(app: WorldApp, config: RunnableConfig, path: str) -> bytes:
     """A file as it is at a checkpoint. Raises `PathNotFound`."""
     snapshots = app.session.portal.wait(app.session.services()).snapshots
     found = snapshot_of(app, config)

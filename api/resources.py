@@ -48,15 +48,16 @@ class Resources:
             return self._backends[name]
 
     async def _make(self, name: str, snapshots: SnapshotStore) -> Backend:
-        scratch = paths.worlds(self._home)
-        if name in NAMES:
+        scratch, given = paths.worlds(self._home), self._given_backend
+        ours = given is None or getattr(given, "name", None) != name  # one derived from ours may go by its name
+        if ours and name in NAMES:
             return await asyncio.to_thread(open_backend, name, snapshots, scratch)
-        if self._given_backend is None:
+        if given is None:
             raise RunError(
                 f"no sandbox backend is called {name!r}: choose one of {', '.join(NAMES)}, "
                 "or hand your own to Runtime(sandbox=…)"
             )
-        return self._given_backend(snapshots, scratch) if callable(self._given_backend) else self._given_backend
+        return given(snapshots, scratch) if callable(given) else given
 
     def warm(self, settings: Settings) -> None:
         """Begin to start the model; the first call waits for it."""
@@ -83,7 +84,9 @@ class Resources:
                 home=self._home, upstream=settings.base_url, upstream_key=self._api_key, model=settings.model
             )
         )
-        return await self._stack.enter_async_context(LLMClient(gateway.base_url, model=settings.model))
+        return await self._stack.enter_async_context(
+            LLMClient(gateway.base_url, model=settings.model, honours_seed=settings.base_url is None)
+        )
 
 
 def environment(values: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:
@@ -91,3 +94,15 @@ def environment(values: Mapping[str, str]) -> tuple[str | None, str | None, str 
     names = ("RAMIFY_SANDBOX", "RAMIFY_BASE_URL", "RAMIFY_API_KEY")
     sandbox, base_url, api_key = (values.get(name) or None for name in names)
     return sandbox, base_url, api_key
+
+
+def share_checked(values: Mapping[str, str]) -> float:
+    """What $RAMIFY_CHECK_REUSE says: the share of what is taken over that is computed again. Raises `RunError`."""
+    text = values.get("RAMIFY_CHECK_REUSE") or "0"
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise RunError(f"RAMIFY_CHECK_REUSE={text!r} is no share: write a number from 0 (none) to 1 (all)")
+    return share

@@ -4,30 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar, Token
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ramify import paths
+from ramify.browse.graph import ancestry
 from ramify.compiler.plan import OpKind, Plan
-from ramify.decorators import Workflow
+from ramify.decorators import Workflow, steps_of
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Change, Snapshot
-from ramify.resources import GivenBackend, Resources, environment
-from ramify.runtime import codec, driver
+from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, SnapshotId
+from ramify.resources import GivenBackend, Resources, environment, share_checked
+from ramify.runtime import codec, driver, ledger
+from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, StoreError, WorkflowChanged
+from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound, StoreError, WorkflowChanged
 from ramify.runtime.events import Event, Observer
+from ramify.runtime.journal import FORKED
 from ramify.runtime.loading import load_target
-from ramify.runtime.records import ROOT, LLMRecord, OpRecord, RunId, RunRecord, RunStatus, Settings
+from ramify.runtime.observed import Observed, learned
+from ramify.runtime.pins import Pins
+from ramify.runtime.records import (
+    ROOT,
+    CheckpointId,
+    CheckpointRecord,
+    EffectRecord,
+    EffectStatus,
+    LLMRecord,
+    OpRecord,
+    RunId,
+    RunRecord,
+    RunStatus,
+    Settings,
+)
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
+
+NO_ANSWER = object()
 
 _ambient: ContextVar[Runtime | None] = ContextVar("ramify_runtime", default=None)
 
@@ -37,23 +58,31 @@ class Runtime:
 
     `home`: where state is kept (see `ramify.paths.home`). `sandbox`: "namespaces" (the default), "copy" (no
     isolation), or a backend of your own. `base_url`: any OpenAI-compatible server; without it the embedded model is
-    started. `llm`: a client of your own, used as it is. `observer`: hears every event of every run.
-    $RAMIFY_SANDBOX, $RAMIFY_BASE_URL and $RAMIFY_API_KEY stand in for what is not given.
+    started. `llm`: a client of your own, used as it is. `observer`: hears every event of every run. `check_reuse`:
+    the share, from 0 to 1, of what is taken over that is computed again all the same and compared; `WrongReuse`
+    where it differs. `reuse_answers`: equal model calls have equal answers, whatever their temperature and seed
+    (without it, at temperature 0 and with a seed that the server is known to honour).
+    $RAMIFY_SANDBOX, $RAMIFY_BASE_URL, $RAMIFY_API_KEY and $RAMIFY_CHECK_REUSE stand in for what is not given.
+    $RAMIFY_OTEL=1 traces every run (ramify.telemetry).
     """
 
     def __init__(
         self,
         *,
-        home: Path | None = None,
+        home: str | Path | None = None,
+        database: str | Path | None = None,
         sandbox: str | GivenBackend | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         model: str | None = None,
         llm: LLMClient | None = None,
         observer: Observer | None = None,
+        check_reuse: float | None = None,
+        reuse_answers: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.home = paths.home(home)
+        self.database = paths.database(self.home, database)
         self.last_run_id: RunId | None = None
         env_sandbox, env_url, env_key = environment(os.environ)
         given = None if sandbox is None or isinstance(sandbox, str) else sandbox
@@ -61,7 +90,11 @@ class Runtime:
         self._chosen_sandbox = name  # None: nobody chose
         self._settings = Settings(sandbox=name or "namespaces", base_url=base_url or env_url, model=model)
         self._resources = Resources(self.home, backend=given, llm=llm, api_key=api_key or env_key)
-        self._observer = observer
+        self._observers = [] if observer is None else [observer]
+        if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
+            self._observers.append(_traces())
+        self._reuse_answers = reuse_answers
+        self._check_reuse = share_checked(os.environ) if check_reuse is None else check_reuse
         self._clock = clock
         self._stack = AsyncExitStack()
         self._entered = False
@@ -84,7 +117,7 @@ class Runtime:
                 raise StoreError(
                     f"the home {self.home} cannot be used: {error}. Name another one: --home DIR or $RAMIFY_HOME"
                 ) from error
-            self.store = await stack.enter_async_context(RunStore(paths.database(self.home), clock=self._clock))
+            self.store = await stack.enter_async_context(RunStore(self.database, clock=self._clock))
             stack.push_async_callback(self._resources.close)
             self._stack = stack.pop_all()
         self._token = _ambient.set(self)
@@ -106,7 +139,8 @@ class Runtime:
         plan: Plan | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Run a workflow to its end. `plan`: run under this one; otherwise it is compiled now.
+        """Run a workflow to its end. `plan`: run under this one; otherwise it is compiled now, by what the last
+        finished runs of this workflow took, once there are three.
 
         Raises `RunFailed` (`StepFailed` where a step raised); the run is kept and can be resumed.
         """
@@ -130,7 +164,10 @@ class Runtime:
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
         # a plan made by hand is checked as one from a file is
-        plan = compile_plan(workflow) if plan is None else Plan.from_json(plan.to_json())
+        if plan is None:
+            plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref))
+        else:
+            plan = Plan.from_json(plan.to_json())
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
         folder = workspace if workspace is not None else workflow.workspace
@@ -142,9 +179,13 @@ class Runtime:
         self._warm(plan, self._settings)
         return await driver.drive(services, record, workflow.__wrapped__, skipped=skipped)
 
-    async def resume(self, run_id: str, *, deadline: Duration | None = None) -> Any:
+    async def resume(
+        self, run_id: str, *, deadline: Duration | None = None, back_to: str | None = None, answer: Any = NO_ANSWER
+    ) -> Any:
         """Go on with a run where its journal ends; the result again where it is done.
 
+        `answer`: to the question that it waits for. `back_to`: the id of a checkpoint of its root branch, to go back
+        to first: effects done since are compensated where their steps say how.
         `deadline`: a new one, counted from now. The run goes on in the sandbox and with the model that it began
         with, unless this runtime was told otherwise. Raises `WorkflowChanged` where the code is no longer what the
         run's plan was compiled from.
@@ -152,7 +193,7 @@ class Runtime:
         record = await self.store.run(RunId(run_id))
         self.last_run_id = record.id
         workflow = load_target(record.workflow)
-        if record.status is RunStatus.DONE:
+        if record.status is RunStatus.DONE and back_to is None:
             return codec.decode(record.result_json or "null")
         plan = Plan.from_json(record.plan_json)
         if compile_plan(workflow).code_digest != plan.code_digest:
@@ -165,9 +206,102 @@ class Runtime:
             base_url=self._settings.base_url or record.settings.base_url,
             model=self._settings.model or record.settings.model,
         )
+        if back_to is not None:
+            checkpoint = await self.store.checkpoint(CheckpointId(back_to))
+            await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
+            record = await self.store.run(record.id)
         self._warm(plan, settings)
         more_s = None if deadline is None else seconds(deadline)
-        return await driver.drive(self._services(settings), record, workflow.__wrapped__, more_s=more_s)
+        encoded = None if answer is NO_ANSWER else codec.encode(answer)
+        return await driver.drive(
+            self._services(settings), record, workflow.__wrapped__, more_s=more_s, answer=encoded
+        )
+
+    async def fork(self, checkpoint_id: str, *, files: str | Path | None = None, for_real: bool = False) -> RunRecord:
+        """Make a run that stands where another stood at one of its checkpoints, to be resumed; its record.
+
+        `files`: a folder whose files take the place of the checkpoint's (what `ramify checkout` wrote, changed by
+        hand); environment, shells and the rest stay. `for_real`: its irreversible steps are done as in any run; else
+        they are fenced as on a branch of a fork. A LangGraph thread is forked with its run, where its saver keeps it
+        in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep.
+        """
+        at = await self.store.checkpoint(CheckpointId(checkpoint_id))
+        record = await self.store.run(at.run_id)
+        async with Pins(paths.locks(self.home)).held():  # until the new run names what is imported
+            edited = None if files is None else await asyncio.to_thread(self._edited, at.snapshot_id, Path(files))
+            new = driver.new_run_id()
+            thread = self._thread_copy(record, at)
+            return await fork_run(
+                self.store, record, at, new, clock=self._clock, edited=edited, for_real=for_real, thread=thread
+            )
+
+    def _thread_copy(self, record: RunRecord, at: CheckpointRecord) -> ThreadCopy | None:
+        if record.thread_id is None:
+            return None
+        from ramify.runtime.langgraph.forking import fork_thread
+
+        async def copy(fork: Forked) -> str:
+            return await asyncio.to_thread(fork_thread, self.database, record, at, fork)
+
+        return copy
+
+    async def merge(
+        self,
+        ours: str,
+        theirs: str,
+        *,
+        base: str | None = None,
+        strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
+        for_real: bool = False,
+    ) -> RunRecord:
+        """Fork a run at its checkpoint `ours`, with what another checkpoint changed merged into its world.
+
+        `base`: the snapshot that both sides changed; without it the latest state that both descend from. `strategy`
+        answers conflicts. Raises `MergeConflict` with all that are left, and `RunError` where there is no base.
+        """
+        mine, other = [await self.store.checkpoint(CheckpointId(id)) for id in (ours, theirs)]
+        record = await self.store.run(mine.run_id)
+        if base is None:
+            base = merge_base(await self._ancestry(mine), await self._ancestry(other))
+        if base is None:
+            raise RunError(f"checkpoints {mine.id} and {other.id} descend from no common state: name one as the base")
+        ids = (SnapshotId(base), mine.snapshot_id, other.snapshot_id)
+        three = [self.snapshots.get(id) for id in ids]
+        async with Pins(paths.locks(self.home)).held():
+            merged = await asyncio.to_thread(self.snapshots.merge, *three, strategy=strategy)
+            new = driver.new_run_id()
+            return await fork_run(
+                self.store,
+                record,
+                mine,
+                new,
+                clock=self._clock,
+                edited=merged,
+                theirs=other,
+                for_real=for_real,
+                thread=self._thread_copy(record, mine),
+            )
+
+    async def _ancestry(self, of: CheckpointRecord) -> list[CheckpointRecord]:
+        """Of a fork, also what the run that it came from descends from: a state that was edited for the fork stands
+        in the place of one which both know."""
+        found = ancestry(await self.store.checkpoints(of.run_id), of)
+        forks = [row for row in await self.store.ops(of.run_id) if row.key == FORKED and row.seq <= of.seq]
+        for row in forks[-1:]:
+            with suppress(RunNotFound):  # deleted since
+                origin = await self.store.checkpoint(CheckpointId(row.attrs["from_checkpoint"]))
+                found += await self._ancestry(origin)
+        return found
+
+    def _edited(self, id: SnapshotId, files: Path) -> Snapshot:
+        """A snapshot with the files of a folder: what differs from its own, merged into it."""
+        before = self.snapshots.get(id)
+        with tempfile.TemporaryDirectory(prefix="ramify-fork-", dir=self.home) as scratch:
+            copy = Path(scratch) / "files"
+            self.snapshots.materialise(before, copy)
+            plain = self.snapshots.import_tree(copy, image=before.image).snapshot
+        edited = self.snapshots.import_tree(files.expanduser().resolve(), image=before.image).snapshot
+        return self.snapshots.merge(plain, before, edited)
 
     async def changes(self, run_id: str | None = None) -> list[Change]:
         """What a run (the last one) changed so far, from its workspace to the last state of its root branch."""
@@ -185,6 +319,20 @@ class Runtime:
         checkpoints = await self.store.checkpoints(run.id)
         last = max((one for one in checkpoints if one.branch == ROOT), key=lambda one: one.seq)
         return self.snapshots.get(run.base_snapshot), self.snapshots.get(last.snapshot_id)
+
+    async def approve(self, run_id: str, step: str, *, happened: bool, result: Any = None) -> EffectRecord:
+        """Say whether an irreversible step in doubt happened, and with which result; then `resume`.
+
+        `step`: its name, or the beginning of its idempotency key. Raises `RunNotFound`, `AmbiguousRef`, `RunLocked`.
+        """
+        verdict = EffectStatus.APPROVED if happened else EffectStatus.AGAIN
+        result_json = codec.encode(result) if happened else None
+        locks = paths.locks(self.home)
+        return await ledger.approve(self.store, locks, RunId(run_id), step, verdict, result_json, clock=self._clock)
+
+    async def effects(self, run_id: str | None = None) -> list[EffectRecord]:
+        """What a run (the last one) did to the outside, in the order in which it began to."""
+        return await self.store.effects(RunId(run_id or self._last()))
 
     async def journal(self, run_id: str | None = None) -> list[OpRecord]:
         """The journal of a run (the last one), in order."""
@@ -223,11 +371,13 @@ class Runtime:
             clock=self._clock,
             emit=self._emit,
             settings=settings,
+            check_reuse=self._check_reuse,
+            reuse_answers=self._reuse_answers,
         )
 
     def _emit(self, event: Event) -> None:
-        if self._observer is not None:
-            self._observer(event)
+        for observer in self._observers:
+            observer(event)
 
     def _warm(self, plan: Plan, settings: Settings) -> None:
         """The plan says that the model will be called: start it while the workspace is worked on."""
@@ -235,9 +385,16 @@ class Runtime:
             self._resources.warm(settings)
 
 
-def compile_plan(workflow: Workflow[..., Any]) -> Plan:
-    """The plan of a workflow as its code stands now. Imports the compiler."""
+@cache
+def _traces() -> Observer:
+    from ramify.telemetry import Traces
+
+    return Traces()
+
+
+def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:
+    """The plan of a workflow as its code stands now, by what recorded runs say. Imports the compiler."""
     from ramify.compiler.pipeline import compile_workflow
 
     info = workflow.__ramify_workflow__
-    return compile_workflow(workflow, ref=info.ref, deadline_s=info.deadline_s).plan
+    return compile_workflow(workflow, ref=info.ref, deadline_s=info.deadline_s, estimates=seen or Observed(())).plan

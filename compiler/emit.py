@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph, Operation, base_id
 from ramify.compiler.plan import Block, GraphBreak, OpId, OpKind, Plan, PlanOp
 from ramify.compiler.spec import CallLlm, Machine, Spec, walk
+from ramify.compiler.stages import expected_stages
 
 CATCH_ALL = PlanOp(OpId("break.unseen"), OpKind.BREAK, attrs={"seal": True})
+STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 MOST_STAGES = 64  # a count that grows beyond this goes round a loop
 
 
-def emit(graph: Graph, spec: Spec) -> Plan:
+def emit(graph: Graph, spec: Spec, estimates: Estimates = UNMEASURED, passes: tuple[str, ...] = ()) -> Plan:
     ops = _ops(graph)
     breaks = [GraphBreak(CATCH_ALL.id, "anywhere", "calls that the compiler did not see")]
     for op in ops:
@@ -30,7 +33,9 @@ def emit(graph: Graph, spec: Spec) -> Plan:
         blocks=tuple(blocks),
         breaks=tuple(breaks),
         deadline_s=spec.deadline_s,
-        stages=_stages(graph, spec),
+        stages=_stages(graph, spec) if STAGES in passes else None,
+        expected=expected_stages(graph, spec, estimates) if STAGES in passes else (),
+        passes=passes,
     )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ramify.compiler.check import check
 from ramify.compiler.emit import emit
+from ramify.compiler.estimates import UNMEASURED, Estimates
+from ramify.compiler.ir.draw import dot, mermaid
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.lower import lower
-from ramify.compiler.ir.text import dot, print_graph
-from ramify.compiler.passes import run_passes
+from ramify.compiler.ir.text import print_graph
+from ramify.compiler.passes import chosen, run_passes
 from ramify.compiler.plan import Plan
 from ramify.compiler.spec import Spec, spec_text
 
@@ -30,24 +33,54 @@ class Compilation:
     def dot(self) -> str:
         return dot(self.ssg)
 
+    def mermaid(self) -> str:
+        return mermaid(self.ssg)
+
 
 def compile_workflow(
-    function: Callable[..., Any], *, ref: str, deadline_s: float | None = None, name: str | None = None
+    function: Callable[..., Any],
+    *,
+    ref: str,
+    deadline_s: float | None = None,
+    name: str | None = None,
+    passes: Iterable[str] | None = None,
+    estimates: Estimates = UNMEASURED,
 ) -> Compilation:
     """A function under `@workflow`. `ref` is how `ramify run` finds it again; name and deadline default to what the
-    decorator says. Raises CompileError."""
+    decorator says. `passes` names the optional passes to run, by default all; `estimates` is what recorded runs say.
+    Raises CompileError."""
     from ramify.compiler.frontend.decorators import read_workflow
 
-    return _compile(read_workflow(function, ref=ref, deadline_s=deadline_s, name=name))
+    spec = read_workflow(function, ref=ref, deadline_s=deadline_s, name=name)
+    return compile_spec(spec, passes=passes, estimates=estimates)
 
 
-def compile_graph(graph: object, *, name: str, ref: str, deadline_s: float | None = None) -> Compilation:
+def compile_graph(
+    graph: object,
+    *,
+    name: str,
+    ref: str,
+    deadline_s: float | None = None,
+    passes: Iterable[str] | None = None,
+    estimates: Estimates = UNMEASURED,
+) -> Compilation:
     """A LangGraph `StateGraph`, compiled or not. Raises CompileError."""
     from ramify.compiler.frontend.langgraph import read_graph
+    from ramify.compiler.frontend.nodes import with_state
+    from ramify.compiler.frontend.routing import with_routes
 
-    return _compile(read_graph(graph, name=name, ref=ref, deadline_s=deadline_s))
+    spec = with_routes(read_graph(graph, name=name, ref=ref, deadline_s=deadline_s), graph)
+    spec = with_state(spec, graph)
+    return compile_spec(spec, passes=passes, estimates=estimates)
 
 
-def _compile(spec: Spec) -> Compilation:
-    ssg = run_passes(lower(spec), spec)
-    return Compilation(spec, ssg, emit(ssg, spec))
+def compile_spec(
+    spec: Spec, *, passes: Iterable[str] | None = None, estimates: Estimates = UNMEASURED
+) -> Compilation:
+    """What a front end read."""
+    pipeline = chosen(passes)
+    ssg = lower(spec)
+    check(spec, ssg)
+    ssg = run_passes(ssg, spec, pipeline, estimates)
+    ran = tuple(each.name for each in pipeline)
+    return Compilation(spec, ssg, emit(ssg, spec, estimates, ran))

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, NewType
 
-PLAN_VERSION = 1
+PLAN_VERSION = 3
 
 OpId = NewType("OpId", str)
 ValueId = NewType("ValueId", str)
@@ -28,30 +28,53 @@ class Effect(StrEnum):
     """What a step may do."""
 
     PURE = "pure"  # touches no world
+    READONLY = "readonly"  # reads its world; nothing that it leaves there is kept
     REVERTIBLE = "revertible"  # changes only its world
     IRREVERSIBLE = "irreversible"  # reaches outside
     UNKNOWN = "unknown"  # unannotated: runs as written, never speculated, never reused
 
 
 class OpKind(StrEnum):
-    """The operations of the System State Graph. Worlds (w) are linear values: used once, except through FORK."""
+    """The operations of the System State Graph. Worlds (w) are linear values: used once, except through FORK. What
+    was done to the outside (e) is a second chain, in order: a graph that does nothing there has none. The versions of
+    a graph's channels (c) are a third: what runs in LangGraph's nodes takes one and makes the next."""
 
-    # () -> w. Import the workspace as the base snapshot; the root world stands on it.
+    # () -> w, c, e. Import the workspace as the base snapshot; the root world stands on it. The channels as given.
     ENTER = "ENTER"
-    # w -> w, or ws -> ws for every branch of a fork, or () -> () for a pure step. Run a step's code.
+    # w -> w, or ws -> ws for every branch of a fork, or () -> () for a pure step. Run a step's code. One that may
+    # reach outside takes the chain of effects as well, and hands it on: w, e -> w, e. A node of LangGraph reads
+    # the version of the channels that it takes, and its writes make the next: w, c -> w, c; `attrs` may narrow both
+    # to the channels that it `reads` and `writes`.
     RUN = "RUN"
+    # As RUN, of a node that calls tools. Which of `attrs["tools"]`, and how often, a model says while it runs.
+    CALL_TOOL = "CALL_TOOL"
     # () -> (). A stage of model calls; touches no world.
     CALL_LLM = "CALL_LLM"
     # w -> w. Freeze what changed into a snapshot and record a checkpoint.
     SEAL = "SEAL"
+    # e -> e. What follows is durably intended before it starts: an irreversible RUN stands behind one.
+    BARRIER = "BARRIER"
+    # w -> w. While the model thinks: make ready the worlds that a FORK of this one will hand out. w stays as it is.
+    PREFORK = "PREFORK"
     # w -> w, ws. Many copy-on-write worlds on the snapshot where w was sealed.
     FORK = "FORK"
     # w, ws -> w, ws. Three-way merge of one branch into w; the base is the snapshot of the FORK in `attrs["fork"]`.
+    # Of a superstep: every branch in turn, and the channels' reducers with it: w, ws, c -> w, ws, c.
     MERGE = "MERGE"
+    # () -> (). Ask a person; the run waits. In a journal alone: it runs under a graph break or the catch-all.
+    INTERRUPT = "INTERRUPT"
+    # w -> w. Go back to an earlier state of the branch. In a journal alone: a person asked for it.
+    RESTORE = "RESTORE"
+    # w -> w. A command in a step that was declared reusable. In a journal alone: its step is the operation.
+    COMMAND = "COMMAND"
     # ws -> (), w -> (). End worlds: every path ends each world exactly once.
     RELEASE = "RELEASE"
-    # w -> w. A graph break: what runs here was not seen ahead. Its steps run and seal under this operation's name.
+    # w, c, e -> w, c, e. A graph break: what runs here was not seen ahead. Its steps run, and seal, under this name.
     BREAK = "BREAK"
+
+
+STEPS = frozenset({OpKind.RUN, OpKind.CALL_TOOL})
+"""The operations that run a step's code. Their rows in a journal are of kind RUN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,11 @@ class PlanOp:
     step: str | None = None  # RUN: the step's name (LangGraph: the node's name)
     attrs: Mapping[str, Any] = field(default_factory=dict)  # JSON values only
 
+    @property
+    def has_world(self) -> bool:
+        """Whether it takes a world, or a family of them, and not only channels or the chain of effects."""
+        return any(value.startswith("w") for value in self.inputs)
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -110,6 +138,20 @@ class StepPlan:
     reuse: bool = False  # declared deterministic: equal state and inputs, equal result
     code_digest: str = ""
     why: str = ""  # how the effect is known: "declared", "takes a Sandbox", …
+    in_fork: bool = False  # irreversible, and declared fit for a branch that may be thrown away
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """A stage of model calls, as it is expected: from the code where that says it, else from recorded runs."""
+
+    op: OpId
+    calls: int
+    prefill: float  # tokens, each call
+    output: float  # tokens, the median of a call
+    tools_s: float  # before it, since the stage before
+    seconds: float  # from the stage's start to its last answer
+    share: float  # φ: what of the deadline is over when this stage is due; the last stage's may be below 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +178,8 @@ class Plan:
     breaks: tuple[GraphBreak, ...] = ()
     deadline_s: float | None = None
     stages: int | None = None  # how many stages of LLM calls a run has, where that is known
+    expected: tuple[StagePlan, ...] = ()  # each of them, where recorded runs say how long they take
+    passes: tuple[str, ...] = ()  # that made this plan
     version: int = PLAN_VERSION
 
     def op(self, op_id: str) -> PlanOp:
@@ -195,6 +239,18 @@ class Plan:
         makers = (self._makers.get(value) for value in op.inputs)
         return next((maker for maker in makers if maker is not None and maker.kind is kind), None)
 
+    def prefork(self, op_id: str) -> PlanOp | None:
+        """The PREFORK that is performed while that operation waits for the model."""
+        return self._preforks.get(op_id)
+
+    def rest_after(self, stage: int) -> tuple[float, ...] | None:
+        """The tag `plan_rest`: calls, prefill tokens, output tokens and tool seconds of each stage after this one;
+        None where the stages are not known."""
+        if stage >= len(self.expected):
+            return None
+        rest = self.expected[stage + 1 :]
+        return tuple(number for s in rest for number in (s.calls, s.prefill, s.output, s.tools_s))
+
     def release_of(self, fork: PlanOp) -> PlanOp | None:
         """The RELEASE of the branches of that FORK."""
         ends = (op for op in self.ops if op.kind is OpKind.RELEASE)
@@ -222,7 +278,7 @@ class Plan:
         return replace(self, ops=ops, blocks=blocks)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2) + "\n"
+        return self._text
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -236,8 +292,16 @@ class Plan:
         return read_plan(text)
 
     @cached_property
+    def _text(self) -> str:
+        return json.dumps(asdict(self), indent=2) + "\n"
+
+    @cached_property
     def _by_id(self) -> dict[str, PlanOp]:
         return {op.id: op for op in self.ops}
+
+    @cached_property
+    def _preforks(self) -> dict[str, PlanOp]:
+        return {str(op.attrs["during"]): op for op in self.ops if op.kind is OpKind.PREFORK}
 
     @cached_property
     def _by_step(self) -> dict[str, StepPlan]:
@@ -302,6 +366,7 @@ class StepInfo:
     effect: Effect | None  # None: not declared
     takes_sandbox: bool
     reuse: bool = False
+    in_fork: bool = False
 
 
 @dataclass(frozen=True, slots=True)

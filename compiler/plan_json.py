@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
-from ramify.compiler.plan import PLAN_VERSION, OpKind, Plan, PlanError, PlanOp
+from ramify.compiler.plan import PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
 
 def read_plan(text: str) -> Plan:
@@ -90,7 +90,7 @@ def _check_names(plan: Plan) -> None:
             raise PlanError(f"plan.ops[{i}].id: {op.id!r} stands twice")
         ops[op.id] = op
     for i, op in enumerate(plan.ops):
-        if op.kind is OpKind.RUN and plan.step(op.step or "") is None:
+        if op.kind in STEPS and plan.step(op.step or "") is None:
             raise PlanError(f"plan.ops[{i}].step: {op.step!r} is not in plan.steps")
         fork = op.attrs.get("fork")
         if fork is not None and not (isinstance(fork, str) and fork in ops and ops[fork].kind is OpKind.FORK):

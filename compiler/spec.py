@@ -15,13 +15,28 @@ from ramify.compiler.plan import Effect, Site
 
 
 @dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool that a node may call, and what is known of its effect."""
+
+    name: str
+    effect: Effect
+    why: str
+    code_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepSpec:
     name: str
     declared: Effect | None
     takes_sandbox: bool
     reuse: bool = False
     code_digest: str = ""
+    in_fork: bool = False
     calls_llm: bool = False  # a model call was seen in its code: its stages are not those of the workflow
+    where: str = ""  # file:line of its code, where that is to be had
+    tools: tuple[ToolSpec, ...] = ()  # a node that calls tools has some
+    reads: tuple[str, ...] | None = None  # the channels that it may read, and may write; None: any
+    writes: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +54,7 @@ class Run:
 class CallLlm:
     method: str
     site: Site
+    n: int | None = None  # answers asked for, where the call says it as a number
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,12 @@ class Node:
     run: Run
     targets: tuple[str, ...]  # names of nodes, and END
     unseen: Unseen | None = None  # its targets could not be read
+    routes: bool = False  # it may send elsewhere, by a Command or a Send of its own
+
+    @property
+    def open(self) -> bool:
+        """Whether it may lead to nodes that its targets do not name."""
+        return self.unseen is not None or self.routes or self.run.subgraph
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +206,8 @@ def spec_text(spec: Spec) -> str:
     lines = [f"workflow {spec.name} ({spec.frontend}) {spec.workflow}"]
     for step in spec.steps:
         effect = step.declared or ("takes a Sandbox" if step.takes_sandbox else "not declared")
-        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}")
+        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{_channels(step)}")
+        lines += [f"  tool {tool.name}: {tool.effect} ({tool.why})" for tool in step.tools]
     if isinstance(spec.body, Machine):
         lines.append(f"start -> {', '.join(spec.body.entry)}")
         for node in spec.body.nodes:
@@ -192,6 +215,11 @@ def spec_text(spec: Spec) -> str:
     else:
         _add_lines(spec.body, "", lines)
     return "\n".join(lines) + "\n"
+
+
+def _channels(step: StepSpec) -> str:
+    found = (("reads", step.reads), ("writes", step.writes))
+    return "".join(f", {word} {', '.join(names) or 'nothing'}" for word, names in found if names is not None)
 
 
 def _add_lines(body: Body, indent: str, lines: list[str]) -> None:

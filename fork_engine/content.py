@@ -8,10 +8,14 @@ import fcntl
 import functools
 import hashlib
 import os
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 _CHUNK = 1 << 20
+_ZEROS = memoryview(bytes(_CHUNK))
+_HOLES_WORTH = 64 << 20  # bytes of holes that are asked for, not read: reading fills the kernel's cache with zeros
 _FICLONE = 0x40049409  # linux/fs.h: share all extents of another file
 _NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM, errno.EBADF}
 """What a kernel or file system answers that cannot clone or copy in place: fall back to plain reads and writes."""
@@ -24,11 +28,93 @@ def digest_bytes(data: bytes) -> str:
 def digest_fd(fd: int) -> str:
     """sha256, hex, of an open file from its start; holes count as zeros."""
     hasher = hashlib.sha256()
-    offset = 0
-    while chunk := os.pread(fd, _CHUNK, offset):
-        hasher.update(chunk)
-        offset += len(chunk)
+    offset = _hash_bytes(hasher, fd, 0, _CHUNK)
+    if offset < _CHUNK:  # most files: no more questions
+        return hasher.hexdigest()
+    status = os.fstat(fd)
+    if status.st_size - status.st_blocks * 512 >= _HOLES_WORTH:
+        for start, end in _segments(fd, status):
+            _hash_zeros(hasher, start - offset)
+            offset = _hash_bytes(hasher, fd, max(start, offset), end)
+        _hash_zeros(hasher, status.st_size - offset)
+        offset = max(offset, status.st_size)
+    _hash_bytes(hasher, fd, offset, sys.maxsize)
     return hasher.hexdigest()
+
+
+def _hash_bytes(hasher: hashlib._Hash, fd: int, start: int, end: int) -> int:
+    """Where it stopped: at `end`, or where the file ends before."""
+    while start < end and (chunk := os.pread(fd, min(_CHUNK, end - start), start)):
+        hasher.update(chunk)
+        start += len(chunk)
+    return start
+
+
+def _hash_zeros(hasher: hashlib._Hash, count: int) -> None:
+    while count > 0:
+        hasher.update(_ZEROS[: min(_CHUNK, count)])
+        count -= _CHUNK
+
+
+class Hashing:
+    """Digests on the other processors, while whoever asks for them goes on. hashlib and reads let go of the lock."""
+
+    _MOST_OPEN = 64
+    _BATCH = 1 << 20  # bytes handed over at once: handing over costs as much as hashing a tenth of it
+
+    def __init__(self) -> None:
+        self._pending: list[Future[list[tuple[str, str]]]] = []
+        self._batch: list[tuple[str, int]] = []  # (key, open file)
+        self._batched = self._open = 0  # bytes in the batch; files that nobody has closed yet
+        self._done: dict[str, str] = {}
+
+    def start(self, key: str, fd: int, size: int) -> None:
+        """Begin with an open file of about `size` bytes, which may be closed at once."""
+        if self._open >= self._MOST_OPEN:
+            self._collect()
+        self._batch.append((key, os.dup(fd)))
+        self._open += 1
+        self._batched += size
+        if self._batched >= self._BATCH:
+            self._hand_over()
+
+    def finish(self) -> dict[str, str]:
+        """All of them, by key."""
+        self._collect()
+        return self._done
+
+    def close(self) -> None:
+        """Where nobody will ask any more: wait, and forget."""
+        for _, fd in self._batch:
+            os.close(fd)
+        self._batch.clear()
+        wait(self._pending)
+
+    def _hand_over(self) -> None:
+        batch, self._batch, self._batched = self._batch, [], 0
+        if batch:
+            self._pending.append(_hashers().submit(_digest_and_close, batch))
+
+    def _collect(self) -> None:
+        self._hand_over()
+        wait(self._pending)  # also where one failed: the others' files are to be closed
+        for future in self._pending:
+            self._done.update(future.result())
+        self._pending.clear()
+        self._open = 0
+
+
+@functools.cache
+def _hashers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), "ramify-hash")
+
+
+def _digest_and_close(batch: list[tuple[str, int]]) -> list[tuple[str, str]]:
+    try:
+        return [(key, digest_fd(fd)) for key, fd in batch]
+    finally:
+        for _, fd in batch:
+            os.close(fd)
 
 
 def copy_bytes(source: int, dest: int) -> None:

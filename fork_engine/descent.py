@@ -7,7 +7,6 @@ back.
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -51,16 +50,35 @@ def open_folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o50
 
     Raises NotADirectoryError for a link or a file (ELOOP is turned into it), PermissionError where we may not.
     """
+    try:
+        fd = os.open(name, _DIR, dir_fd=dir_fd)
+    except PermissionError:
+        return _open_closed_folder(name, dir_fd, lend)
+    try:
+        ours = os.geteuid()
+        if ours == 0:  # whom no mode keeps out
+            return OpenFolder(fd)
+        found = os.fstat(fd)
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid != ours or mode & lend == lend:
+            return OpenFolder(fd)
+        os.fchmod(fd, mode | lend)
+        return OpenFolder(fd, mode)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _open_closed_folder(name: str | Path, dir_fd: int | None, lend: int) -> OpenFolder:
+    """One whose mode keeps us out: lent through a descriptor that needs no right to read."""
     pinned = os.open(name, _PATH, dir_fd=dir_fd)
     try:
         found = os.fstat(pinned)
-        if not stat.S_ISDIR(found.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(name))
-        mode, restore, ours = stat.S_IMODE(found.st_mode), None, os.geteuid()
-        if ours != 0 and found.st_uid == ours and mode & lend != lend:
+        mode = stat.S_IMODE(found.st_mode)
+        lent = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and mode & lend != lend
+        if lent:
             Path(proc_path(pinned)).chmod(mode | lend)
-            restore = mode
-        return OpenFolder(os.open(".", _DIR, dir_fd=pinned), restore)
+        return OpenFolder(os.open(".", _DIR, dir_fd=pinned), mode if lent else None)
     finally:
         os.close(pinned)
 

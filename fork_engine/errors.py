@@ -2,6 +2,8 @@
 
 ForkEngineError
 ├── WorkspaceError        a folder that cannot be imported: missing, not a folder, unreadable
+├── ImageError            a root file system that cannot be imported: missing, damaged, or hostile
+├── StoreUnusable         the disk under the store is full, read-only, failing or not ours
 ├── SnapshotNotFound      no snapshot of that id in this store
 ├── SnapshotCorrupt       a layer or manifest does not match its digest, or is missing
 ├── PathNotFound          the snapshot holds no such file
@@ -20,6 +22,14 @@ class ForkEngineError(Exception):
 
 class WorkspaceError(ForkEngineError):
     """A folder cannot be imported as it is."""
+
+
+class ImageError(ForkEngineError):
+    """A root file system, a folder or a tar, cannot be imported as it is."""
+
+
+class StoreUnusable(ForkEngineError):
+    """The disk under the store refuses: full, read-only, failing, or not ours."""
 
 
 class SnapshotNotFound(ForkEngineError):
@@ -46,5 +56,6 @@ class MergeConflict(ForkEngineError):
         shown = "; ".join(f"{c.path} ({c.kind.value})" for c in conflicts[:5])
         more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
         super().__init__(
-            f"{len(conflicts)} conflict(s): {shown}{more}. Merge with strategy 'ours' or 'theirs', or change one side"
+            f"{len(conflicts)} conflict(s): {shown}{more}. Merge with a strategy ('ours', 'theirs', 'union') "
+            "or with a function that settles them, or change one side"
         )

@@ -19,8 +19,9 @@ from pathlib import Path
 from ramify.fork_engine.content import copy_bytes, digest_bytes, digest_fd
 from ramify.fork_engine.descent import Descent, file
 from ramify.fork_engine.errors import SnapshotCorrupt, WorkspaceError
-from ramify.fork_engine.layers import Layers, Reader, replace_durably
-from ramify.fork_engine.manifest import FORMAT, Manifest, canonical_json
+from ramify.fork_engine.files import read_own, write_new
+from ramify.fork_engine.layers import Layers, Reader
+from ramify.fork_engine.manifest import FORMAT, MALFORMED, Manifest, canonical_json
 from ramify.fork_engine.scan import Found, TooDeep, entry_of, link_inodes, root_entry, skip, walk
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Skipped
 from ramify.fork_engine.view import Located
@@ -54,11 +55,11 @@ class _Read:
 
 def import_folder(folder: Path, layers: Layers) -> tuple[Manifest, tuple[Skipped, ...]]:
     """The folder's base layer, in the store. Raises `WorkspaceError`. The caller holds the layers' lock."""
-    folder = _checked(folder, layers.root)
-    index_path = layers.root / "index" / f"{digest_bytes(os.fsencode(folder))}.json"
+    folder = _checked(folder, layers.folder.root)
+    index_path = layers.folder.root / "index" / f"{digest_bytes(os.fsencode(folder))}.json"
     index_path.parent.mkdir(mode=0o700, exist_ok=True)
     index = _load_index(index_path, layers)
-    with layers.temporary() as aside:
+    with layers.folder.temporary() as aside:
         incoming = aside / "incoming"
         incoming.mkdir()
         now = incoming.stat().st_ctime_ns  # by the clock that stamps files
@@ -197,19 +198,31 @@ def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> M
 
 def _load_index(path: Path, layers: Layers) -> Index:
     """The last import's; an empty one where it, or the layer that it speaks of, is gone or unreadable."""
+    known = read_index(path)  # where it is damaged only speed is lost: every file is read again
+    if known is None or known[0] not in layers:
+        return Index()
     try:
-        raw = json.loads(path.read_bytes())
-        layer = LayerId(raw["layer"])
-        if raw["format"] != FORMAT or layer not in layers:
-            return Index()
-        manifest = layers.manifest(layer)
-        stamps = {
-            name: (a, b, c, d, e) for name, (a, b, c, d, e) in raw["stamps"].items() if name in manifest.entries
-        }
-    except (FileNotFoundError, ValueError, KeyError, TypeError, SnapshotCorrupt):
-        return Index()  # only speed is lost: every file is read again
-    return Index(manifest, stamps)
+        manifest = layers.manifest(known[0])
+    except SnapshotCorrupt:
+        return Index()
+    return Index(manifest, {name: stamp for name, stamp in known[1].items() if name in manifest.entries})
+
+
+def read_index(path: Path) -> tuple[LayerId, dict[str, Stamp]] | None:
+    """An index's layer and stamps; None where there is none that its own checksum bears out."""
+    try:
+        encoded = read_own(path)
+        raw = json.loads(encoded)
+        if encoded != canonical_json(raw) or raw.pop("check") != digest_bytes(canonical_json(raw)):
+            return None
+        if raw["format"] != FORMAT:
+            return None
+        return LayerId(raw["layer"]), {name: (a, b, c, d, e) for name, (a, b, c, d, e) in raw["stamps"].items()}
+    except (SnapshotCorrupt, OSError, *MALFORMED):
+        return None
 
 
 def _save_index(path: Path, layer: LayerId, stamps: Mapping[str, Stamp], aside: Path) -> None:
-    replace_durably(path, canonical_json({"format": FORMAT, "layer": layer, "stamps": stamps}), aside)
+    spelled = {"format": FORMAT, "layer": layer, "stamps": stamps}
+    write_new(aside / path.name, canonical_json({**spelled, "check": digest_bytes(canonical_json(spelled))}))
+    (aside / path.name).rename(path)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.manifest import Manifest, canonical_json
-from ramify.fork_engine.types import ContentKey, Entry, LayerId, ProcessTier, SnapshotId
+from ramify.fork_engine.types import ContentKey, Entry, Snapshot, SnapshotId
 from ramify.fork_engine.view import View
 
 DEFAULT_VOLATILE: tuple[str, ...] = (
@@ -40,16 +41,38 @@ def _translate(glob: str) -> str:
     return "(?:" + "".join(tokens.get(part, re.escape(part)) for part in parts) + ")(?:/.*)?"
 
 
-def snapshot_id(
-    layers: Sequence[LayerId], env: Mapping[str, str], env_unset: Sequence[str], cwd: str, tier: ProcessTier
-) -> SnapshotId:
-    return SnapshotId(
-        digest_bytes(
-            canonical_json(
-                {"layers": layers, "env": env, "env_unset": sorted(env_unset), "cwd": cwd, "tier": tier.value}
-            )
-        )
-    )
+VOLATILE_OUTSIDE = Volatile(("tmp", "var/tmp", "run", "**/.cache", *DEFAULT_VOLATILE))
+"""The same for what lies beside the workspace: temporary folders and caches."""
+
+UNDEFINED = ContentKey("")
+"""The content key of a state whose processes nothing declares: it serves no reuse."""
+
+
+def snapshot_id(state: Snapshot) -> SnapshotId:
+    """Of all that a restore brings back. What version 1 did not know is spelled only where it is there, so that its
+    ids hold."""
+    return SnapshotId(digest_bytes(canonical_json(identity(state))))
+
+
+def identity(state: Snapshot) -> dict[str, object]:
+    """The fields that the id is the digest of, as docs/snapshot-format.md spells them."""
+    spelled: dict[str, object] = {
+        "layers": state.layers,
+        "env": dict(state.env),
+        "env_unset": sorted(state.env_unset),
+        "cwd": state.cwd,
+        "tier": state.processes.tier.value,
+    }
+    ran = state.processes
+    later: dict[str, object] = {
+        "outside": state.outside,
+        "image": state.image,
+        "shell": ran.shell,
+        "process_image": ran.image,
+        "commands": ran.commands,
+        "dropped": ran.dropped,
+    }
+    return spelled | {name: value for name, value in later.items() if value}
 
 
 def base_digest(base: Manifest, volatile: Volatile) -> str:
@@ -58,26 +81,41 @@ def base_digest(base: Manifest, volatile: Volatile) -> str:
     return digest_bytes(canonical_json([base.root.content, files]))
 
 
-def content_key(
-    view: View, base: str, volatile: Volatile, env: Mapping[str, str], env_unset: Sequence[str], cwd: str
-) -> ContentKey:
-    """`base` is the `base_digest` of the view's base. Costs the paths changed since the base, not the tree."""
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """A state's two stacks as views, and what they stand on as the content key knows it."""
+
+    view: View
+    base: str  # the `base_digest` of the view's base
+    outside: View | None = None
+    image: str = ""  # the `base_digest` of the image
+
+
+def content_key(state: Snapshot, stacks: Stacks, volatile: Volatile) -> ContentKey:
+    """`UNDEFINED` where the processes are not declared. Costs the paths changed since the base, not the tree."""
+    if not state.processes.declared:
+        return UNDEFINED
+    spelled: dict[str, object] = {
+        "base": stacks.base,
+        "root": stacks.view.root.content,
+        "files": _differing(stacks.view, volatile),
+        "env": dict(state.env),
+        "env_unset": sorted(state.env_unset),
+        "cwd": state.cwd,
+    }
+    later: dict[str, object] = {
+        "outside": _differing(stacks.outside, VOLATILE_OUTSIDE) if stacks.outside is not None else [],
+        "image": stacks.image,
+        "shell": state.processes.shell,
+        "commands": state.processes.commands,
+    }
+    return ContentKey(digest_bytes(canonical_json(spelled | {name: value for name, value in later.items() if value})))
+
+
+def _differing(view: View, volatile: Volatile) -> list[object]:
+    """The paths that differ from the view's base, by content."""
     changed = sorted(path for path in view.delta if _content(view.get(path)) != _content(view.base.entries.get(path)))
-    files = _lines(((path, view.get(path)) for path in changed), volatile)
-    return ContentKey(
-        digest_bytes(
-            canonical_json(
-                {
-                    "base": base,
-                    "root": view.root.content,
-                    "files": files,
-                    "env": env,
-                    "env_unset": sorted(env_unset),
-                    "cwd": cwd,
-                }
-            )
-        )
-    )
+    return _lines(((path, view.get(path)) for path in changed), volatile)
 
 
 def _content(entry: Entry | None) -> tuple[str, int, str] | None:

@@ -14,6 +14,9 @@ from ramify.fork_engine.types import Entry, EntryKind, LayerId
 
 FORMAT = 1
 
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading JSON raises that is none, or says other things than it should."""
+
 _DEFAULTS = {f.name: f.default for f in fields(Entry) if f.name != "kind"}
 
 
@@ -85,23 +88,35 @@ def decode(encoded: bytes, expected: LayerId) -> Manifest:
             f"layer {expected}: its manifest does not match its digest. Delete the snapshots that use it, or restore "
             f"the layer's folder from a copy of the store"
         )
-    raw = json.loads(encoded)
-    if raw.get("format") != FORMAT:
+    try:
+        raw = json.loads(encoded)
+        if raw["format"] != FORMAT:
+            raise SnapshotCorrupt(
+                f"layer {expected}: manifest format {raw['format']!r}, this version of Ramify reads {FORMAT}"
+            )
+        entries = {item["path"]: _entry(item) for item in raw["entries"]}
+        manifest = Manifest(entries, _entry(raw["root"]))
+    except MALFORMED:
         raise SnapshotCorrupt(
-            f"layer {expected}: manifest format {raw.get('format')!r}, this version of Ramify reads {FORMAT}"
-        )
-    entries = {item["path"]: _entry(item) for item in raw["entries"]}
-    for path in entries:
+            f"layer {expected}: its manifest is no manifest, though it has its digest. Nothing can use this layer: "
+            f"`ramify fsck --repair` moves it aside"
+        ) from None
+    for path, entry in entries.items():
         _check_path(path, entries, expected)
-    manifest = Manifest(entries, _entry(raw["root"]))
+        _check_link(path, entry, entries, expected)
     manifest.__dict__["id"] = expected  # known: it need not be encoded again to be hashed
     return manifest
 
 
 def _entry(item: dict[str, object]) -> Entry:
+    """Raises one of `MALFORMED`."""
     known = {name: value for name, value in item.items() if name not in ("path", "kind", "xattrs")}
+    for name, value in known.items():
+        if type(value) is not type(_DEFAULTS[name]):
+            raise TypeError(name)
     xattrs = item.get("xattrs", [])
-    assert isinstance(xattrs, list)
+    if not isinstance(xattrs, list):
+        raise TypeError("xattrs")
     return Entry(
         kind=EntryKind(str(item["kind"])),
         xattrs=tuple((name, value) for name, value in xattrs),
@@ -116,3 +131,12 @@ def _check_path(path: str, entries: Mapping[str, Entry], layer: LayerId) -> None
     inside = not above or (parent is not None and parent.kind is EntryKind.DIR)
     if name in ("", ".", "..") or path.startswith("/") or "\0" in path or not inside:
         raise SnapshotCorrupt(f"layer {layer}: its manifest names {path!r}, which no folder of the layer holds")
+
+
+def _check_link(path: str, entry: Entry, entries: Mapping[str, Entry], layer: LayerId) -> None:
+    """A hard link names the first path of a file in the same layer."""
+    if not entry.link:
+        return
+    first = entries.get(entry.link)
+    if first is None or first.link or not first.kind is entry.kind is EntryKind.FILE or entry.link >= path:
+        raise SnapshotCorrupt(f"layer {layer}: its manifest links {path!r} to {entry.link!r}, no file's first path")

@@ -1,8 +1,10 @@
-"""Three-way merge of two snapshots over the paths that either side changed. Pure but for reading texts to merge.
+"""Three-way merge of two views over the paths that either side changed. Pure but for reading texts to merge.
 
 A path changed on one side only is taken from there; equal changes are taken once. A file changed on both sides is
 merged field by field: mode, attributes, contents, where contents are merged by line if all three are UTF-8. Times
-never conflict. What does not fit is a typed conflict, or settled for one side by the strategy.
+never conflict. What does not fit is a typed conflict, which the settler answers.
+
+In a view over an open base (see `OpenView`) a whiteout stands for "removed", and is merged as such.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from merge3 import Merge3
-
 from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.diff import above
-from ramify.fork_engine.types import Conflict, ConflictKind, Entry, EntryKind, LayerId, MergeStrategy, Snapshot
+from ramify.fork_engine.keys import Volatile
+from ramify.fork_engine.lines import merge_lines
+from ramify.fork_engine.settling import Settler
+from ramify.fork_engine.types import Conflict, ConflictKind, Entry, EntryKind, LayerId, MergeStrategy
 from ramify.fork_engine.view import Located, View, differing
 
 T = TypeVar("T")
@@ -29,27 +32,56 @@ class Merged:
     changes: dict[str, Located | None] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
     copies: dict[str, Located] = field(default_factory=dict)
-    conflicts: dict[str, Conflict] = field(default_factory=dict)
     root: Entry = field(default_factory=lambda: Entry(EntryKind.DIR))
+
+    def drop(self, path: str) -> None:
+        """Ours stays as it is there."""
+        self.changes.pop(path, None)
+        self.texts.pop(path, None)
+        self.copies.pop(path, None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Sides:
+class Sides:
+    """What is merged, and how its conflicts are named and answered."""
+
     base: View
     ours: View
     theirs: View
-    strategy: MergeStrategy
     read: Callable[[View, str], bytes]
+    settler: Settler
+    volatile: Volatile
+    prefix: str = ""  # before the path in a conflict: "/" for what lies beside the workspace
+
+    def conflict(self, path: str, kind: ConflictKind, detail: str) -> Conflict:
+        return Conflict(self.prefix + path, kind, detail)
+
+    def answer(
+        self, path: str, conflict: Conflict, *, idle: MergeStrategy = MergeStrategy.OURS
+    ) -> bytes | MergeStrategy:
+        """`idle`: of a volatile path, where nobody says otherwise."""
+
+        def sides() -> tuple[bytes | None, bytes | None, bytes | None]:
+            return self.bytes_of(self.base, path), self.bytes_of(self.ours, path), self.bytes_of(self.theirs, path)
+
+        return self.settler.answer(conflict, sides, idle=idle if path in self.volatile else MergeStrategy.FAIL)
+
+    def bytes_of(self, view: View, path: str) -> bytes | None:
+        entry = view.get(path)
+        if entry is None or entry.kind not in (EntryKind.FILE, EntryKind.SYMLINK):
+            return None
+        return (
+            self.read(view, path) if entry.kind is EntryKind.FILE else entry.target.encode("utf-8", "surrogateescape")
+        )
 
 
-def merge_views(
-    base: View, ours: View, theirs: View, strategy: MergeStrategy, read: Callable[[View, str], bytes]
-) -> Merged:
-    """With FAIL, the conflicts are the caller's to raise; with another strategy they are settled."""
-    sides, merged = _Sides(base, ours, theirs, strategy, read), Merged()
-    for path in differing(base, theirs):
+def merge_views(sides: Sides) -> Merged:
+    """What the settler leaves is the caller's to raise."""
+    merged = Merged()
+    for path in differing(sides.base, sides.theirs):
         _merge_path(path, sides, merged)
     _keep_links(sides, merged)
+    _link_composed(sides, merged)
     _mend_additions(sides, merged)
     _mend_removals(sides, merged)
     _merge_root(sides, merged)
@@ -59,7 +91,11 @@ def merge_views(
 def _same(one: Entry | None, other: Entry | None) -> bool:
     if one is None or other is None:
         return one is other
-    return one.content == other.content and one.xattrs == other.xattrs
+    return one.content == other.content and one.xattrs == other.xattrs and one.opaque == other.opaque
+
+
+def _gone(entry: Entry | None) -> bool:
+    return entry is None or entry.kind is EntryKind.WHITEOUT
 
 
 def _time(base: Entry | None, ours: Entry, theirs: Entry) -> int:
@@ -68,7 +104,7 @@ def _time(base: Entry | None, ours: Entry, theirs: Entry) -> int:
     return max(ours.mtime_ns, theirs.mtime_ns) if changed is None else changed
 
 
-def _merge_path(path: str, sides: _Sides, merged: Merged) -> None:
+def _merge_path(path: str, sides: Sides, merged: Merged) -> None:
     base, ours, theirs = sides.base.get(path), sides.ours.get(path), sides.theirs.get(path)
     if _same(ours, theirs):
         if ours is not None and theirs is not None and _time(base, ours, theirs) != ours.mtime_ns:
@@ -78,41 +114,93 @@ def _merge_path(path: str, sides: _Sides, merged: Merged) -> None:
     elif not _same(theirs, base):
         conflict = _merge_both(path, base, ours, theirs, sides, merged)
         if conflict is not None:
-            merged.conflicts[path] = conflict
-            if sides.strategy is MergeStrategy.THEIRS:
-                merged.changes[path] = sides.theirs.locate(path)
+            _settle(path, conflict, sides, merged)
 
 
-def _merge_root(sides: _Sides, merged: Merged) -> None:
+def _settle(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None:
+    """Both sides changed one path. OURS is what stands there already."""
+    merged.drop(path)
+    answer = sides.answer(path, conflict)
+    if answer is MergeStrategy.UNION:
+        answer = _union(path, conflict, sides, merged)
+    if isinstance(answer, bytes):
+        _compose(path, answer, sides, merged)
+    elif answer is MergeStrategy.THEIRS:
+        merged.changes[path] = sides.theirs.locate(path)
+
+
+def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes | MergeStrategy:
+    ours, theirs = sides.ours.get(path), sides.theirs.get(path)
+    if conflict.kind is ConflictKind.CHANGED_REMOVED:
+        return MergeStrategy.THEIRS if _gone(ours) else MergeStrategy.OURS
+    files = ours is not None and theirs is not None and ours.kind is theirs.kind is EntryKind.FILE
+    if conflict.kind is ConflictKind.BOTH_CHANGED and files and ours is not None and theirs is not None:
+        base = sides.bytes_of(sides.base, path) or b""
+        text = merge_lines(base, sides.read(sides.ours, path), sides.read(sides.theirs, path), union=True)
+        if text is not None and ours.xattrs == theirs.xattrs:
+            return text
+    if (
+        conflict.kind is ConflictKind.MODE
+        and ours is not None
+        and theirs is not None
+        and ours.digest == theirs.digest
+    ):
+        found = sides.ours.locate(path)
+        assert found is not None
+        merged.changes[path] = Located(replace(found.entry, mode=ours.mode | theirs.mode, link=""), NO_LAYER)
+        if ours.kind is EntryKind.FILE:
+            merged.copies[path] = found
+        return MergeStrategy.OURS
+    return sides.settler.leave(conflict)
+
+
+def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
+    """A file of these bytes. All else is as ours has it, or theirs where ours has no file there."""
+    files = [
+        entry for view in (sides.ours, sides.theirs) if (entry := view.get(path)) and entry.kind is EntryKind.FILE
+    ]
+    like = files[0] if files else Entry(EntryKind.FILE, 0o644)
+    newest = max((entry.mtime_ns for entry in files), default=0)
+    entry = replace(like, size=len(data), digest=digest_bytes(data), mtime_ns=newest, link="")
+    merged.changes[path] = Located(entry, NO_LAYER)
+    merged.texts[path] = data
+
+
+def _merge_root(sides: Sides, merged: Merged) -> None:
     ours, theirs = sides.ours.root, sides.theirs.root
     mode = _three_way(sides.base.root.mode, ours.mode, theirs.mode)
     if mode is None:
-        merged.conflicts["."] = Conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
-        mode = theirs.mode if sides.strategy is MergeStrategy.THEIRS else ours.mode
+        conflict = sides.conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
+        answer = sides.settler.answer(conflict, lambda: (None, None, None))
+        if isinstance(answer, bytes):
+            answer = sides.settler.leave(conflict)
+        modes = {MergeStrategy.THEIRS: theirs.mode, MergeStrategy.UNION: ours.mode | theirs.mode}
+        mode = modes.get(answer, ours.mode)
     merged.root = replace(ours, mode=mode, mtime_ns=_time(sides.base.root, ours, theirs))
 
 
 def _merge_both(
-    path: str, base: Entry | None, ours: Entry | None, theirs: Entry | None, sides: _Sides, merged: Merged
+    path: str, base: Entry | None, ours: Entry | None, theirs: Entry | None, sides: Sides, merged: Merged
 ) -> Conflict | None:
     """Both sides changed the path, differently. None where the two fit together after all."""
-    if ours is None or theirs is None:
-        gone = "ours" if ours is None else "theirs"
-        return Conflict(path, ConflictKind.CHANGED_REMOVED, f"removed by {gone}, changed by the other")
+    if ours is None or theirs is None or _gone(ours) is not _gone(theirs):
+        gone = "ours" if _gone(ours) else "theirs"
+        return sides.conflict(path, ConflictKind.CHANGED_REMOVED, f"removed by {gone}, changed by the other")
     if ours.kind is not theirs.kind:
-        return Conflict(path, ConflictKind.TYPE, f"a {ours.kind.value} in ours, a {theirs.kind.value} in theirs")
+        detail = f"a {ours.kind.value} in ours, a {theirs.kind.value} in theirs"
+        return sides.conflict(path, ConflictKind.TYPE, detail)
     alike = base if base is not None and base.kind is ours.kind else None
     mode = _three_way(alike.mode if alike else None, ours.mode, theirs.mode)
     xattrs = _three_way(alike.xattrs if alike else None, ours.xattrs, theirs.xattrs)
     digest = _three_way(alike.digest if alike else None, ours.digest, theirs.digest)
     if mode is None:
-        return Conflict(path, ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
+        return sides.conflict(path, ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
     if xattrs is None:
-        return Conflict(path, ConflictKind.BOTH_CHANGED, "extended attributes")
+        return sides.conflict(path, ConflictKind.BOTH_CHANGED, "extended attributes")
     if digest is None:
         text = _merge_lines(path, alike, sides) if ours.kind is EntryKind.FILE else None
         if text is None:
-            return Conflict(path, ConflictKind.BOTH_CHANGED, "contents")
+            return sides.conflict(path, ConflictKind.BOTH_CHANGED, "contents")
         merged.texts[path] = text
         entry = replace(ours, size=len(text), digest=digest_bytes(text), mtime_ns=_time(base, ours, theirs))
     else:
@@ -122,7 +210,7 @@ def _merge_both(
         entry = found.entry
         if entry.kind is EntryKind.FILE:
             merged.copies[path] = found
-    entry = replace(entry, mode=mode, xattrs=xattrs, link="")
+    entry = replace(entry, mode=mode, xattrs=xattrs, link="", opaque=ours.opaque or theirs.opaque)
     for side, before in ((sides.theirs, theirs), (sides.ours, ours)):
         if _same(entry, before):  # one side has it all: nothing to compose
             merged.texts.pop(path, None)
@@ -141,26 +229,13 @@ def _three_way(base: T | None, ours: T, theirs: T) -> T | None:
     return theirs if ours == base else None
 
 
-def _merge_lines(path: str, base: Entry | None, sides: _Sides) -> bytes | None:
-    """The clean merge by line; None where there is none. Lines keep their ends, whatever these are."""
+def _merge_lines(path: str, base: Entry | None, sides: Sides) -> bytes | None:
     if base is None:
         return None
-    try:
-        base_text, ours, theirs = (
-            sides.read(view, path).decode("utf-8") for view in (sides.base, sides.ours, sides.theirs)
-        )
-    except UnicodeDecodeError:
-        return None
-    if "\0" in base_text + ours + theirs:
-        return None
-    lines = Merge3(base_text.splitlines(True), ours.splitlines(True), theirs.splitlines(True))
-    groups = list(lines.merge_groups())
-    if any(group[0] == "conflict" for group in groups):
-        return None
-    return "".join(line for group in groups for line in group[1]).encode("utf-8")
+    return merge_lines(*(sides.read(view, path) for view in (sides.base, sides.ours, sides.theirs)))
 
 
-def _keep_links(sides: _Sides, merged: Merged) -> None:
+def _keep_links(sides: Sides, merged: Merged) -> None:
     """A file that theirs linked to one which did not change: take both, or they would be two."""
     for path, located in list(merged.changes.items()):
         manifest = sides.theirs.manifests.get(located.layer) if located is not None else None
@@ -171,85 +246,86 @@ def _keep_links(sides: _Sides, merged: Merged) -> None:
                 merged.changes[member] = there
 
 
-def _mend_additions(sides: _Sides, merged: Merged) -> None:
+def _link_composed(sides: Sides, merged: Merged) -> None:
+    """What is one file on both sides, and was composed the same at each of its paths, is one again."""
+    files: dict[tuple[str, str], str] = {}
+    for path in sorted(path for path, located in merged.changes.items() if located and located.layer == NO_LAYER):
+        ours, theirs, composed = sides.ours.get(path), sides.theirs.get(path), merged.changes[path]
+        if ours is None or theirs is None or composed is None:
+            continue
+        first = files.setdefault((ours.link or path, theirs.link or path), path)
+        same = merged.changes[first]
+        if first != path and same is not None and same.entry == composed.entry:
+            merged.changes[path] = Located(replace(composed.entry, link=first), NO_LAYER)
+
+
+def _mend_additions(sides: Sides, merged: Merged) -> None:
     """Theirs put something into a folder that ours removed or replaced: no single path shows that conflict."""
     for path in sorted(path for path, located in merged.changes.items() if located is not None):
         broken = [folder for folder in above(path) if not _is_folder(folder, sides, merged)]
-        if not broken:
+        if not broken or merged.changes.get(path) is None or _whiteout(merged.changes[path]):
             continue
         kind = ConflictKind.CHANGED_REMOVED if _result(broken[-1], sides, merged) is None else ConflictKind.TYPE
-        detail = f"ours has no folder {broken[-1]} any more"
-        merged.conflicts.setdefault(path, Conflict(path, kind, detail))
-        if sides.strategy is MergeStrategy.THEIRS:
-            merged.changes.update((folder, sides.theirs.locate(folder)) for folder in broken)
-        else:
-            _keep_ours(path, merged)
+        conflict = sides.conflict(path, kind, f"ours has no folder {broken[-1]} any more")
+        answer = sides.answer(path, conflict)
+        if answer is MergeStrategy.UNION and kind is ConflictKind.CHANGED_REMOVED:
+            answer = MergeStrategy.THEIRS
+        elif answer is MergeStrategy.UNION:
+            answer = sides.settler.leave(conflict)
+        if answer is MergeStrategy.OURS:
+            merged.drop(path)
+            continue
+        merged.changes.update((folder, sides.theirs.locate(folder)) for folder in broken)
+        if isinstance(answer, bytes):
+            _compose(path, answer, sides, merged)
 
 
-def _mend_removals(sides: _Sides, merged: Merged) -> None:
+def _mend_removals(sides: Sides, merged: Merged) -> None:
     """Theirs removed or replaced a folder in which ours has something of its own."""
     for path in sorted(merged.changes):
-        if _is_folder(path, sides, merged) or not sides.ours.is_folder(path):
+        if path not in merged.changes or _is_folder(path, sides, merged) or not sides.ours.is_folder(path):
             continue
-        kept = [child for child in sides.ours.below(path) if _result(child, sides, merged) is not None]
-        kind = ConflictKind.CHANGED_REMOVED if merged.changes[path] is None else ConflictKind.TYPE
-        for child in kept:
-            detail = f"theirs has no folder {path} any more"
-            merged.conflicts.setdefault(child, Conflict(child, kind, detail))
-            if sides.strategy is MergeStrategy.THEIRS:
+        kind = ConflictKind.CHANGED_REMOVED if _removed(merged.changes[path]) else ConflictKind.TYPE
+        below = [child for child in sides.ours.below(path) if not _removed(_result(child, sides, merged))]
+        kept: set[str] = set()
+        for child in sorted(below, reverse=True):  # what is in a folder decides for the folder
+            if child in kept:
+                continue
+            holds = any(other.startswith(child + "/") for other in below)
+            if not holds and _keeps(child, kind, path, sides, merged):
+                kept.update((child, *above(child)))
+            else:
                 merged.changes[child] = None
-        if kept and sides.strategy is not MergeStrategy.THEIRS:
-            _keep_ours(path, merged)
+        if kept:
+            merged.drop(path)
+            for folder in kept & merged.changes.keys():
+                if merged.changes[folder] is None:
+                    merged.drop(folder)
 
 
-def _result(path: str, sides: _Sides, merged: Merged) -> Located | None:
+def _keeps(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:
+    """Whether what ours has in a folder that theirs removed stays."""
+    conflict = sides.conflict(child, kind, f"theirs has no folder {folder} any more")
+    answer = sides.answer(child, conflict, idle=MergeStrategy.THEIRS)
+    if answer is MergeStrategy.UNION and kind is ConflictKind.TYPE:
+        answer = sides.settler.leave(conflict)
+    if isinstance(answer, bytes):
+        _compose(child, answer, sides, merged)
+    return answer is not MergeStrategy.THEIRS
+
+
+def _removed(located: Located | None) -> bool:
+    return located is None or located.entry.kind is EntryKind.WHITEOUT
+
+
+def _whiteout(located: Located | None) -> bool:
+    return located is not None and located.entry.kind is EntryKind.WHITEOUT
+
+
+def _result(path: str, sides: Sides, merged: Merged) -> Located | None:
     return merged.changes[path] if path in merged.changes else sides.ours.locate(path)
 
 
-def _is_folder(path: str, sides: _Sides, merged: Merged) -> bool:
+def _is_folder(path: str, sides: Sides, merged: Merged) -> bool:
     located = _result(path, sides, merged)
     return located is not None and located.entry.kind is EntryKind.DIR
-
-
-def _keep_ours(path: str, merged: Merged) -> None:
-    del merged.changes[path]
-    merged.texts.pop(path, None)
-    merged.copies.pop(path, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    env: dict[str, str]
-    env_unset: tuple[str, ...]
-    cwd: str
-
-
-def merge_environments(
-    base: Snapshot, ours: Snapshot, theirs: Snapshot, strategy: MergeStrategy
-) -> tuple[Environment, list[Conflict]]:
-    """By the same rules, a variable at a time; a variable is set, unset, or as the world started."""
-    conflicts: list[Conflict] = []
-
-    def settle(name: str, at: tuple[T, T, T]) -> T:
-        _, mine, yours = at
-        if mine == yours or yours == at[0]:
-            return mine
-        if mine != at[0]:
-            conflicts.append(Conflict(name, ConflictKind.ENV, f"{mine!r} in ours, {yours!r} in theirs"))
-            return yours if strategy is MergeStrategy.THEIRS else mine
-        return yours
-
-    sides = (base, ours, theirs)
-    values = [{**dict.fromkeys(s.env_unset, (False, "")), **{k: (True, v) for k, v in s.env.items()}} for s in sides]
-    env: dict[str, str] = {}
-    unset: list[str] = []
-    for name in sorted({name for side in values for name in side}):
-        result = settle(name, (values[0].get(name), values[1].get(name), values[2].get(name)))
-        if result is not None:
-            is_set, value = result
-            if is_set:
-                env[name] = value
-            else:
-                unset.append(name)
-    cwd = settle("cwd", (base.cwd, ours.cwd, theirs.cwd))
-    return Environment(env, tuple(unset), cwd), conflicts

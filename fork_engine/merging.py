@@ -1,4 +1,4 @@
-"""Carrying a merge out: the layer that turns `ours` into the merged state."""
+"""Carrying a merge out: the layers that turn `ours` into the merged state."""
 
 from __future__ import annotations
 
@@ -6,54 +6,81 @@ from dataclasses import dataclass
 
 from ramify.fork_engine.diff import layer_between
 from ramify.fork_engine.errors import MergeConflict
+from ramify.fork_engine.keys import VOLATILE_OUTSIDE, Volatile
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.merge import NO_LAYER, merge_environments, merge_views
-from ramify.fork_engine.types import Conflict, ConflictKind, Entry, MergeStrategy, Snapshot
+from ramify.fork_engine.merge import NO_LAYER, Merged, Sides, merge_views
+from ramify.fork_engine.merge_state import State, merge_states
+from ramify.fork_engine.settling import Settler
+from ramify.fork_engine.types import Conflict, ConflictKind, Entry, MergeStrategy, Resolver, Snapshot
 from ramify.fork_engine.view import View, differing
 from ramify.fork_engine.write import place_bytes, place_copy
+
+Views = tuple[View, View, View]
+"""Of base, ours, theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergedState:
     layer: Manifest | None  # None where ours has all of theirs
-    env: dict[str, str]
-    env_unset: tuple[str, ...]
-    cwd: str
+    outside: Manifest | None
+    state: State
 
 
-def merged_layer(
+def merged_layers(
     snapshots: tuple[Snapshot, Snapshot, Snapshot],
-    views: tuple[View, View, View],
-    strategy: MergeStrategy,
+    views: Views,
+    outside: Views,
+    strategy: MergeStrategy | Resolver,
+    volatile: Volatile,
     layers: Layers,
 ) -> MergedState:
-    """Both as (base, ours, theirs). Raises `MergeConflict`. The caller holds the layers' lock."""
+    """Raises `MergeConflict`, before anything is written. The caller holds the store's lock."""
+    settler = Settler(strategy)
     with Reader(layers) as reader:
-        merged = merge_views(*views, strategy, reader.read)
-        _, ours, theirs = views
-        result = ours.changed(merged.changes, merged.root, theirs.manifests)
-        environment, env_conflicts = merge_environments(*snapshots, strategy)
-        cwd = environment.cwd
-        if not result.is_folder(cwd):
-            env_conflicts.append(Conflict("cwd", ConflictKind.ENV, f"{cwd} is no folder after the merge"))
-            cwd = ""
-        conflicts = (*(merged.conflicts[path] for path in sorted(merged.conflicts)), *env_conflicts)
-        if conflicts and strategy is MergeStrategy.FAIL:
-            raise MergeConflict(conflicts)
+        files = Sides(*views, reader.read, settler, volatile)
+        beside = Sides(*outside, reader.read, settler, VOLATILE_OUTSIDE, prefix="/")
+        merged, merged_beside = merge_views(files), merge_views(beside)
+        result, result_beside = _result(files, merged), _result(beside, merged_beside)
+        state = merge_states(*snapshots, settler)
+        state = _standing(state, result, settler)
+        if settler.left:
+            raise MergeConflict(tuple(sorted(settler.left, key=lambda c: (c.kind is ConflictKind.ENV, c.path))))
+        return MergedState(
+            _written(files.ours, result, merged, reader, layers),
+            _written(beside.ours, result_beside, merged_beside, reader, layers),
+            state,
+        )
 
-        def place(path: str, entry: Entry, parent: int, name: str) -> None:
-            located = result.locate(path)
-            assert located is not None
-            if path in merged.texts:
-                place_bytes(merged.texts[path], entry, parent, name)
-            elif located.layer == NO_LAYER:
-                source = merged.copies[path]
-                place_copy(reader.descent(source.layer), path, entry, parent, name, verify=False)
-            else:
-                reader.link(path, located, parent, name)
 
-        layer = None
-        if result.root != ours.root or differing(ours, result):
-            layer = layers.write(Manifest(layer_between(ours, result, merged.changes), result.root), place)
-    return MergedState(layer, environment.env, environment.env_unset, cwd)
+def _result(sides: Sides, merged: Merged) -> View:
+    return sides.ours.changed(merged.changes, merged.root, sides.theirs.manifests)
+
+
+def _standing(state: State, result: View, settler: Settler) -> State:
+    """The directory must be there to stand in; a strategy that settles all settles for the top."""
+    if result.is_folder(state.cwd):
+        return state
+    conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is no folder after the merge")
+    answer = settler.answer(conflict, lambda: (None, None, None))
+    if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
+        settler.leave(conflict)
+    return State(state.env, state.env_unset, "", state.processes)
+
+
+def _written(ours: View, result: View, merged: Merged, reader: Reader, layers: Layers) -> Manifest | None:
+    if result.root == ours.root and not differing(ours, result):
+        return None
+
+    def place(path: str, entry: Entry, parent: int, name: str) -> None:
+        located = result.locate(path)
+        assert located is not None
+        if path in merged.texts:
+            place_bytes(merged.texts[path], entry, parent, name)
+        elif located.layer == NO_LAYER:
+            source = merged.copies[path]
+            place_copy(reader.descent(source.layer), path, entry, parent, name, verify=False)
+        else:
+            reader.link(path, located, parent, name)
+
+    return layers.write(Manifest(layer_between(ours, result, merged.changes), result.root), place)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ramify.fork_engine.content import digest_bytes, digest_fd
+from ramify.fork_engine.content import Hashing, digest_bytes, digest_fd
 from ramify.fork_engine.descent import file, open_folder, proc_path
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.manifest import relink
@@ -18,6 +19,8 @@ from ramify.fork_engine.types import Entry, EntryKind, Skipped
 
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 400  # folders inside folders: each is an open descriptor and a Python frame while we are below it
+
+_SMALL = 1 << 15  # bytes: below it handing a file to another thread costs more than hashing it
 
 _WHITEOUT = Entry(EntryKind.WHITEOUT)
 _SKIP_REASONS = {
@@ -40,6 +43,25 @@ class Found:
     parent: int
     stat: os.stat_result
     folder: int = -1  # an open descriptor where it is a folder
+    _attributes: list[str] | None = None
+
+    @property
+    def attributes(self) -> list[str]:
+        """The names of its extended attributes."""
+        if self._attributes is None:
+            self._attributes = _list_xattrs(
+                self.folder if self.folder >= 0 else f"{proc_path(self.parent)}/{self.name}"
+            )
+        return self._attributes
+
+
+Stamp = tuple[int, int, int, int]
+"""By which a file is known to be as it was: inode, size, when it was written, and its inode, which nobody can set."""
+
+Stamps = Mapping[str, tuple[Stamp, str]]
+"""Of files, by path, each with its digest."""
+
+_TICK_NS = 50_000_000  # a file that was touched so lately may be written again without a later stamp
 
 
 @dataclass(slots=True)
@@ -47,7 +69,8 @@ class Scan:
     root: Entry
     entries: dict[str, Entry] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
-    marked: list[str] = field(default_factory=list)  # paths that carry overlay's own xattrs ("" for the root)
+    marked: dict[str, list[str]] = field(default_factory=dict)  # overlay's own xattrs by path ("" for the root)
+    stamps: Stamps = field(default_factory=dict)
 
 
 def walk(root: Path, *, lend: int = 0o500) -> Generator[Found, None, None]:
@@ -87,7 +110,7 @@ def entry_of(found: Found, digest: Callable[[Found], str]) -> Entry | None:
     """The entry of a path as it lies there; None for what an entry cannot be. `digest` reads a file where needed."""
     kind, mode, mtime = stat.S_IFMT(found.stat.st_mode), stat.S_IMODE(found.stat.st_mode), found.stat.st_mtime_ns
     if kind == stat.S_IFDIR:
-        return Entry(EntryKind.DIR, mode, mtime_ns=mtime, xattrs=_xattrs(found.folder))
+        return Entry(EntryKind.DIR, mode, mtime_ns=mtime, xattrs=_xattrs(found.folder, found.attributes))
     if kind == stat.S_IFREG:
         return Entry(EntryKind.FILE, mode, found.stat.st_size, mtime, digest(found), xattrs=_file_xattrs(found))
     if kind == stat.S_IFLNK:
@@ -114,14 +137,14 @@ def hash_file(found: Found) -> str:
 
 
 def _file_xattrs(found: Found) -> tuple[tuple[str, str], ...]:
-    if not any(map(_is_users, _list_xattrs(f"{proc_path(found.parent)}/{found.name}"))):
+    if not any(map(_is_users, found.attributes)):
         return ()
     with file(found.name, found.parent) as fd:  # values, unlike names, need the right to read
-        return _xattrs(fd)
+        return _xattrs(fd, found.attributes)
 
 
-def _xattrs(fd: int) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, os.getxattr(fd, name).hex()) for name in _list_xattrs(fd) if _is_users(name)))
+def _xattrs(fd: int, names: list[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, os.getxattr(fd, name).hex()) for name in names if _is_users(name)))
 
 
 def _is_users(name: str) -> bool:
@@ -174,27 +197,50 @@ def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
     return result
 
 
-def scan_upper(root: Path) -> Scan:
-    """An overlayfs upper folder: whiteouts and opaque folders read as such, overlay's other marks noted."""
+def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
+    """An overlayfs upper folder: whiteouts and opaque folders read as such, overlay's other marks noted.
+
+    `known`: the `stamps` of an earlier scan of the same folder; what has the same one is not read again.
+    """
     result = Scan(root_entry(root.stat()))
+    steady, known = time.time_ns() - _TICK_NS, known or {}
+    stamps: dict[str, Stamp] = {}
+    if marks := list(filter(is_overlays, _list_xattrs(os.fspath(root)))):
+        result.marked[""] = marks
     inodes: dict[tuple[int, int], list[str]] = {}
-    if any(map(is_overlays, _list_xattrs(os.fspath(root)))):
-        result.marked.append("")
-    with closing(walk(root)) as walked:
+    with closing(Hashing()) as hashing, closing(walk(root)) as walked:
+
+        def digest(found: Found) -> str:
+            now = found.stat
+            stamp = (now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns)
+            if max(now.st_mtime_ns, now.st_ctime_ns) < steady:
+                stamps[found.path] = stamp
+            before, digest = known.get(found.path, (None, ""))
+            if stamp == before:
+                return digest
+            if found.stat.st_size < _SMALL:
+                return hash_file(found)
+            with file(found.name, found.parent) as fd:
+                hashing.start(found.path, fd, found.stat.st_size)
+            return ""
+
         for found in walked:
             if stat.S_ISCHR(found.stat.st_mode) and found.stat.st_rdev == 0:
                 result.entries[found.path] = _WHITEOUT
                 continue
-            entry = entry_of(found, hash_file)
+            entry = entry_of(found, digest)
             if entry is None:
                 result.skipped.append(skip(found))
                 continue
-            if _overlay_marks(found):
-                result.marked.append(found.path)
-                if entry.kind is EntryKind.DIR and _is_opaque(found.folder):
+            if marks := _overlay_marks(found):
+                result.marked[found.path] = marks
+                if entry.kind is EntryKind.DIR and _is_opaque(found.folder, marks):
                     entry = replace(entry, opaque=True)
             result.entries[found.path] = entry
             _note_inode(inodes, found, entry)
+        for path, found_digest in hashing.finish().items():
+            result.entries[path] = replace(result.entries[path], digest=found_digest)
+    result.stamps = {path: (stamp, result.entries[path].digest) for path, stamp in stamps.items()}
     result.entries = link_inodes(result.entries, inodes)
     return result
 
@@ -205,7 +251,7 @@ def _note_inode(inodes: dict[tuple[int, int], list[str]], found: Found, entry: E
 
 
 def _overlay_marks(found: Found) -> list[str]:
-    marks = list(filter(is_overlays, _list_xattrs(f"{proc_path(found.parent)}/{found.name}")))
+    marks = list(filter(is_overlays, found.attributes))
     for name in marks:
         if name.endswith((".overlay.redirect", ".overlay.metacopy")):
             raise ForkEngineError(
@@ -215,9 +261,6 @@ def _overlay_marks(found: Found) -> list[str]:
     return marks
 
 
-def _is_opaque(folder: int) -> bool:
+def _is_opaque(folder: int, marks: list[str]) -> bool:
     """Opaque by either spelling: unprivileged mounts (userxattr) write user.*, root's may write trusted.*."""
-    return any(
-        name.endswith(".overlay.opaque") and is_overlays(name) and os.getxattr(folder, name) == b"y"
-        for name in _list_xattrs(folder)
-    )
+    return any(name.endswith(".overlay.opaque") and os.getxattr(folder, name) == b"y" for name in marks)

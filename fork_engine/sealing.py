@@ -5,41 +5,99 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.fork_engine.content import wait_past_tick
 from ramify.fork_engine.descent import Descent, folder, remove_tree, set_xattrs, split
-from ramify.fork_engine.diff import layer_between
+from ramify.fork_engine.diff import above, layer_between
+from ramify.fork_engine.files import write_new
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import Manifest, link_groups
-from ramify.fork_engine.scan import OPAQUE, Scan, is_overlays, scan_tree, scan_upper
+from ramify.fork_engine.scan import OPAQUE, Scan, Stamps, scan_tree, scan_upper
 from ramify.fork_engine.types import Entry, EntryKind
 from ramify.fork_engine.view import View, differing
 from ramify.fork_engine.write import place_copy
 
 _WHITEOUT = Entry(EntryKind.WHITEOUT)
+_OUTSIDE_ROOT = Entry(EntryKind.DIR, 0o755)
 
 
-def upper_layer(upper: Path, parent: View, layers: Layers, *, move: bool) -> Manifest | None:
-    """The layer that an upper folder is; None, the folder left as it is, where it changes nothing.
+@dataclass(frozen=True, slots=True)
+class Upper:
+    """An overlay's upper folder, read: the layer that it is to become."""
 
-    With `move` the folder itself becomes the layer, and is gone.
-    """
-    scan = scan_upper(upper)
+    folder: Path
+    scan: Scan
+    manifest: Manifest
+    view: View  # the parent's with the layer on it
+
+    def same(self, parent: View) -> bool:
+        """Whether it changes nothing."""
+        return self.view.root == parent.root and not differing(parent, self.view)
+
+
+def read_upper(upper: Path, parent: View, known: Stamps | None = None) -> Upper | None:
+    """None where it changes nothing. Nothing is written. `known`: see `scan_upper`."""
+    scan = scan_upper(upper, known)
     for skipped in scan.skipped:
         if skipped.path in parent:  # a socket in place of a file: the file must not come back
             scan.entries[skipped.path] = _WHITEOUT
     manifest = Manifest(scan.entries, scan.root)
-    above = parent.stacked(manifest)
-    if above.root == parent.root and not differing(parent, above):
-        return None
-    if move:
-        with layers.temporary() as aside:
+    stacked = parent.stacked(manifest)
+    read = Upper(upper, scan, manifest, stacked)
+    return None if read.same(parent) else read
+
+
+def read_outside(upper: Path, parent: View, known: Stamps | None = None) -> Upper | None:
+    """The same for the second stack, whose top folders are scaffolding: they count where something is in them."""
+    scan = scan_upper(upper, known)
+    scan.root = _OUTSIDE_ROOT
+    for skipped in scan.skipped:
+        if skipped.path in parent:
+            scan.entries[skipped.path] = _WHITEOUT
+    needed: set[str] = set()
+    for path, entry in scan.entries.items():
+        if not _is_scaffold(path, entry, scan, parent):
+            needed.update((path, *above(path)))
+    manifest = Manifest({path: scan.entries[path] for path in scan.entries if path in needed}, scan.root)
+    stacked = parent.stacked(manifest)
+    return Upper(upper, scan, manifest, stacked) if differing(parent, stacked) else None
+
+
+def _is_scaffold(path: str, entry: Entry, scan: Scan, parent: View) -> bool:
+    """A folder that whoever made the mounts may have made: it says nothing but its own mode and time.
+
+    What a world makes there itself is opaque, and what it changes is copied up.
+    """
+    if entry.kind is not EntryKind.DIR or entry.opaque or entry.xattrs or _copied_up(path, scan):
+        return False
+    before = parent.get(path)
+    if before is not None:
+        return before.kind is EntryKind.DIR and before.mode == entry.mode
+    return not any(scan.entries[holder].opaque for holder in above(path))
+
+
+def _copied_up(path: str, scan: Scan) -> bool:
+    return any(mark.endswith(".overlay.origin") for mark in scan.marked.get(path, ()))
+
+
+def take_upper(read: Upper, layers: Layers, *, move: bool) -> Manifest:
+    """Make the layer. With `move` the folder itself becomes it, and is gone; where that fails, it is as it was."""
+    manifest, upper = read.manifest, read.folder
+    if move and manifest.entries.keys() >= read.scan.entries.keys() and manifest.id not in layers:
+        with layers.folder.temporary() as aside:
             fs = aside / "layer" / "fs"
             fs.parent.mkdir()
+            write_new(fs.parent / "manifest.json", manifest.encoded)
             if _rename(upper, fs):
-                _normalise(fs, scan)
-                layers.adopt(manifest, fs)
+                try:
+                    _normalise(fs, read.scan)
+                    layers.place(manifest, fs.parent)
+                except BaseException:
+                    if fs.exists():
+                        fs.rename(upper)  # what the world wrote is not ours to lose
+                    raise
                 return manifest
     _copied(manifest, upper, layers)
     if move:
@@ -60,12 +118,18 @@ def _rename(upper: Path, fs: Path) -> bool:
 
 
 def _normalise(fs: Path, scan: Scan) -> None:
-    """Make a renamed upper folder what its entries say: no overlay bookkeeping, nothing that cannot be kept."""
+    """Make a renamed upper folder what its entries say: no overlay bookkeeping, nothing that cannot be kept.
+
+    First what may find no room, then what cannot be taken back.
+    """
+    opaque = {path for path in scan.marked if path in scan.entries and scan.entries[path].opaque}
     with Descent(fs, lend=0o700) as tree:
-        for path in scan.marked:
-            parent, name = tree.parent(path) if path else (tree.folder(""), ".")
-            opaque = path in scan.entries and scan.entries[path].opaque
-            set_xattrs(name, parent, drop=is_overlays, add={OPAQUE: b"y"} if opaque else {})
+        for path in opaque:
+            if OPAQUE not in scan.marked[path]:
+                parent, name = tree.parent(path)
+                set_xattrs(name, parent, drop=_nothing, add={OPAQUE: b"y"})
+        for path, marks in scan.marked.items():
+            _unmark(path, [mark for mark in marks if mark != OPAQUE or path not in opaque], fs, tree)
         for skipped in scan.skipped:
             parent, name = tree.parent(skipped.path)
             os.unlink(name, dir_fd=parent)
@@ -74,6 +138,24 @@ def _normalise(fs: Path, scan: Scan) -> None:
             holder = split(skipped.path)[0]
             times = scan.entries[holder].mtime_ns if holder else scan.root.mtime_ns
             os.utime(parent, ns=(times, times))
+    fs.chmod(scan.root.mode)
+    os.utime(fs, ns=(scan.root.mtime_ns, scan.root.mtime_ns))
+
+
+def _unmark(path: str, marks: list[str], fs: Path, tree: Descent) -> None:
+    """By name where that is allowed and short enough, which is ten times faster: nobody else has this folder now."""
+    try:
+        for mark in marks:
+            os.removexattr(f"{fs}/{path}", mark, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENODATA):
+            raise
+        parent, name = tree.parent(path) if path else (tree.folder(""), ".")
+        set_xattrs(name, parent, drop=marks.__contains__, add={})
+
+
+def _nothing(_: str) -> bool:
+    return False
 
 
 def tree_layer(tree: Path, parent: View, layers: Layers) -> Manifest | None:
@@ -101,8 +183,8 @@ def _copied(manifest: Manifest, source: Path, layers: Layers) -> Manifest:
 
 
 def squashed_layer(view: View, layers: Layers) -> Manifest | None:
-    """All layers above the base as one, files linked, not copied. None where they cancel each other out."""
-    base = View(view.base)
+    """All layers above the view's base as one, files linked, not copied. None where they cancel each other out."""
+    base = type(view)(view.base)
     if view.root == base.root and not differing(base, view):
         return None
     entries = layer_between(base, view, view.delta)

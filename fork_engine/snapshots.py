@@ -4,41 +4,55 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+from ramify.fork_engine import crash
 from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
-from ramify.fork_engine.keys import snapshot_id
-from ramify.fork_engine.layers import Layers, flush_folder, replace_durably
-from ramify.fork_engine.manifest import FORMAT, canonical_json
-from ramify.fork_engine.types import ContentKey, LayerId, ProcessTier, Snapshot, SnapshotId
+from ramify.fork_engine.files import flush_folder, make_folder, read_own, write_new
+from ramify.fork_engine.folder import StoreFolder
+from ramify.fork_engine.keys import identity, snapshot_id
+from ramify.fork_engine.manifest import MALFORMED, canonical_json
+from ramify.fork_engine.types import ContentKey, LayerId, Processes, ProcessTier, Snapshot, SnapshotId
 
+FORMAT = 2
+READ = (1, 2)
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
 class Snapshots:
-    def __init__(self, layers: Layers) -> None:
-        self._layers = layers
-        self._folder = layers.root / "snapshots"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+    def __init__(self, folder: StoreFolder) -> None:
+        self._store = folder
+        self._folder = folder.root / "snapshots"
+        make_folder(self._folder)
 
     def __iter__(self) -> Iterator[SnapshotId]:
         return iter(sorted(SnapshotId(path.stem) for path in self._folder.glob("*.json")))
 
+    def older_than(self, seconds: float) -> list[SnapshotId]:
+        """Those whose record was written longer ago than that, or has a time to come (a clock was set back)."""
+        now = time.time()
+        paths = self._folder.glob("*.json")
+        return sorted(SnapshotId(path.stem) for path in paths if not 0 <= now - path.stat().st_mtime < seconds)
+
     def save(self, snapshot: Snapshot, volatile: tuple[str, ...]) -> None:
-        """The caller holds the layers' lock since it made or found the snapshot's layers."""
-        with self._layers.temporary() as aside:
-            replace_durably(self._path(snapshot.id), encode(snapshot, volatile), aside)
+        """The caller holds the store's lock since it made or found the snapshot's layers."""
+        with self._store.temporary() as aside:
+            write_new(aside / "made", encode(snapshot, volatile))
+            self._store.place(aside / "made", "snapshots", f"{snapshot.id}.json")
+        crash.point("snapshot")
 
     def load(self, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
         """The snapshot and the volatile globs that its content key was made with."""
         if not _ID.fullmatch(id):
             raise SnapshotNotFound(f"{id!r} is not a snapshot id: 64 hexadecimal digits are")
         try:
-            return decode(self._path(id).read_bytes(), id)
+            return decode(read_own(self._path(id)), id)
         except FileNotFoundError:
-            raise SnapshotNotFound(f"snapshot {id} is not in the store {self._layers.root}") from None
+            raise SnapshotNotFound(f"snapshot {id} is not in the store {self._store.root}") from None
 
     def remove(self, ids: Iterable[SnapshotId]) -> None:
         """For good when this returns, so that what they named may go."""
@@ -52,40 +66,59 @@ class Snapshots:
 
 def encode(snapshot: Snapshot, volatile: tuple[str, ...]) -> bytes:
     fields = {
+        **identity(snapshot),
         "format": FORMAT,
-        "layers": snapshot.layers,
-        "env": dict(snapshot.env),
-        "env_unset": snapshot.env_unset,
-        "cwd": snapshot.cwd,
-        "tier": snapshot.tier.value,
         "content_key": snapshot.content_key,
         "volatile": volatile,
+        "parents": snapshot.parents,
+        "reason": snapshot.processes.reason,
     }
     return canonical_json({**fields, "check": digest_bytes(canonical_json(fields))})
 
 
 def decode(encoded: bytes, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
+    """The snapshot and the volatile globs that its content key was made with. Raises `SnapshotCorrupt`."""
     try:
         raw = json.loads(encoded)
-        check = raw.pop("check")
-    except (ValueError, KeyError, TypeError, AttributeError):
+        if encoded != canonical_json(raw) or raw.pop("check") != digest_bytes(canonical_json(raw)):
+            raise _corrupt(id)
+        if raw["format"] not in READ:
+            raise SnapshotCorrupt(
+                f"snapshot {id}: format {raw['format']!r}, this version of Ramify reads up to {FORMAT}"
+            )
+        snapshot, volatile = fields_of(raw, id), tuple(raw["volatile"])
+        if snapshot_id(snapshot) != id:
+            raise _corrupt(id)
+    except MALFORMED:
         raise _corrupt(id) from None
-    if check != digest_bytes(canonical_json(raw)):
-        raise _corrupt(id)
-    if raw["format"] != FORMAT:
-        raise SnapshotCorrupt(f"snapshot {id}: format {raw['format']!r}, this version of Ramify reads {FORMAT}")
-    snapshot = Snapshot(
-        id=snapshot_id(raw["layers"], raw["env"], raw["env_unset"], raw["cwd"], ProcessTier(raw["tier"])),
+    return snapshot, volatile
+
+
+def fields_of(raw: dict[str, Any], id: SnapshotId) -> Snapshot:
+    """A record's fields, unchecked."""
+    return Snapshot(
+        id=id,
         layers=tuple(LayerId(layer) for layer in raw["layers"]),
         content_key=ContentKey(raw["content_key"]),
         env=raw["env"],
         env_unset=tuple(raw["env_unset"]),
         cwd=raw["cwd"],
-        tier=ProcessTier(raw["tier"]),
+        processes=_processes(raw),
+        outside=tuple(LayerId(layer) for layer in raw.get("outside", ())),
+        image=LayerId(raw["image"]) if "image" in raw else None,
+        parents=tuple(SnapshotId(parent) for parent in raw.get("parents", ())),
     )
-    if snapshot.id != id:
-        raise _corrupt(id)
-    return snapshot, tuple(raw["volatile"])
+
+
+def _processes(raw: dict[str, Any]) -> Processes:
+    return Processes(
+        tier=ProcessTier(raw["tier"]),
+        shell=raw.get("shell", ""),
+        image=raw.get("process_image", ""),
+        commands=tuple(raw.get("commands", ())),
+        dropped=raw.get("dropped", 0),
+        reason=raw.get("reason", ""),
+    )
 
 
 def _corrupt(id: SnapshotId) -> SnapshotCorrupt:

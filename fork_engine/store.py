@@ -6,69 +6,118 @@ what the workspace holds; only the base's manifest is as large as the workspace,
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ramify.fork_engine import checkout as checkouts
-from ramify.fork_engine import diff
-from ramify.fork_engine.errors import CheckoutRefused
+from ramify.fork_engine import crash, diff
+from ramify.fork_engine.blobs import GRACE_S, Blobs
+from ramify.fork_engine.check import Parts
+from ramify.fork_engine.errors import CheckoutRefused, MergeConflict, SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.files import the_disks_errors
+from ramify.fork_engine.folder import StoreFolder
+from ramify.fork_engine.fsck import FsckReport, believe_again, fsck
+from ramify.fork_engine.images import adopt_folder, import_image
 from ramify.fork_engine.importer import import_folder
-from ramify.fork_engine.keys import DEFAULT_VOLATILE, Volatile, base_digest, content_key, snapshot_id
+from ramify.fork_engine.keys import DEFAULT_VOLATILE, Stacks, Volatile, base_digest, content_key, snapshot_id
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.merging import merged_layer
-from ramify.fork_engine.sealing import squashed_layer, tree_layer, upper_layer
+from ramify.fork_engine.merging import merged_layers
+from ramify.fork_engine.recent import Recent
+from ramify.fork_engine.sealing import Upper, read_outside, read_upper, squashed_layer, take_upper, tree_layer
 from ramify.fork_engine.snapshots import Snapshots
+from ramify.fork_engine.staying import Stayed, since
 from ramify.fork_engine.types import (
     Change,
+    Conflict,
+    ConflictKind,
+    ContentKey,
     Entry,
     EntryKind,
     Imported,
     LayerId,
     MergeStrategy,
-    ProcessTier,
+    Processes,
+    Resolver,
     Snapshot,
     SnapshotId,
 )
-from ramify.fork_engine.view import View
+from ramify.fork_engine.view import OpenView, View
 from ramify.fork_engine.write import Place
 
 MAX_LAYERS = 48
 """Mounting costs a little with each layer, and overlayfs ends at 500: a stack that would be higher is squashed."""
 
 _VIEWS_KEPT = 128
+NO_PROCESSES = Processes()
 
 
 class SnapshotStore:
     def __init__(
         self, root: Path, *, volatile: Sequence[str] = DEFAULT_VOLATILE, max_layers: int = MAX_LAYERS
     ) -> None:
-        """Opens the store at `root`, or makes one. `volatile`: globs that the content key leaves out (keys.py)."""
+        """Opens the store at `root`, or makes one. `volatile`: globs that the content key leaves out (keys.py).
+
+        Raises `StoreUnusable`, as every method here does that writes.
+        """
         self.root = root.absolute()
-        self._layers = Layers(self.root)
-        self._snapshots = Snapshots(self._layers)
+        with the_disks_errors(self.root):
+            self._folder = StoreFolder(self.root)
+            self._layers = Layers(self._folder)
+            self._images = Layers(self._folder, "images")
+            self._blobs = Blobs(self._folder)
+            self._snapshots = Snapshots(self._folder)
+            self._parts = Parts(self._folder, self._layers, self._images, self._blobs, self._snapshots)
+            self._believe_again()
         self._volatile = Volatile(volatile)
         self._max_layers = max_layers
-        self._view = functools.lru_cache(_VIEWS_KEPT)(self._make_view)
-        self._base_digest = functools.lru_cache(_VIEWS_KEPT)(
-            lambda base: base_digest(self._layers.manifest(base), self._volatile)
-        )
+        self._view = Recent(_VIEWS_KEPT, self._make_view)
+        self._outside_view = Recent(_VIEWS_KEPT, self._make_outside)
+        self._base_digest = Recent(_VIEWS_KEPT, self._make_base_digest)
 
     # Making snapshots
 
-    def import_tree(self, folder: Path) -> Imported:
+    def import_tree(self, folder: Path, *, image: LayerId | None = None) -> Imported:
         """Copy a user's folder into a base layer. Never writes to it; a second time reads only what changed.
+        `image`: what `import_image` returned, for worlds that stand on it.
 
-        Raises `WorkspaceError` where it is missing, no folder, unreadable anywhere, or changes meanwhile.
+        Raises `WorkspaceError` where the folder is missing, none, unreadable anywhere, or changes meanwhile.
         """
-        with self._layers.lock():
+        with self._making(flush=True):
             manifest, skipped = import_folder(folder, self._layers)
-            snapshot = self._save((manifest.id,), {}, (), "", ProcessTier.NONE)
+            snapshot = self._save(_draft((manifest.id,), image))
         files = [entry for entry in manifest.entries.values() if entry.kind is EntryKind.FILE]
         return Imported(snapshot, skipped, len(files), sum(entry.size for entry in files if not entry.link))
+
+    def import_image(self, path: Path) -> LayerId:
+        """Copy a root file system, a folder or a tar of one, into a layer; owners are dropped, devices left out.
+
+        Raises `ImageError` where it cannot be read, or where a tar's members would lie outside of it.
+        """
+        with self._making(flush=True):
+            return import_image(path, self._layers).id
+
+    def put_blob(self, data: bytes) -> str:
+        """Keep bytes for a snapshot that is about to name them; their digest. `flush` makes them durable."""
+        with the_disks_errors(self.root):
+            return self._blobs.put(data)
+
+    def blob(self, digest: str) -> bytes:
+        """Raises `SnapshotCorrupt` where it is gone or damaged."""
+        return self._blobs.get(digest)
+
+    def adopt_image(self, folder: Path, like: str = "") -> str:
+        """Take a folder of process images in, for a snapshot that is about to name it. The folder is gone then.
+        `like`: an earlier one that it shares files with, by hard links; they are not read again."""
+        with self._making(flush=False):
+            return adopt_folder(folder, self._images, LayerId(like)).id
+
+    def image_dir(self, image: str) -> Path:
+        """The folder of process images. Raises `SnapshotCorrupt` where it is gone."""
+        return self._images.fs(LayerId(image))
 
     def seal_upper(
         self,
@@ -78,17 +127,62 @@ class SnapshotStore:
         env: Mapping[str, str],
         env_unset: Sequence[str],
         cwd: str,
-        tier: ProcessTier = ProcessTier.NONE,
+        processes: Processes = NO_PROCESSES,
+        outside: Path | None = None,
         move: bool,
+        flush: bool = True,
+        stayed: Stayed | None = None,
     ) -> Snapshot:
-        """The parent plus what an overlayfs upper folder holds; the parent itself where nothing changed.
+        """The parent plus what overlayfs upper folders hold; the parent itself where nothing changed.
 
-        With `move` the folder becomes the layer and is gone, if it changes any file; else it stays as it is. Nothing
-        may write to it meanwhile, or, moved, ever again.
+        `outside` is the upper of all beside the workspace, paths in it relative to "/". With `move` a folder that
+        changes anything becomes the layer and is gone; else it stays as it is, and costs what changed since the seal
+        that `stayed` remembers. Nothing may write to it meanwhile, or, moved, ever again. Without `flush` the
+        snapshot is complete and can be forked, but a machine that dies before the next `flush` may lose it.
         """
-        return self._seal(
-            parent, lambda view: upper_layer(upper, view, self._layers, move=move), env, env_unset, cwd, tier
-        )
+        with self._making(flush):
+            stayed = Stayed() if move or stayed is None else stayed
+            read = read_upper(upper, self._view(parent.layers), stayed.known(upper))
+            beside = None
+            if outside is not None:
+                beside = read_outside(outside, self._outside(parent), stayed.known(outside))
+            stayed.note(read)
+            stayed.note(beside)
+            layers, more = parent.layers, parent.outside
+            if read is not None:
+                layers = self._sealed_over(read, parent, stayed, move=move)
+            if beside is not None:
+                more = self._sealed_beside(beside, parent, stayed, move=move)
+            draft = replace(parent, layers=layers, outside=more, processes=processes)
+            sealed = self._save_child(draft, parent, env, env_unset, cwd)
+            stayed.snapshot = sealed
+            return sealed
+
+    def _sealed_over(self, read: Upper, parent: Snapshot, stayed: Stayed, *, move: bool) -> tuple[LayerId, ...]:
+        """The workspace's stack."""
+        if stayed.snapshot is not None:
+            last = stayed.snapshot.layers
+            made = since(read, self._view(last))
+            if made is not None:
+                if made.same(self._view(last)):
+                    return last
+                self._view.put((*last, made.manifest.id), made.view)
+                return self._stack(last, take_upper(made, self._layers, move=False))
+        self._view.put((*parent.layers, read.manifest.id), read.view)
+        return self._stack(parent.layers, take_upper(read, self._layers, move=move))
+
+    def _sealed_beside(self, read: Upper, parent: Snapshot, stayed: Stayed, *, move: bool) -> tuple[LayerId, ...]:
+        """The second stack."""
+        if stayed.snapshot is not None:
+            last = stayed.snapshot.outside
+            made = since(read, self._outside(stayed.snapshot))
+            if made is not None:
+                if made.same(self._outside(stayed.snapshot)):
+                    return last
+                self._outside_view.put((parent.image, (*last, made.manifest.id)), made.view)
+                return self._stack_outside(stayed.snapshot, take_upper(made, self._layers, move=False))
+        self._outside_view.put((parent.image, (*parent.outside, read.manifest.id)), read.view)
+        return self._stack_outside(parent, take_upper(read, self._layers, move=move))
 
     def seal_tree(
         self,
@@ -98,68 +192,134 @@ class SnapshotStore:
         env: Mapping[str, str],
         env_unset: Sequence[str],
         cwd: str,
-        tier: ProcessTier = ProcessTier.NONE,
+        processes: Processes = NO_PROCESSES,
+        flush: bool = True,
     ) -> Snapshot:
         """The parent plus what a plain folder, once materialised from it, now has otherwise. Costs a stat a path."""
-        return self._seal(parent, lambda view: tree_layer(tree, view, self._layers), env, env_unset, cwd, tier)
+        with self._making(flush):
+            made = tree_layer(tree, self._view(parent.layers), self._layers)
+            layers = parent.layers if made is None else self._stack(parent.layers, made)
+            return self._save_child(replace(parent, layers=layers, processes=processes), parent, env, env_unset, cwd)
 
     def merge(
-        self, base: Snapshot, ours: Snapshot, theirs: Snapshot, *, strategy: MergeStrategy = MergeStrategy.FAIL
+        self,
+        base: Snapshot,
+        ours: Snapshot,
+        theirs: Snapshot,
+        *,
+        strategy: MergeStrategy | Resolver = MergeStrategy.FAIL,
+        flush: bool = True,
     ) -> Snapshot:
         """What both sides changed since `base`, as `ours` and one more layer. Where one side is `base`: the other.
 
-        Raises `MergeConflict`, unless the strategy says whose change wins.
+        Files, variables, directory and processes merge by the same rules; the result's `parents` are both sides.
+        `strategy` answers each conflict, or is asked for an answer. Raises `MergeConflict` with all that are left.
         """
         if ours.id == base.id:
             return theirs
         if theirs.id == base.id:
             return ours
-        tier = ProcessTier.NONE if ours.tier is theirs.tier is ProcessTier.NONE else ProcessTier.DROPPED
+        snapshots = (base, ours, theirs)
+        if len({one.image for one in snapshots}) > 1:
+            raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they stand on different images"),))
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
-        with self._layers.lock():
-            made = merged_layer((base, ours, theirs), views, strategy, self._layers)
-            layers = self._stack(ours.layers, made.layer)
-            return self._save(layers, made.env, made.env_unset, made.cwd, tier)
+        outside = (self._outside(base), self._outside(ours), self._outside(theirs))
+        with self._making(flush):
+            made = merged_layers(snapshots, views, outside, strategy, self._volatile, self._layers)
+            draft = replace(
+                ours,
+                layers=ours.layers if made.layer is None else self._stack(ours.layers, made.layer),
+                outside=ours.outside if made.outside is None else self._stack_outside(ours, made.outside),
+                env=made.state.env,
+                env_unset=made.state.env_unset,
+                cwd=made.state.cwd,
+                processes=made.state.processes,
+                parents=(ours.id, theirs.id),
+            )
+            return self._save(draft)
 
-    def _seal(
-        self,
-        parent: Snapshot,
-        make: Callable[[View], Manifest | None],
-        env: Mapping[str, str],
-        env_unset: Sequence[str],
-        cwd: str,
-        tier: ProcessTier,
-    ) -> Snapshot:
-        view = self._view(parent.layers)
-        with self._layers.lock():
-            layers = self._stack(parent.layers, make(view))
-            unset = tuple(sorted(env_unset))
-            if snapshot_id(layers, env, unset, cwd, tier) == parent.id:
-                return parent
-            return self._save(layers, env, unset, cwd, tier)
+    def graft(self, onto: Snapshot, before: Snapshot, after: Snapshot, *, flush: bool = True) -> Snapshot | None:
+        """What `after` changed over `before`, stacked on `onto`, whose content equals `before`'s.
 
-    def _stack(self, layers: tuple[LayerId, ...], top: Manifest | None) -> tuple[LayerId, ...]:
-        if top is None:
-            return layers
-        stacked = (*layers, top.id)
+        Costs the layers, not what they hold. None where `after` does not stand on `before` (a squash, a merge).
+        """
+        made, beside = _added(before.layers, after.layers), _added(before.outside, after.outside)
+        if made is None or beside is None or before.image != onto.image:
+            return None
+        stacked = replace(after, layers=(*onto.layers, *made), outside=(*onto.outside, *beside), parents=(onto.id,))
+        if max(len(stacked.layers), len(stacked.outside)) > self._max_layers:
+            return None
+        if snapshot_id(stacked) == onto.id:
+            return onto
+        with self._making(flush):
+            return self._save(stacked)
+
+    def layer_bytes(self, layer: LayerId) -> int:
+        """What a layer's files hold, hard links counted once. Raises `SnapshotCorrupt`."""
+        return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
+
+    def flush(self) -> None:
+        """All snapshots made so far are on disk when this returns: one flush of the file system, if any is needed."""
+        with the_disks_errors(self.root):
+            self._folder.flush()
+
+    @contextmanager
+    def _making(self, flush: bool) -> Iterator[None]:
+        with the_disks_errors(self.root):
+            with self._folder.lock():
+                yield
+            if flush:
+                self._folder.flush()
+
+    def _stack(self, below: tuple[LayerId, ...], top: Manifest) -> tuple[LayerId, ...]:
+        stacked = (*below, top.id)
         if len(stacked) <= self._max_layers:
             return stacked
         squashed = squashed_layer(self._view(stacked), self._layers)
         return stacked[:1] if squashed is None else (stacked[0], squashed.id)
 
-    def _save(
-        self,
-        layers: tuple[LayerId, ...],
-        env: Mapping[str, str],
-        env_unset: tuple[str, ...],
-        cwd: str,
-        tier: ProcessTier,
+    def _stack_outside(self, below: Snapshot, top: Manifest) -> tuple[LayerId, ...]:
+        stacked = (*below.outside, top.id)
+        if len(stacked) <= self._max_layers:
+            return stacked
+        squashed = squashed_layer(self._outside_view((below.image, stacked)), self._layers)
+        return () if squashed is None else (squashed.id,)
+
+    def _save_child(
+        self, draft: Snapshot, parent: Snapshot, env: Mapping[str, str], env_unset: Sequence[str], cwd: str
     ) -> Snapshot:
-        key = content_key(self._view(layers), self._base_digest(layers[0]), self._volatile, env, env_unset, cwd)
-        id = snapshot_id(layers, env, env_unset, cwd, tier)
-        snapshot = Snapshot(id, layers, key, dict(env), env_unset, cwd, tier)
+        """The parent itself where the draft says the same."""
+        draft = replace(draft, env=dict(env), env_unset=tuple(sorted(env_unset)), cwd=cwd, parents=(parent.id,))
+        return parent if snapshot_id(draft) == parent.id else self._save(draft)
+
+    def _save(self, draft: Snapshot) -> Snapshot:
+        """The same state again is the snapshot that it was, with the parents that it had; why its processes were not
+        kept better is this seal's own to say, and no part of the id."""
+        self._check_named(draft.processes)
+        with suppress(SnapshotNotFound, SnapshotCorrupt):
+            return replace(self.get(snapshot_id(draft)), processes=draft.processes)
+        snapshot = replace(draft, id=snapshot_id(draft), content_key=self._content_key(draft))
         self._snapshots.save(snapshot, self._volatile.globs)
         return snapshot
+
+    def _check_named(self, ran: Processes) -> None:
+        """What a snapshot names is there before it is."""
+        if ran.shell and ran.shell not in self._blobs:
+            raise SnapshotCorrupt(f"blob {ran.shell} is not in the store {self.root}: put it there before the seal")
+        if ran.image:
+            self._images.fs(LayerId(ran.image))
+
+    def _content_key(self, state: Snapshot) -> ContentKey:
+        return self._key_with(state, self._volatile.globs)
+
+    def _key_with(self, state: Snapshot, globs: tuple[str, ...]) -> ContentKey:
+        stacks = Stacks(
+            self._view(state.layers),
+            self._base_digest((state.base, globs)),
+            self._outside(state) if state.outside else None,
+            self._base_digest((state.image, globs)) if state.image is not None else "",
+        )
+        return content_key(state, stacks, self._volatile if globs == self._volatile.globs else Volatile(globs))
 
     # Reading snapshots
 
@@ -168,23 +328,25 @@ class SnapshotStore:
         snapshot, volatile = self._snapshots.load(id)
         if volatile == self._volatile.globs:
             return snapshot
-        key = content_key(
-            self._view(snapshot.layers),
-            self._base_digest(snapshot.base),
-            self._volatile,
-            snapshot.env,
-            snapshot.env_unset,
-            snapshot.cwd,
-        )
-        return replace(snapshot, content_key=key)
+        return replace(snapshot, content_key=self._content_key(snapshot))
 
     def lower_dirs(self, snapshot: Snapshot) -> tuple[Path, ...]:
         """The folders to mount, the base first (overlayfs wants them the other way round)."""
         return tuple(self._layers.fs(layer) for layer in snapshot.layers)
 
+    def outside_dirs(self, snapshot: Snapshot) -> tuple[Path, ...]:
+        """The folders of the second stack, the lowest first. The image's is the first, if the world stands on one."""
+        image = () if snapshot.image is None else (self._layers.fs(snapshot.image),)
+        return (*image, *(self._layers.fs(layer) for layer in snapshot.outside))
+
     def entries(self, snapshot: Snapshot) -> Mapping[str, Entry]:
         """The merged view: whiteouts and opaque folders applied. Lazy, sorted, immutable."""
         return self._view(snapshot.layers)
+
+    def outside(self, snapshot: Snapshot) -> Mapping[str, Entry]:
+        """The same of the second stack. Over the host, whose files nobody listed, a removed path is a whiteout here,
+        and a folder that hides what the host has at its path is opaque."""
+        return self._outside(snapshot)
 
     def changes(self, before: Snapshot, after: Snapshot) -> list[Change]:
         """Sorted by path. A change of times alone is none."""
@@ -247,29 +409,93 @@ class SnapshotStore:
 
     # Keeping house
 
-    def delete_unreachable(self, keep: Iterable[SnapshotId]) -> tuple[int, int]:
+    def present(self, *, older_than_s: float = 0.0) -> list[SnapshotId]:
+        """The snapshots in the store, sorted; those that were made, or made again, later are left out."""
+        return self._snapshots.older_than(older_than_s)
+
+    def delete_unreachable(self, keep: Iterable[SnapshotId], *, grace_s: float = 0.0) -> tuple[int, int]:
         """Delete every snapshot not in `keep` and every layer that none of the rest names: (snapshots, bytes freed).
 
         Safe when killed half way: a layer goes only after every snapshot that names it. What is being made meanwhile
-        by others is complete or waits, but must be in `keep` if it is complete. Raises `SnapshotCorrupt`, with
-        nothing deleted, where a kept snapshot cannot be read.
+        by others is complete or waits, but must be in `keep` if it is complete, or younger than `grace_s`. Raises
+        `SnapshotCorrupt`, with nothing deleted, where a kept snapshot cannot be read.
         """
-        with self._layers.lock(alone=True):
+        with the_disks_errors(self.root), self._folder.lock(alone=True):
             wanted = set(keep)
-            present = list(self._snapshots)
-            named = {layer for id in present if id in wanted for layer in self._snapshots.load(id)[0].layers}
-            gone = [id for id in present if id not in wanted]
+            gone = [id for id in self._snapshots.older_than(grace_s) if id not in wanted]
+            kept = [self._snapshots.load(id)[0] for id in sorted(set(self._snapshots) - set(gone))]
             self._snapshots.remove(gone)
-            freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in named)
-            self._layers.manifest.cache_clear()
-            self._view.cache_clear()
-            self._base_digest.cache_clear()
+            crash.point("forgotten")
+            layers = {layer for s in kept for layer in (*s.layers, *s.outside, *([s.image] if s.image else []))}
+            freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in layers)
+            freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
+            freed += self._remove_images({s.processes.image for s in kept})
+            self._folder.forget_notes()
+            self._forget_cached()
         return len(gone), freed
+
+    def fsck(self, *, repair: bool = False, expected: Collection[SnapshotId] = ()) -> FsckReport:
+        """Hold everything in the store against the digest that names it; with `repair`, mend what other copies allow
+        and move the rest to `damaged/`. A repair wants no live worlds: they stand on the layers.
+
+        `expected`: snapshots that somebody still names, for nothing in the store tells that one was deleted."""
+        with the_disks_errors(self.root), self._folder.lock(alone=repair):
+            self._forget_cached()  # what they knew may be wrong by now
+            report = fsck(self._parts, repair=repair, expected=expected, key=self._key_with, save=self._save_again)
+        if repair:
+            self.flush()
+        return report
+
+    def _save_again(self, snapshot: Snapshot) -> None:
+        self._forget_cached()  # what they knew may have been mended
+        self._save(snapshot)
+
+    def _forget_cached(self) -> None:
+        self._layers.manifest.clear()
+        self._images.manifest.clear()
+        self._view.clear()
+        self._outside_view.clear()
+        self._base_digest.clear()
+
+    def _believe_again(self) -> None:
+        if notes := self._folder.from_earlier_boots():
+            with self._folder.lock(alone=True):
+                believe_again(self._parts, notes)
+                self._folder.forget_earlier_boots()
+
+    def _remove_images(self, named: set[str]) -> int:
+        old = time.time() - GRACE_S
+        return sum(
+            self._images.remove(image)
+            for image in list(self._images)
+            if image not in named and self._images.fs(image).parent.stat().st_mtime < old
+        )
 
     def forget_temporary(self) -> None:
         """Remove what crashed processes left half made. What is in use is left alone."""
-        self._layers.forget()
+        self._folder.forget()
 
     def _make_view(self, layers: tuple[LayerId, ...]) -> View:
         top = self._layers.manifest(layers[-1])
         return View(top) if len(layers) == 1 else self._view(layers[:-1]).stacked(top)
+
+    def _make_base_digest(self, base: tuple[LayerId, tuple[str, ...]]) -> str:
+        return base_digest(self._layers.manifest(base[0]), Volatile(base[1]))
+
+    def _outside(self, state: Snapshot) -> View:
+        return self._outside_view((state.image, state.outside))
+
+    def _make_outside(self, stack: tuple[LayerId | None, tuple[LayerId, ...]]) -> View:
+        image, layers = stack
+        if not layers:
+            return OpenView() if image is None else View(self._layers.manifest(image))
+        return self._outside_view((image, layers[:-1])).stacked(self._layers.manifest(layers[-1]))
+
+
+def _added(below: tuple[LayerId, ...], stack: tuple[LayerId, ...]) -> tuple[LayerId, ...] | None:
+    """What a stack holds above another one; None where it does not stand on it."""
+    return stack[len(below) :] if stack[: len(below)] == below else None
+
+
+def _draft(layers: tuple[LayerId, ...], image: LayerId | None) -> Snapshot:
+    return Snapshot(id=SnapshotId(""), layers=layers, content_key=ContentKey(""), image=image)

@@ -6,7 +6,7 @@ leading slash, decoded with `os.fsdecode` (so a name that is not UTF-8 carries s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -55,23 +55,51 @@ class ProcessTier(StrEnum):
 
     NONE = "none"  # there were none beside the shell, whose environment and directory are kept
     DROPPED = "dropped"  # there were some: their files are kept, the processes are not
+    COMMANDS = "commands"  # their recorded start-up commands are kept and run again
+    REPL = "repl"  # its Python sessions are kept, in `image`; what else ran is in `dropped` or `commands`
+    CRIU = "criu"  # dumped whole
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """What a snapshot kept of what ran. Part of its id, but for `reason`."""
+
+    tier: ProcessTier = ProcessTier.NONE
+    shell: str = ""  # digest of a blob: the shell's whole state; "" is a fresh shell
+    image: str = ""  # id of a folder of process images (REPL, CRIU); "" where there is none
+    commands: tuple[str, ...] = ()  # what starts again what ran (COMMANDS)
+    dropped: int = 0  # processes that were not kept
+    reason: str = field(default="", compare=False)  # why the tier is not higher, for people
+
+    @property
+    def declared(self) -> bool:
+        """Whether the snapshot says all that will run in its forks: then what they do can be reused."""
+        return self.tier in (ProcessTier.NONE, ProcessTier.COMMANDS) and not self.dropped
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An immutable state of a world. `layers` are bottom first; layers[0] is the imported workspace."""
+    """An immutable state of a world. Stacks are bottom first; layers[0] is the imported workspace."""
 
     id: SnapshotId
-    layers: tuple[LayerId, ...]
-    content_key: ContentKey
+    layers: tuple[LayerId, ...]  # the workspace
+    content_key: ContentKey  # "" while processes live that nothing declares: no reuse then
     env: Mapping[str, str] = field(default_factory=dict)  # what differs from the world's start environment
     env_unset: tuple[str, ...] = ()
     cwd: str = ""  # relative to the world's root folder
-    tier: ProcessTier = ProcessTier.NONE
+    processes: Processes = Processes()
+    outside: tuple[LayerId, ...] = ()  # all beside the workspace, paths relative to "/": over the host, or `image`
+    image: LayerId | None = None  # the root file system that the world stands on; None is the host's
+    parents: tuple[SnapshotId, ...] = field(default=(), compare=False)
+    """What it was first made from: one for a seal, (ours, theirs) for a merge. No part of the id."""
 
     @property
     def base(self) -> LayerId:
         return self.layers[0]
+
+    @property
+    def tier(self) -> ProcessTier:
+        return self.processes.tier
 
 
 class ChangeKind(StrEnum):
@@ -96,19 +124,28 @@ class ConflictKind(StrEnum):
     TYPE = "type"
     MODE = "mode"
     ENV = "environment"
+    PROCESSES = "process state"
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    path: str  # a file's path, or the variable's name for ENV
+    path: str  # a file's path, "/…" beside the workspace; for ENV the variable's name, or "cwd"; or "processes"
     kind: ConflictKind
     detail: str = ""
 
 
 class MergeStrategy(StrEnum):
-    FAIL = "fail"  # any conflict that a line merge cannot settle is a MergeConflict
+    """What becomes of a conflict that neither a line merge nor the rest of a three-way merge settles."""
+
+    FAIL = "fail"  # it is a `MergeConflict`
     OURS = "ours"
     THEIRS = "theirs"
+    UNION = "union"  # both: lines of either side, mode bits of either, what one removed is kept; else as FAIL
+
+
+Resolver = Callable[[Conflict, bytes | None, bytes | None, bytes | None], bytes | MergeStrategy]
+"""Asked for each conflict: (it, what base, ours and theirs hold there: bytes of a file, a link's target, a variable's
+value; None for anything else). Answers with the bytes to put there, or with a strategy for this one."""
 
 
 @dataclass(frozen=True, slots=True)

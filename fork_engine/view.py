@@ -98,7 +98,7 @@ class View(Mapping[str, Entry]):
                 delta[path] = found
             else:
                 delta.pop(path, None)
-        return View(self.base, delta, {**self.manifests, **more}, root)
+        return type(self)(self.base, delta, {**self.manifests, **more}, root)
 
     def stacked(self, layer: Manifest) -> View:
         """This view with one more layer on top."""
@@ -113,6 +113,64 @@ class View(Mapping[str, Entry]):
             else:
                 changes[path] = Located(replace(entry, opaque=False) if entry.opaque else entry, layer.id)
         return self.changed(changes, layer.root, {layer.id: layer})
+
+
+class OpenView(View):
+    """A stack over a base that is not known, the host's own folders: what hides something there stays an entry.
+
+    In it a whiteout is an entry, and a folder is opaque where it hides what the base may hold at its path. What lies
+    in an opaque folder hides nothing any more.
+    """
+
+    def __init__(
+        self,
+        base: Manifest | None = None,
+        delta: Mapping[str, Located | None] | None = None,
+        manifests: Mapping[LayerId, Manifest] | None = None,
+        root: Entry | None = None,
+    ) -> None:
+        super().__init__(base or _NOTHING, delta, manifests, root)
+
+    def stacked(self, layer: Manifest) -> OpenView:
+        changes: dict[str, Located | None] = {}
+
+        def now(path: str) -> Entry | None:
+            found = changes[path] if path in changes else self.delta.get(path)
+            return None if found is None else found.entry
+
+        for path in layer.paths:
+            entry, before = layer.entries[path], now(path)
+            closed = any(_hides(now(folder)) for folder in _above(path))
+            if entry.kind is EntryKind.DIR and not entry.opaque:
+                hides = before is not None and (before.opaque or before.kind is not EntryKind.DIR)
+            else:
+                hides = entry.opaque
+                if self.is_folder(path):
+                    changes.update(dict.fromkeys(self.below(path)))
+            if entry.kind is EntryKind.WHITEOUT and closed:
+                changes[path] = None
+            else:
+                changes[path] = Located(replace(entry, opaque=hides and not closed), layer.id)
+        return self.changed(changes, layer.root, {layer.id: layer})
+
+    def changed(
+        self, changes: Mapping[str, Located | None], root: Entry, more: Mapping[LayerId, Manifest]
+    ) -> OpenView:
+        delta = {**self.delta, **changes}
+        known = {path: found for path, found in delta.items() if found is not None}
+        return OpenView(self.base, known, {**self.manifests, **more}, root)
+
+
+_NOTHING = Manifest({}, Entry(EntryKind.DIR, 0o755))
+
+
+def _hides(entry: Entry | None) -> bool:
+    return entry is not None and entry.opaque
+
+
+def _above(path: str) -> Iterator[str]:
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def differing(before: View, after: View) -> list[str]:

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 
 from ramify.compiler.plan import OpId, Plan
+from ramify.fork_engine import crash
 from ramify.runtime import codec
+from ramify.runtime.answers import Answers, compare_answers
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import BranchPath, LLMRecord, RunRecord
 from ramify.serving.client import LLMClient
@@ -23,8 +25,15 @@ class LLMCalls:
     """The model calls of one run. A stage is the calls that are made at once; it waits for all of them."""
 
     def __init__(
-        self, record: RunRecord, plan: Plan, journal: Journal, provider: LLMProvider, clock: Callable[[], float]
+        self,
+        record: RunRecord,
+        plan: Plan,
+        journal: Journal,
+        provider: LLMProvider,
+        clock: Callable[[], float],
+        answers: Answers | None = None,
     ) -> None:
+        self._answers = answers  # None: every call is asked of the model
         self._record = record
         self._plan = plan
         self._journal = journal
@@ -77,9 +86,39 @@ class LLMCalls:
         self._refuse_when_late()
         client = await self._provider()
         self._refuse_when_late()
+        if self._answers is None or not self._answers.reusable(request, honours_seed=client.honours_seed):
+            return await self._ask(client, request, row, index, width)
+        async with self._answers.alone(request):
+            source = await self._answers.find(request)
+            if source is not None and not self._answers.to_be_checked():
+                return await self._take_over(row, source)
+            result = await self._ask(client, request, row, index, width)
+            if source is not None:
+                compare_answers(source, result)
+            return result
+
+    async def _take_over(self, row: LLMRecord, source: LLMRecord) -> ChatResult:
+        now = self._clock()
+        taken = replace(
+            row,
+            result_json=source.result_json,
+            result_digest=source.result_digest,
+            reused_from=f"{source.run_id}#{source.seq}",
+            started_at=now,
+            ended_at=now,
+        )
+        await self._journal.record_llm(taken)
+        result: ChatResult = codec.decode(source.result_json)
+        return result
+
+    async def _ask(
+        self, client: LLMClient, request: ChatRequest, row: LLMRecord, index: int, width: int
+    ) -> ChatResult:
         tags = self._tags(index, width)
         begun = self._clock()
+        crash.point("about to ask")
         result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
+        crash.point("answer there")
         await self._journal.record_llm(
             replace(
                 row,
@@ -91,6 +130,14 @@ class LLMCalls:
             )
         )
         return result
+
+    def tags(self) -> SLOTags:
+        """Of a call that a step makes by a client of its own: the run's deadline, and no place among its stages."""
+        left = self.deadline_left()
+        at = None if left is None else self._clock() + max(0.0, left)
+        return SLOTags(
+            slo_class="compound", compound_id=self._record.id, compound_deadline_at=at, app_id=self._record.name
+        )
 
     def _refuse_when_late(self) -> None:
         left = self.deadline_left()
@@ -110,6 +157,16 @@ class LLMCalls:
             compound_stage=index,
             compound_stages=self._plan.stages,
             compound_width=width,
+            plan_rest=self._plan.rest_after(index) or None,
             compound_deadline_at=None if left is None else self._clock() + left,
+            compound_due_s=self._stage_left(index),
             app_id=self._record.name,
         )
+
+    def _stage_left(self, index: int) -> float | None:
+        """Seconds until this stage is due by its share φ of the deadline, 0 where that is past; None without a
+        deadline, or where the plan does not expect the stage."""
+        expected = self._plan.expected
+        if self._record.deadline_s is None or index >= len(expected):
+            return None
+        return max(0.0, expected[index].share * self._record.deadline_s - self._journal.consumed_s())

@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,28 +16,37 @@ from ramify.compiler.plan import Plan
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
+from ramify.runtime.answers import Answers
 from ramify.runtime.calls import LLMCalls, LLMProvider
-from ramify.runtime.errors import RunError, RunFailed, StepFailed
+from ramify.runtime.costs import CostModel
+from ramify.runtime.errors import RunCancelled, RunError, RunFailed, RunWaiting, StepFailed
 from ramify.runtime.events import Event, RunEnded, RunStarted
 from ramify.runtime.journal import Journal, base_checkpoint, checkpoint_id
-from ramify.runtime.locks import RunLock
+from ramify.runtime.locks import take_wish, working_on
+from ramify.runtime.pins import Pins
+from ramify.runtime.prints import world_print
+from ramify.runtime.questions import answers_to, asked_in, open_questions
 from ramify.runtime.records import (
     ROOT,
-    OpStatus,
     RunId,
     RunRecord,
     RunStatus,
     RunUpdate,
     Settings,
 )
+from ramify.runtime.recovery import Made, Recovery
+from ramify.runtime.reuse import Reuse, Sampler
 from ramify.runtime.run import Run, RunScope
 from ramify.runtime.scope import entered
 from ramify.runtime.store import RunStore
+from ramify.runtime.streaming import outcome
 from ramify.runtime.worlds import Branch, WorldPool
 from ramify.sandboxes.contract import Backend, WorldSpec
 
 BARE_MOUNT = Path("/tmp/workspace")
 """Where the tree stands in the worlds of a run that has no workspace."""
+
+_LISTEN_S = 0.25  # how often a run looks whether somebody wants it stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +61,8 @@ class Services:
     clock: Callable[[], float]
     emit: Callable[[Event], None]
     settings: Settings
+    check_reuse: float = 0.0  # the share of what is taken over that is computed again and compared
+    reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
 
 
 def new_run_id() -> RunId:
@@ -75,26 +86,27 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
     """Import the workspace and write the run's first rows. From here on it can be resumed."""
     args_json = codec.encode([list(launch.args), launch.kwargs])
     workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
-    imported = await asyncio.to_thread(_import, services.snapshots, workspace)
-    base = imported.snapshot
-    now = services.clock()
-    record = RunRecord(
-        id=launch.run_id or new_run_id(),
-        name=launch.plan.name,
-        workflow=launch.plan.workflow,
-        frontend=launch.plan.frontend,
-        workspace=str(workspace or ""),
-        base_snapshot=base.id,
-        plan_json=launch.plan.to_json(),
-        args_json=args_json,
-        settings=services.settings,
-        status=RunStatus.RUNNING,
-        created_at=now,
-        updated_at=now,
-        deadline_s=launch.deadline_s,
-        thread_id=launch.thread_id,
-    )
-    await services.store.create_run(record, base_checkpoint(record.id, base, now))
+    async with Pins(services.locks).held():  # until the run names what is imported
+        imported = await asyncio.to_thread(_import, services.snapshots, workspace)
+        base = imported.snapshot
+        now = services.clock()
+        record = RunRecord(
+            id=launch.run_id or new_run_id(),
+            name=launch.plan.name,
+            workflow=launch.plan.workflow,
+            frontend=launch.plan.frontend,
+            workspace=str(workspace or ""),
+            base_snapshot=base.id,
+            plan_json=launch.plan.to_json(),
+            args_json=args_json,
+            settings=services.settings,
+            status=RunStatus.RUNNING,
+            created_at=now,
+            updated_at=now,
+            deadline_s=launch.deadline_s,
+            thread_id=launch.thread_id,
+        )
+        await services.store.create_run(record, base_checkpoint(record.id, base, now))
     return record, imported.skipped
 
 
@@ -112,36 +124,88 @@ async def drive(
     *,
     skipped: tuple[Skipped, ...] = (),
     more_s: float | None = None,
+    answer: str | None = None,
 ) -> Any:
     """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
 
-    `more_s`: a new deadline, counted from now.
+    `more_s`: a new deadline, counted from now. `answer`: to the first question that the run waits for, encoded.
+    Raises `RunWaiting` where the workflow asks (another) one.
     """
-    with RunLock(services.locks, record.id):
+    async with working_on(services.locks, services.store, record.id):
         record, resumed = await _reopen(services, record, more_s)
         ops = await services.store.ops(record.id)
         llm = await services.store.llm(record.id)
-        journal = Journal(services.store, record, ops=ops, llm=llm, clock=services.clock, emit=services.emit)
+        ledger = await services.store.effects(record.id)
+        journal = Journal(
+            services.store,
+            record,
+            ops=ops,
+            llm=llm,
+            effects=ledger,
+            flush=services.snapshots.flush,
+            clock=services.clock,
+            emit=services.emit,
+        )
         services.emit(RunStarted(record, resumed=resumed or bool(ops or llm), skipped=skipped))
         plan = Plan.from_json(record.plan_json)
-        base = await asyncio.to_thread(services.snapshots.get, record.base_snapshot)
+        recovery = Recovery(record.id, services.snapshots, Pins(services.locks), services.emit)
+        first = next(one for one in await services.store.checkpoints(record.id) if one.seq == 0)
+        base = await recovery.get(record.base_snapshot, first.content_key)
+        reuse = reuse_of(services, record, journal)
         run = Run(
             record=record,
             plan=plan,
             journal=journal,
             snapshots=services.snapshots,
             worlds=WorldPool(services.backend, world_spec(record)),
-            calls=LLMCalls(record, plan, journal, services.llm, services.clock),
+            calls=LLMCalls(record, plan, journal, services.llm, services.clock, _answers(services, record, reuse)),
             clock=services.clock,
-            root=Branch(ROOT, base, checkpoint_id(record.id, 0)),
+            root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[Made(base, "the workspace")]),
+            answers=answers_to(ops, answer, record.id),
+            reuse=reuse,
+            recovery=recovery,
+            costs=CostModel().learn(ops),
         )
-        done = [row for row in ops if row.status is OpStatus.DONE and row.snapshot_out and not row.reused_from]
-        run.reusable.update({row.lineage_key: row.key for row in done if row.lineage_key})
+        run.worlds.recovery = recovery
+        run.asked.update(row.key for row in open_questions(ops))
         try:
-            return await _call(run, function, services)
+            return await _unless_cancelled(_call(run, function, services), services, record.id)
         finally:
             journal.close()  # before the lock is let go: from then on the run may be another process's
             await run.worlds.close()
+            run.reuse.close()
+            recovery.close()
+
+
+def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
+    """The reuse of one run. Close it with the run."""
+    seen = world_print(world_spec(record), services.settings.sandbox)
+    return Reuse(services.store, journal, services.snapshots, services.locks, seen, Sampler(services.check_reuse))
+
+
+def _answers(services: Services, record: RunRecord, reuse: Reuse) -> Answers:
+    check, asked = Sampler(services.check_reuse), services.reuse_answers
+    return Answers(services.store, record, services.settings, reuse.flights, check, asked=asked)
+
+
+async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, run: RunId) -> Any:
+    """Await `work`, and stop it where `ramify cancel` asks for that."""
+    take_wish(services.locks, run)  # one that came too late for the process before us
+    task = asyncio.ensure_future(work)
+    asked = False
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LISTEN_S)
+            if not task.done() and (take_wish(services.locks, run) or await services.store.asked_to_stop(run)):
+                asked = True
+                task.cancel()
+    except BaseException:  # cancelled, or no database to ask
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if asked and task.cancelled():
+        raise RunCancelled(f"run {run} was cancelled: `ramify resume {run}` goes on with it", run_id=run)
+    return task.result()
 
 
 async def _reopen(services: Services, record: RunRecord, more_s: float | None) -> tuple[RunRecord, bool]:
@@ -160,10 +224,17 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
     args, kwargs = codec.decode(run.record.args_json)
     try:
         with entered(RunScope(run, run.root)):
-            result_json = codec.encode(await function(*args, **kwargs))
+            result_json = codec.encode(await outcome(function(*args, **kwargs)))
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
+        if (asked := asked_in(error)) is not None:
+            raise RunWaiting(
+                f"run {run.record.id} asks: {asked.question}\n"
+                f"Answer it by `ramify resume {run.record.id} --answer JSON`",
+                question=asked.question,
+                run_id=run.record.id,
+            ) from None
         if isinstance(error, Exception):
             raise _failure(run, error) from error
         raise
@@ -176,7 +247,9 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
 async def _stopped(run: Run, error: BaseException, services: Services) -> None:
     """The workflow did not come to its end: stop what it left running, and write down why."""
     await run.settle(ROOT)
-    if isinstance(error, asyncio.CancelledError):
+    if asked_in(error) is not None:
+        status, why = RunStatus.WAITING, ""
+    elif isinstance(error, asyncio.CancelledError):
         status, why = RunStatus.CANCELLED, "cancelled"
     else:
         status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"

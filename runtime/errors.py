@@ -3,6 +3,8 @@
 RunError
 ├── RunFailed             the workflow raised; the run is kept and can be resumed
 │   └── StepFailed        a step did; names step, branch, last output
+├── RunCancelled          `ramify cancel` stopped it; it can be resumed
+├── RunWaiting            it asks a person; `.question`
 ├── NotInARun             a step, fork or model call outside a workflow
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
 ├── NotSerialisable       an argument or result that the journal cannot keep
@@ -13,7 +15,11 @@ RunError
 ├── BranchReleased        a branch used after its fork, or its run, was over
 ├── StateLost             a world with unsealed changes is gone
 ├── Diverged              an irreversible step met again in another state than the one it was done in
-├── NestedWorkflow        a workflow called inside a workflow
+├── EffectInDoubt         an irreversible step was begun, and nobody knows whether it happened
+├── WrongReuse            what was taken for equal was computed again and differs
+├── Unrecoverable         a snapshot is gone, and what made it cannot be done again
+├── EffectRefused         an irreversible step on a branch that may be thrown away
+├── NestedWorkflow        a workflow called where it cannot be part of the run: in a step, or of another workspace
 ├── BadArguments          a workflow called with arguments that it does not take
 ├── TargetNotFound        no such file, module or name to run
 ├── CommandFailed         `sandbox.run(…, check=True)` and the command failed; `.result`
@@ -44,6 +50,22 @@ class StepFailed(RunFailed):
         self.step = step
         self.branch = branch
         super().__init__(message, run_id=run_id)
+
+
+class RunCancelled(RunError):
+    """Somebody asked for the run to be stopped. It is kept and can be resumed."""
+
+    def __init__(self, message: str, *, run_id: str) -> None:
+        self.cancelled_run = run_id
+        super().__init__(message)
+
+
+class RunWaiting(RunError):
+    """The workflow asks a person. It goes on when the run is resumed with the answer."""
+
+    def __init__(self, message: str, *, question: object, run_id: str) -> None:
+        self.question, self.waiting_run = question, run_id
+        super().__init__(message)
 
 
 class NotInARun(RunError):
@@ -90,8 +112,28 @@ class Diverged(RunError):
     """An irreversible step that was done is met again in another state: to do it again is not ours to decide."""
 
 
+class EffectInDoubt(RunError):
+    """An irreversible step was begun and not ended. `ramify approve` says what became of it."""
+
+    def __init__(self, message: str, *, run_id: str, key: str) -> None:
+        self.doubtful_run, self.key = run_id, key
+        super().__init__(message)
+
+
+class EffectRefused(RunError):
+    """An irreversible step was called on a branch that may be thrown away."""
+
+
+class WrongReuse(RunError):
+    """The checking mode computed again what was taken over, and something else came of it."""
+
+
+class Unrecoverable(RunError):
+    """A lost snapshot that its lineage cannot bring back."""
+
+
 class NestedWorkflow(RunError):
-    """A workflow was called inside a workflow."""
+    """A workflow was called in a step or a LangGraph node, or was declared for another workspace than the run's."""
 
 
 class BadArguments(RunError, TypeError):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from ramify.fork_engine.types import Skipped
-from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, RunStatus
+from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, RunId, RunRecord, RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +37,24 @@ class RunEnded:
     status: RunStatus
 
 
-Event = RunStarted | OpDone | LLMDone | RunEnded
+class Level(StrEnum):
+    """How a run came by what it needs to go on, the cheapest first."""
+
+    RETRY = "retried in place"
+    RESTORE = "restored"
+    LINEAGE = "computed again"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a branch goes on from, and why from there: something went wrong, or the run was ended and is resumed."""
+
+    run: RunId
+    branch: BranchPath
+    level: Level
+    why: str
+    took_s: float
+
+
+Event = RunStarted | OpDone | LLMDone | Recovered | RunEnded
 Observer = Callable[[Event], None]

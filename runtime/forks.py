@@ -11,18 +11,25 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from ramify.compiler.plan import OpKind, PlanOp
-from ramify.fork_engine.types import MergeStrategy, Snapshot
+from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.runtime import codec
+from ramify.runtime.calling import StepDef
+from ramify.runtime.effects import compensate
 from ramify.runtime.errors import BranchReleased, NotInARun
-from ramify.runtime.records import BranchPath
+from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
+from ramify.runtime.recovery import Made
 from ramify.runtime.run import RunScope, new_row
 from ramify.runtime.scope import current_scope, entered
 from ramify.runtime.sites import CallSite, call_site
-from ramify.runtime.steps import StepDef, begin_step
+from ramify.runtime.steps import begin_step
 from ramify.runtime.worlds import Branch as Line
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+Strategy = Literal["fail", "ours", "theirs", "union"] | Resolver
+"""What becomes of a conflict: `MergeStrategy` says what the words mean. A function is asked for each (`Resolver`); it
+is called in a thread, and again where a lost merge is made again, so it must answer alike."""
 
 
 class HasStep(Protocol):
@@ -43,7 +50,7 @@ class Fork(Generic[T]):
         self._digest = codec.digest(self._items)
         self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
         self._place = ""  # "op.place": names the children, apart from those of the operation's other forks here
-        self.base: Snapshot = scope.branch.snapshot
+        self.base: Line = scope.branch  # as it stands where the children begin
         self._branches: list[Branch[T]] | None = None
 
     async def __aenter__(self) -> Branches[T]:
@@ -57,15 +64,17 @@ class Fork(Generic[T]):
                 row := run.journal.served(self._key, at=parent.snapshot)
             ) is not None and row.snapshot_out is not None:
                 self._place = codec.decode(row.result_json or "{}")["place"]
-                parent.snapshot = await asyncio.to_thread(run.snapshots.get, row.snapshot_out)
+                if row.snapshot_out != parent.snapshot.id:
+                    sealed = await run.recovery.get(row.snapshot_out, "")
+                    parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
             else:
                 self._place = f"{self.op.id}.{run.journal.next_place(parent.path, self.op.id)}"
                 await self._perform(parent)
-            self.base = parent.snapshot
+            self.base = replace(parent, made=list(parent.made), world=None)
         self._branches = []
         for index, item in enumerate(self._items):
             path = BranchPath(f"{parent.path}/{self._place}.{index}")
-            line = Line(path=path, snapshot=self.base, checkpoint=parent.checkpoint)
+            line = Line(path, self.base.snapshot, parent.checkpoint, made=list(parent.made))
             self._branches.append(Branch(self, self._scope, line, index, item))
         return Branches(self._branches)
 
@@ -76,7 +85,8 @@ class Fork(Generic[T]):
         before = parent.snapshot.id
         if parent.unsealed and parent.world is not None:
             # the plan seals nothing before this fork, but children can only stand on a sealed state
-            parent.snapshot = await parent.world.seal()
+            sealed = await parent.world.seal(flush=False)
+            parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
             parent.unsealed = False
         count = len(self._items)
         await run.journal.record(
@@ -103,12 +113,16 @@ class Fork(Generic[T]):
             branch.line.released = True
             await run.settle(branch.line.path)
             await run.worlds.drop(branch.line)
+        await run.worlds.end_ready(self._scope.branch.path)
         if kind is not None and not issubclass(kind, Exception):
             return  # cancelled: the run goes on from here another time
         release = run.plan.release_of(self.op) or self.op
         key = f"{self._key}|RELEASE"
         if run.journal.served(key) is not None:
             return
+        for branch in branches:
+            if not branch.adopted:
+                await self._compensate(branch.line.path)
         adopted = sum(b.adopted for b in branches)
         now = run.clock()
         count = len(branches)
@@ -124,6 +138,14 @@ class Fork(Generic[T]):
                 summary=f"{count - adopted} released" + (f", {adopted} merged" if adopted else ""),
             )
         )
+
+    async def _compensate(self, branch: BranchPath) -> None:
+        """Undo what a branch that is thrown away did outside, the last first, where its steps say how."""
+        run = self._scope.run
+        for effect in reversed(run.journal.effects_under(branch)):
+            step = run.steps.get(effect.step)
+            if effect.status is EffectStatus.DONE and step is not None and step.outside.compensate is not None:
+                await compensate(run.journal, effect, step.outside.compensate, run.clock)
 
 
 class Branch(Generic[T]):
@@ -165,59 +187,104 @@ class Branch(Generic[T]):
     def scope(self) -> RunScope:
         return replace(self.parent, branch=self.line)
 
-    def adopt(self, *, strategy: Literal["fail", "ours", "theirs"] = "fail") -> Awaitable[None]:
+    def adopt(self, *, strategy: Strategy = "fail") -> Awaitable[None]:
         """Three-way merge of this branch's world into the one that forked. Raises `MergeConflict`."""
         return self.merge_in(call_site(), strategy)
 
-    def merge_in(self, site: CallSite, strategy: str) -> Awaitable[None]:
+    def merge_in(self, site: CallSite, strategy: Strategy) -> Awaitable[None]:
         """As `adopt`, called from elsewhere than the user's own line."""
         outside_steps("adopt() was called")
-        return self._adopt(self.parent.run.op(OpKind.MERGE, site), MergeStrategy(strategy))
+        asked = MergeStrategy(strategy) if isinstance(strategy, str) else strategy
+        return self._adopt(self.parent.run.op(OpKind.MERGE, site), asked)
 
-    async def _adopt(self, op: PlanOp, strategy: MergeStrategy) -> None:
+    async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
         run, parent = self.parent.run, self.parent.branch
-        key = run.journal.key(parent.path, op.id, self.line.path, strategy.value)
+        key = run.journal.key(parent.path, op.id, self.line.path, _said(strategy))
         async with parent.lock, self.line.lock:
             if self.line.released or parent.released:
                 raise BranchReleased(f"branch {self.path} was released: adopt it inside its fork's block")
             row = run.journal.served(key, at=parent.snapshot)
             if row is not None and row.snapshot_out is not None and row.attrs["theirs_at"] == self.line.snapshot.id:
-                parent.snapshot = await asyncio.to_thread(run.snapshots.get, row.snapshot_out)
+                merged = await run.recovery.get(row.snapshot_out, row.result_digest)
+                parent.stands(self._made(merged, strategy))
                 parent.checkpoint = run.journal.checkpoint_of(row)
             else:
                 await self._merge(op, key, strategy)
         self.adopted = True
 
-    async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy) -> None:
+    async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy | Resolver) -> None:
         run, parent = self.parent.run, self.parent.branch
         begun, before, theirs_at = run.clock(), parent.snapshot.id, self.line.snapshot.id
         for line in (parent, self.line):  # a plan may have left a side unsealed: a merge needs both frozen
             if line.unsealed and line.world is not None:
-                line.snapshot, line.unsealed = await line.world.seal(), False
-        merged = await asyncio.to_thread(
-            run.snapshots.merge, self._fork.base, parent.snapshot, self.line.snapshot, strategy=strategy
-        )
-        row = new_row(
+                sealed = Made(
+                    await line.world.seal(flush=False),
+                    "what the merge sealed",
+                    refused="the plan seals nothing there",
+                )
+                line.stands(sealed)
+                line.unsealed = False
+        three = await self._three(await run.worlds.state(parent))
+        async with run.reuse.pins.held():
+            merged = await asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy, flush=False)
+            row = self._row(op, key, strategy, merged, begun, before, theirs_at)
+            await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.line.path}"))
+        parent.stands(self._made(merged, strategy))
+
+    def _row(
+        self,
+        op: PlanOp,
+        key: str,
+        strategy: MergeStrategy | Resolver,
+        merged: Snapshot,
+        begun: float,
+        before: SnapshotId,
+        theirs_at: SnapshotId,
+    ) -> OpRecord:
+        return new_row(
             self.parent,
             OpKind.MERGE,
             op.id,
             key,
-            args_digest=codec.digest([self.line.path, strategy.value]),
+            args_digest=codec.digest([self.line.path, _said(strategy)]),
             result_digest=merged.content_key,
             snapshot_in=before,
             snapshot_out=merged.id,
             started_at=begun,
             summary=f"merged {self.line.path}",
             attrs={
-                "base": self._fork.base.id,
+                "base": self._fork.base.snapshot.id,
                 "theirs_at": theirs_at,
                 "theirs": self.line.snapshot.id,
                 "theirs_branch": self.line.path,
                 "theirs_checkpoint": self.line.checkpoint,
             },
         )
-        await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.line.path}"))
-        parent.snapshot = merged
+
+    async def _three(self, ours: Snapshot) -> tuple[Snapshot, Snapshot, Snapshot]:
+        """Base, ours and theirs as they can be merged: what is lost of them is made again."""
+        worlds = self.parent.run.worlds
+        return await worlds.state(self._fork.base), ours, await worlds.state(self.line)
+
+    def _made(self, merged: Snapshot, strategy: MergeStrategy | Resolver) -> Made:
+        run = self.parent.run
+
+        async def again(ours: Snapshot) -> Snapshot:
+            three = await self._three(ours)
+            return await run.recovery.sealed(
+                lambda: asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy)
+            )
+
+        return Made(merged, f"the merge of {self.line.path}", again)
+
+
+def _said(strategy: MergeStrategy | Resolver) -> str:
+    """A strategy's name, for keys: equal in a resumed run."""
+    if isinstance(strategy, MergeStrategy):
+        return strategy.value
+    return (
+        f"by {getattr(strategy, '__module__', '')}.{getattr(strategy, '__qualname__', type(strategy).__qualname__)}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +313,7 @@ class Outcome(Generic[T, R]):
     def enter(self) -> AbstractAsyncContextManager[Branch[T]]:
         return self.branch.enter()
 
-    def adopt(self, *, strategy: Literal["fail", "ours", "theirs"] = "fail") -> Awaitable[None]:
+    def adopt(self, *, strategy: Strategy = "fail") -> Awaitable[None]:
         """As `Branch.adopt`."""
         return self.branch.merge_in(call_site(), strategy)
 

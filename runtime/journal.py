@@ -10,18 +10,24 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from enum import Enum, auto
 
 from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine import crash
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.records import (
+    LEGAL_SETTLEMENTS,
     ROOT,
     BranchPath,
     CheckpointId,
     CheckpointRecord,
+    EffectRecord,
+    EffectStatus,
     LLMRecord,
     OpRecord,
     OpStatus,
@@ -30,16 +36,34 @@ from ramify.runtime.records import (
     RunUpdate,
 )
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.committer import COMPANY_S, Coming
 from ramify.runtime.store.connect import to_its_end
 from ramify.runtime.worlds import Branch
+
+FORKED = "forked"
+"""The key of the row that tells which run this one was forked from; most runs have none."""
 
 
 def checkpoint_id(run: RunId, seq: int) -> CheckpointId:
     return CheckpointId(hashlib.sha256(f"{run}#{seq}".encode()).hexdigest()[:24])
 
 
+class Durable(Enum):
+    """When rows have to be durable. Those of a run are so in the order in which they were recorded."""
+
+    NOW = auto()  # before the caller goes on
+    NEXT_STEP = auto()  # before the run's next step begins (`settled`): they share the commit of a checkpoint to come
+    NEXT_ROW = auto()  # with the next row: whoever resumes without them makes the same ones
+
+
+LINGER_S = {Durable.NEXT_STEP: COMPANY_S, Durable.NEXT_ROW: 0.5}
+
+
 class Journal:
-    """Serves what the run did already, and records what it does now, one transaction at a time."""
+    """Serves what the run did already, and records what it does now.
+
+    `flush` puts all sealed layers on disk; it is called before rows that name a snapshot are durable.
+    """
 
     def __init__(
         self,
@@ -48,6 +72,8 @@ class Journal:
         *,
         ops: Sequence[OpRecord],
         llm: Sequence[LLMRecord],
+        effects: Sequence[EffectRecord] = (),
+        flush: Callable[[], None],
         clock: Callable[[], float],
         timer: Callable[[], float] = time.monotonic,
         emit: Callable[[Event], None],
@@ -56,20 +82,28 @@ class Journal:
         self._run = run
         self._clock = clock
         self._emit = emit
-        self._lock = asyncio.Lock()
+        self._flush = flush
+        self._coming: dict[BranchPath, Coming] = {}
         self._timer = timer
         self._begun = timer()
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
+        self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
+        self._effects = {effect.key: effect for effect in effects}
+        forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
+        self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
+        """Whether the whole run is to meet the outside as a branch of a fork does."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self._occurrences: Counter[str] = Counter()
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._over = False
+        self._lost: BaseException | None = None  # why rows that nobody waited for are not there
+        self._soon: dict[asyncio.Future[None], Durable] = {}
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
-            if row.snapshot_out is not None:
+            if row.snapshot_out is not None and row.status is not OpStatus.UNDONE and row.kind is not OpKind.COMMAND:
                 self._last_sealed[row.branch] = row.seq
-            if (theirs := row.attrs.get("theirs_branch")) is not None:
+            if (theirs := row.attrs.get("theirs_branch")) is not None and row.status is not OpStatus.UNDONE:
                 self._last_sealed[BranchPath(theirs)] = row.seq  # a merge freezes the branch that it takes in
             if row.kind is OpKind.FORK and row.status is OpStatus.DONE:
                 self._places[row.branch, row.op_id] += 1
@@ -113,6 +147,10 @@ class Journal:
         """Whether an operation of that key was done, in whatever state."""
         return key in self._ops
 
+    def computed(self, lineage_key: str) -> OpRecord | None:
+        """A row of this run that did the work of that key, or took it over."""
+        return self._computed.get(lineage_key)
+
     def row(self, key: str) -> OpRecord:
         """A DONE row of this run by its key."""
         return self._ops[key]
@@ -131,39 +169,160 @@ class Journal:
         """Seconds of the deadline used by this run so far, over all processes that worked on it."""
         return self._run.consumed_s + self._timer() - self._begun
 
-    async def record(self, *rows: OpRecord, checkpoint: tuple[Branch, Snapshot, str] | None = None) -> None:
-        """Commit rows, and the checkpoint that the last of them made, in one transaction.
+    async def record(
+        self,
+        *rows: OpRecord,
+        checkpoint: tuple[Branch, Snapshot, str] | None = None,
+        effect: EffectRecord | None = None,
+        durable: Durable = Durable.NOW,
+    ) -> None:
+        """Commit rows, the checkpoint that the last of them made, and an effect's result, in one transaction.
 
-        `checkpoint` is (branch, snapshot, label); the branch's position moves on once it is durable.
+        `checkpoint` is (branch, snapshot, label); the branch's position moves on once it is durable, or is to be.
         """
-        async with self._lock:
-            await to_its_end(self._record(rows, checkpoint))
+        if durable is not Durable.NOW:
+            assert effect is None, "an effect's result is durable before anybody sees it"
+            self._record_soon(rows, checkpoint, durable)
+            return
+        await to_its_end(self._record(rows, checkpoint, effect))
 
-    async def _record(self, rows: tuple[OpRecord, ...], checkpoint: tuple[Branch, Snapshot, str] | None) -> None:
+    async def settled(self) -> None:
+        """Return when the rows that `NEXT_STEP` was said of are durable. Raises why one of them is not."""
+        while waiting := [one for one, durable in self._soon.items() if durable is Durable.NEXT_STEP]:
+            await asyncio.wait(waiting)
+        self._refuse_what_does_not_follow()
+
+    async def _record(
+        self,
+        rows: tuple[OpRecord, ...],
+        checkpoint: tuple[Branch, Snapshot, str] | None,
+        effect: EffectRecord | None,
+    ) -> None:
         """Not to be cancelled half way: what the database holds and what this object knows move on together."""
-        self._refuse_when_over()
-        numbered = [replace(row, seq=self._seq + i) for i, row in enumerate(rows, 1)]
-        made: list[CheckpointRecord] = []
-        if checkpoint is not None:
-            branch, snapshot, label = checkpoint
-            made.append(self._checkpoint(numbered[-1], branch, snapshot, label))
-        await self._store.commit(self._run.id, ops=numbered, checkpoints=made, update=self._touch())
-        self._seq += len(numbered)
-        self._ops.update({row.key: row for row in numbered if row.status is OpStatus.DONE})
-        if checkpoint is not None:
-            checkpoint[0].checkpoint = made[0].id
+        numbered, made = self._numbered(rows, checkpoint)
+        ledger = [] if effect is None else [self._settled(effect)]
+        await self._store.commit(
+            self._run.id,
+            ops=numbered,
+            checkpoints=made,
+            effects=ledger,
+            update=self._touch(),
+            barrier=self._barrier(numbered, checkpoint),
+            coming=self._announced(rows),
+        )
+        crash.point("rows durable")
+        self._effects.update({one.key: one for one in ledger})
+        self._know(numbered, checkpoint, made)
         for row in numbered:
             self._emit(OpDone(row))
 
+    def _record_soon(
+        self, rows: tuple[OpRecord, ...], checkpoint: tuple[Branch, Snapshot, str] | None, durable: Durable
+    ) -> None:
+        numbered, made = self._numbered(rows, checkpoint)
+        done = self._store.commit_soon(
+            self._run.id,
+            ops=numbered,
+            checkpoints=made,
+            update=self._touch(),
+            barrier=self._barrier(numbered, checkpoint),
+            coming=self._announced(rows),
+            linger_s=LINGER_S[durable],
+        )
+        self._know(numbered, checkpoint, made)
+        self._soon[done] = durable
+        done.add_done_callback(lambda done: self._came(done, numbered))
+
+    def _came(self, done: asyncio.Future[None], numbered: Sequence[OpRecord]) -> None:
+        del self._soon[done]
+        if done.cancelled() or (error := done.exception()) is None:
+            for row in numbered:
+                self._emit(OpDone(row))
+        else:
+            self._lost = self._lost or error
+
+    def _numbered(
+        self, rows: tuple[OpRecord, ...], checkpoint: tuple[Branch, Snapshot, str] | None
+    ) -> tuple[list[OpRecord], list[CheckpointRecord]]:
+        self._refuse_when_over()
+        numbered = [replace(row, seq=self._next_seq()) for row in rows]
+        made = [] if checkpoint is None else [self._checkpoint(numbered[-1], *checkpoint)]
+        crash.point("rows numbered")
+        return numbered, made
+
+    def _know(
+        self,
+        numbered: Sequence[OpRecord],
+        checkpoint: tuple[Branch, Snapshot, str] | None,
+        made: Sequence[CheckpointRecord],
+    ) -> None:
+        done = [row for row in numbered if row.status is OpStatus.DONE]
+        self._ops.update({row.key: row for row in done})
+        self._computed.update({row.lineage_key: row for row in done if row.lineage_key is not None})
+        if checkpoint is not None:
+            checkpoint[0].checkpoint = made[0].id
+
+    def _barrier(
+        self, rows: Sequence[OpRecord], checkpoint: tuple[Branch, Snapshot, str] | None
+    ) -> Callable[[], None] | None:
+        names_layers = checkpoint is not None or any(
+            row.snapshot_out is not None and row.kind is not OpKind.COMMAND  # what is lost of these is run again
+            for row in rows
+        )
+        return self._flush if names_layers else None
+
+    def _announced(self, rows: Sequence[OpRecord]) -> Coming | None:
+        return next((one for row in rows if (one := self._coming.get(row.branch)) is not None), None)
+
+    @contextmanager
+    def ending(self, branch: BranchPath) -> Iterator[None]:
+        """A step on that branch has ended, and its row is about to be recorded: seal inside, `flush=False`, and
+        record. Rows that are ready meanwhile wait a little, to be committed with it."""
+        with self._store.coming() as coming:
+            self._coming[branch] = coming
+            try:
+                yield
+            finally:
+                del self._coming[branch]
+
+    def _next_seq(self) -> int:
+        """Given out once: where a commit fails, its numbers stay unused."""
+        self._seq += 1
+        return self._seq
+
+    def effect(self, key: str) -> EffectRecord | None:
+        """What the ledger says of the effect of that step."""
+        return self._effects.get(key)
+
+    def effect_like(self, step: str, args_json: str) -> EffectRecord | None:
+        """An effect of this run that was done by the same step with the same arguments."""
+        same = (e for e in self._effects.values() if (e.step, e.args_json) == (step, args_json))
+        return next((e for e in same if e.status is EffectStatus.DONE), None)
+
+    def effects_under(self, branch: BranchPath) -> list[EffectRecord]:
+        """What was done on a branch and below it, in the order of the intents."""
+        below = f"{branch}/"
+        return [e for e in self._effects.values() if e.branch == branch or e.branch.startswith(below)]
+
+    async def settle(self, effect: EffectRecord) -> None:
+        """Make durable what is known of an effect."""
+        await self.record(effect=effect)
+
+    def _settled(self, effect: EffectRecord) -> EffectRecord:
+        before = self._effects.get(effect.key)
+        if before is not None and effect.status not in LEGAL_SETTLEMENTS[before.status]:
+            raise RuntimeError(f"effect {effect.key} is {before.status}: it cannot become {effect.status}")
+        return effect
+
     async def record_llm(self, row: LLMRecord) -> None:
-        async with self._lock:
-            await to_its_end(self._record_llm(row))
+        await to_its_end(self._record_llm(row))
 
     async def _record_llm(self, row: LLMRecord) -> None:
         self._refuse_when_over()
-        numbered = replace(row, seq=self._seq + 1)
+        numbered = replace(row, seq=self._next_seq())
+        crash.point("answer numbered")
         await self._store.commit(self._run.id, llm=[numbered], update=self._touch())
-        self._seq += 1
+        crash.point("answer durable")
         self._llm[numbered.key] = numbered
         self._emit(LLMDone(numbered))
 
@@ -174,6 +333,12 @@ class Journal:
     def _refuse_when_over(self) -> None:
         if self._over:
             raise BranchReleased(f"run {self._run.id} is over in this process: nothing more is recorded for it")
+        self._refuse_what_does_not_follow()
+
+    def _refuse_what_does_not_follow(self) -> None:
+        """Nothing stands in the journal after rows that are not there."""
+        if self._lost is not None:
+            raise self._lost
 
     async def finish(self, update: RunUpdate) -> None:
         """The run's own row, last."""
@@ -181,6 +346,9 @@ class Journal:
         await self._store.commit(
             self._run.id, update=replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
         )
+        while self._soon:  # committed before, or with it: only their futures are to be heard
+            await asyncio.wait(list(self._soon))
+        self._refuse_what_does_not_follow()
 
     def _checkpoint(self, row: OpRecord, branch: Branch, snapshot: Snapshot, label: str) -> CheckpointRecord:
         parents = [branch.checkpoint]

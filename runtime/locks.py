@@ -1,14 +1,24 @@
-"""Which process works on a run: a lock that the kernel drops when the process ends, however it ends."""
+"""Which process works on a run: a lock that the kernel drops when the process ends, however it ends.
+
+On one machine it is a file's. Where the database is on a server, which processes on several machines may use, the
+server holds one, too, for as long as the connection lasts that writes (store/committer.py).
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from ramify.runtime.errors import RunLocked
 from ramify.runtime.records import RunId
+
+if TYPE_CHECKING:  # the command line asks for locks, and starts without a database
+    from ramify.runtime.store import RunStore
 
 
 class RunLock:
@@ -38,6 +48,32 @@ class RunLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+@asynccontextmanager
+async def working_on(folder: Path, store: RunStore, run: RunId) -> AsyncIterator[None]:
+    """Hold a run on this machine and, where its database is on a server, on all. Raises `RunLocked`."""
+    with RunLock(folder, run):
+        async with store.held(run):
+            yield
+
+
+def ask_to_cancel(folder: Path, run: RunId) -> None:
+    """Have the process that works on the run stop it, within half a second."""
+    _wish(folder, run).touch()
+
+
+def take_wish(folder: Path, run: RunId) -> bool:
+    """Whether somebody asked for that; once."""
+    try:
+        _wish(folder, run).unlink()
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _wish(folder: Path, run: RunId) -> Path:
+    return folder / f"{run}.cancel"
 
 
 def is_held(folder: Path, run: RunId) -> bool:

@@ -22,17 +22,25 @@ BranchPath = NewType("BranchPath", str)
 ROOT = BranchPath("root")
 
 
+DECORATORS = "decorators"
+"""The front end whose runs are in the journal whole; the other is "langgraph"."""
+
+
 class RunStatus(StrEnum):
     RUNNING = "running"  # whether its process still lives is told by the run's lock, not by this row
     DONE = "done"
     FAILED = "failed"  # a step or the workflow raised; resumable
     CANCELLED = "cancelled"  # Ctrl-C or `ramify cancel`; resumable
+    FORKED = "forked"  # by a person from another run, and not begun: to be resumed
+    WAITING = "waiting"  # for a person: an answer (`ramify resume RUN --answer`), or a LangGraph thread's breakpoint
 
 
 LEGAL_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.RUNNING: frozenset(RunStatus),
     RunStatus.FAILED: frozenset({RunStatus.RUNNING}),
     RunStatus.CANCELLED: frozenset({RunStatus.RUNNING}),
+    RunStatus.FORKED: frozenset({RunStatus.RUNNING}),
+    RunStatus.WAITING: frozenset({RunStatus.RUNNING}),
     RunStatus.DONE: frozenset({RunStatus.RUNNING}),  # a LangGraph thread that goes on; a replay of a finished run
 }
 
@@ -40,6 +48,8 @@ LEGAL_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
 class OpStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"  # recorded to be read by people; never honoured by a resume
+    ASKED = "asked"  # a question that waits for its answer, which is a row of its own
+    UNDONE = "undone"  # it was done, and the run went back to before it: as FAILED
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,44 @@ class OpRecord:
     summary: str = ""  # one line for people
     error: str | None = None
     attrs: Mapping[str, str] = field(default_factory=dict)
+
+
+class EffectStatus(StrEnum):
+    INTENDED = "intended"  # durable before the step starts; without a process that works on it: in doubt
+    DONE = "done"
+    FAILED = "failed"  # the step raised: by its own word it did not happen
+    IN_DOUBT = "in doubt"  # a crash, a cancel or a timeout came between intent and result
+    APPROVED = "approved"  # a person says that it happened; their result stands
+    AGAIN = "again"  # a person says that it did not: the next resume does it
+    COMPENSATED = "compensated"  # its compensation hook undid it
+
+
+LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
+    EffectStatus.INTENDED: frozenset(EffectStatus) - {EffectStatus.COMPENSATED},
+    EffectStatus.IN_DOUBT: frozenset(EffectStatus) - {EffectStatus.COMPENSATED},
+    EffectStatus.DONE: frozenset({EffectStatus.DONE, EffectStatus.COMPENSATED}),
+    EffectStatus.APPROVED: frozenset({EffectStatus.DONE, EffectStatus.AGAIN, EffectStatus.COMPENSATED}),
+    EffectStatus.AGAIN: frozenset({EffectStatus.INTENDED, EffectStatus.APPROVED}),
+    EffectStatus.FAILED: frozenset({EffectStatus.INTENDED}),
+    EffectStatus.COMPENSATED: frozenset({EffectStatus.INTENDED}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRecord:
+    """One effect on the outside: a row of the ledger. `key` is the journal key of the step."""
+
+    run_id: RunId
+    key: str
+    step: str
+    branch: BranchPath
+    status: EffectStatus
+    idempotency_key: str
+    args_json: str  # codec: what reconcile and compensation hooks are given
+    result_json: str | None = None
+    intended_at: float = 0.0
+    settled_at: float | None = None
+    note: str = ""  # how its status is known
 
 
 @dataclass(frozen=True, slots=True)

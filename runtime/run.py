@@ -15,17 +15,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.calls import LLMCalls
+from ramify.runtime.costs import CostModel
 from ramify.runtime.journal import Journal
-from ramify.runtime.records import BranchPath, OpRecord, OpStatus, RunRecord
+from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
+from ramify.runtime.recovery import Recovery
+from ramify.runtime.reuse import Reuse
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.sites import CallSite, find_op
 from ramify.runtime.worlds import Branch, WorldPool
+from ramify.sandboxes.errors import SandboxError
 from ramify.serving.types import ChatRequest, ChatResult
+
+if TYPE_CHECKING:
+    from ramify.runtime.calling import StepDef
 
 
 @dataclass(eq=False, slots=True)
@@ -40,12 +47,19 @@ class Run:
     calls: LLMCalls
     clock: Callable[[], float]
     root: Branch
-    # lineage key -> the row that another branch is computing at this moment (single flight)
-    computing: dict[str, asyncio.Future[None]] = field(default_factory=dict)
-    # lineage key -> the key of a row of this run that can be taken over
-    reusable: dict[str, str] = field(default_factory=dict)
+    reuse: Reuse
+    recovery: Recovery
+    costs: CostModel = field(default_factory=CostModel)
+    # the steps that were called, by name: their hooks outlive the call
+    steps: dict[str, StepDef] = field(default_factory=dict)
+    # a person's answers, and the questions that were asked before, by the key of the question
+    answers: dict[str, str] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
     # the tasks in which steps run at this moment, by the branch that they run on
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
+
+    # the tasks that make worlds ready while the model thinks
+    ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
     def op(self, kind: OpKind, site: CallSite) -> PlanOp:
         return find_op(self.plan, kind, site)
@@ -66,8 +80,41 @@ class Run:
         ]
         for task in late:
             task.cancel()
+        if under == ROOT:
+            late += self.ahead
+            for task in self.ahead:
+                task.cancel()
         if late:
             await asyncio.wait(late)
+
+
+def look_ahead(scope: RunScope, op: PlanOp) -> None:
+    """Perform the plan's PREFORK of this operation, which is about to wait for the model: nobody waits for it."""
+    prefork = scope.run.plan.prefork(op.id)
+    if prefork is None:
+        return
+    key = scope.run.journal.key(scope.branch.path, prefork.id)
+    if not scope.run.journal.knows(key):
+        task = asyncio.get_running_loop().create_task(_make_ready(scope, prefork, key))
+        scope.run.ahead.add(task)
+        task.add_done_callback(scope.run.ahead.discard)
+
+
+async def _make_ready(scope: RunScope, prefork: PlanOp, key: str) -> None:
+    """A failure is a row for people to read: the fork itself makes its worlds then, and says what is wrong."""
+    run, branch, width = scope.run, scope.branch, int(prefork.attrs["width"])
+    begun, snapshot = run.clock(), branch.snapshot.id
+    row = new_row(
+        scope, OpKind.PREFORK, prefork.id, key, snapshot_in=snapshot, snapshot_out=snapshot, started_at=begun
+    )
+    try:
+        took = await run.worlds.make_ready(branch, width)
+    except SandboxError as error:
+        await run.journal.record(replace(row, status=OpStatus.FAILED, error=str(error), ended_at=run.clock()))
+        return
+    attrs = {"width": str(width), "fork_ms": f"{took * 1000:.3f}"}
+    said = f"{width} worlds made ready"
+    await run.journal.record(replace(row, attrs=attrs, summary=said, ended_at=run.clock()))
 
 
 def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:
@@ -115,6 +162,7 @@ class RunScope:
         else:
             op = self.run.op(OpKind.CALL_LLM, site)
             place = f"{self.branch.path}|{op.id}"
+            look_ahead(self, op)
         return self.run.calls.stage(
             requests,
             op_id=op.id,

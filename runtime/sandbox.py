@@ -6,8 +6,9 @@ import asyncio
 import inspect
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ramify.runtime.errors import CommandFailed, NotInARun
 from ramify.sandboxes.contract import RunResult, World
@@ -15,11 +16,37 @@ from ramify.sandboxes.contract import RunResult, World
 T = TypeVar("T")
 
 
-class Sandbox:
-    """A step's world. Valid while the step runs; what it changes becomes the branch's next snapshot."""
+class Commands(Protocol):
+    """What finds a command that was run before in an equal world, and takes it over."""
 
-    def __init__(self, world: World) -> None:
+    async def run(self, world: World, command: Command) -> RunResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as it was asked for."""
+
+    text: str | Sequence[str]
+    stdin: str | bytes | None = None
+    timeout: float | None = None
+    env: Mapping[str, str] | None = None
+    cwd: str | None = None
+
+    async def run(self, world: World) -> RunResult:
+        return await world.run(self.text, stdin=self.stdin, timeout=self.timeout, env=self.env, cwd=self.cwd)
+
+
+class Sandbox:
+    """A step's world. Valid while the step runs; what it changes becomes the branch's next snapshot.
+
+    `commands`: what answers `run(..., reuse=True)`. Where there is none, such a command is simply run.
+    """
+
+    __ramify_world__ = True  # how the compiler knows one
+
+    def __init__(self, world: World, commands: Commands | None = None) -> None:
         self._world: World | None = world
+        self._commands = commands
         self.last: RunResult | None = None
 
     @property
@@ -36,9 +63,16 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         check: bool = False,
+        reuse: bool = False,
     ) -> RunResult:
-        """Run a command in the world's persistent shell. Raises `CommandFailed` where `check` and it failed."""
-        self.last = await self._live().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd)
+        """Run a command in the world's persistent shell. Raises `CommandFailed` where `check` and it failed.
+
+        `reuse=True` declares it deterministic: where the same command was run in a world of equal content, in any
+        branch or run, its result and its changes are taken over.
+        """
+        world, asked = self._live(), Command(command, stdin, timeout, env, cwd)
+        again = self._commands if reuse else None
+        self.last = await (asked.run(world) if again is None else again.run(world, asked))
         if check and not self.last.ok:
             raise CommandFailed(self.last)
         return self.last
@@ -55,6 +89,8 @@ class Sandbox:
 
 class SyncSandbox:
     """The same for a synchronous step, which runs in a thread beside the run's event loop."""
+
+    __ramify_world__ = True
 
     def __init__(self, face: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
         self._face = face
@@ -77,9 +113,10 @@ class SyncSandbox:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         check: bool = False,
+        reuse: bool = False,
     ) -> RunResult:
         """As `Sandbox.run`, blocking."""
-        call = self._face.run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check)
+        call = self._face.run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check, reuse=reuse)
         return self._wait(call)
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:

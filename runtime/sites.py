@@ -7,14 +7,20 @@ plan's catch-all.
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import dataclass
 from itertools import islice
-from types import FrameType
+from types import CodeType, FrameType
 
 from ramify.compiler.plan import OpKind, Plan, PlanOp, site_file
 
 _MAX_DEPTH = 40
+_site_file = functools.lru_cache(maxsize=1024)(site_file)  # a resumed run asks for the same few, forty a call
+_MOST_POSITIONS = 4096
+_POSITIONS: dict[tuple[int, int], tuple[CodeType, tuple[int, int]]] = {}
+"""By code object and instruction. The code is held, so that no other gets its id; equal codes are told apart, since
+equality looks neither at the file nor at the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +40,23 @@ def call_site(depth: int = 1) -> CallSite:
     frame: FrameType | None = sys._getframe(depth + 1)
     stack: list[tuple[str, int, int]] = []
     while frame is not None and len(stack) < _MAX_DEPTH:
-        stack.append((site_file(frame.f_code.co_filename), *_position(frame)))
+        stack.append((_site_file(frame.f_code.co_filename), *_position(frame)))
         frame = frame.f_back
     return CallSite(tuple(stack))
 
 
 def _position(frame: FrameType) -> tuple[int, int]:
-    positions = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    return positions[0] or frame.f_lineno, positions[2] or 0
+    """Line and column. Python finds them by going through the code from its beginning, so they are kept."""
+    code = frame.f_code
+    known = _POSITIONS.get((id(code), frame.f_lasti))
+    if known is not None:
+        return known[1]
+    positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
+    found = positions[0] or frame.f_lineno, positions[2] or 0
+    if len(_POSITIONS) >= _MOST_POSITIONS:
+        _POSITIONS.clear()
+    _POSITIONS[id(code), frame.f_lasti] = (code, found)
+    return found
 
 
 def find_op(plan: Plan, kind: OpKind, site: CallSite) -> PlanOp:

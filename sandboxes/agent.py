@@ -1,122 +1,80 @@
 """The agent of one world: the parent of its processes, which runs commands for the host. Stdlib only.
 
 In a namespace it is PID 1 and ends with the host; without one (`copy`) it is a child subreaper. Either way every
-process of the world descends from it. One thread, one loop: `_turn` waits for whatever comes first (the host, the
-shell's output, a child's end) and everything else is written on top of it.
+process of the world descends from it. Here is what the host can ask for; what lives in the world, and the loop that
+waits for it, is in `inhabitants.py`.
 """
 
 from __future__ import annotations
 
-import array
-import fcntl
+import contextlib
+import functools
 import os
 import select
 import shlex
+import shutil
 import signal
-import termios
 import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from ramify.sandboxes import processes
-from ramify.sandboxes.namespaces import kernel
-from ramify.sandboxes.shell import CONTROL, Shell
+from ramify.sandboxes.inhabitants import Inhabitants, Tree
+from ramify.sandboxes.safety import confine
+from ramify.sandboxes.shell import Shell
+from ramify.sandboxes.tiers import arriving, carrying
+from ramify.sandboxes.tiers.dumping import Note, named_pipe
+from ramify.sandboxes.tiers.memory import Area, CannotKeep, areas
+from ramify.sandboxes.tiers.sessions import SOURCE, Session
 from ramify.sandboxes.wire import (
     Attach,
     Cancel,
+    Carried,
+    Carry,
     Detach,
     Done,
+    Dump,
+    Dumped,
     Failed,
     Freeze,
+    Frozen,
     Link,
     Look,
     Looked,
     Message,
-    Ran,
+    Open,
     Run,
+    Shut,
+    Split,
     Start,
+    Tell,
     Thaw,
+    Told,
 )
 
-CHUNK = 1 << 16
 FREEZES = 5  # attempts
+SESSION_STARTS_S = 20.0
+INTERRUPT_S = 1.0  # for a session to come back from KeyboardInterrupt
 
 
-class Tree(Protocol):
-    """The mount that comes and goes at a seal; a plain folder has none."""
-
-    def attach(self, layers: Attach) -> None: ...
-
-    def detach(self) -> bool: ...
-
-
-class Output:
-    """One of the two streams: a pipe that outlives commands and shells.
-
-    What a background process writes while no command runs is read and dropped, so that it never blocks.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.read_end, self.write_end = os.pipe()
-        os.set_blocking(self.read_end, False)
-        self._limit = limit
-        self._kept = bytearray()
-        self.truncated = False
-        self.wanted = False
-
-    def begin(self) -> None:
-        self.drain()
-        self._kept, self.truncated, self.wanted = bytearray(), False, True
-
-    def end(self) -> bytes:
-        self.drain()
-        self.wanted = False
-        kept, self._kept = bytes(self._kept), bytearray()
-        return kept
-
-    def drain(self) -> None:
-        """Take what is there now, and no more: a process that never stops writing must not hold us."""
-        waiting = array.array("i", [0])
-        fcntl.ioctl(self.read_end, termios.FIONREAD, waiting)
-        left = waiting[0]
-        while left > 0:
-            left -= self.take()
-
-    def take(self) -> int:
-        data = os.read(self.read_end, CHUNK)
-        if self.wanted:
-            room = self._limit - len(self._kept)
-            self._kept += data[:room]
-            self.truncated = self.truncated or len(data) > room
-        return len(data)
-
-
-class Agent:
+class Agent(Inhabitants):
     """Answers the host's messages, one after the other, until the host hangs up or ends."""
 
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
-        self._start, self._link, self._tree = start, link, tree
-        self._host = host  # a pidfd of the host process
-        self._out, self._err = Output(start.max_output), Output(start.max_output)
-        self._shell: Shell | None = None
-        self._known: tuple[str, str, bytes] | None = None  # pwd, oldpwd and state of a shell that ended
+        super().__init__(start, link, host, tree)
         self._frozen: list[processes.Process] = []
-        self._inbox: list[Message] = []
-        self._gone = False
-        self._wake, wake_in = os.pipe()
-        for end in (self._wake, wake_in):
-            os.set_blocking(end, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
-        self._poll = select.poll()
-        for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
-            self._poll.register(descriptor, select.POLLIN)
+        self._lost = dict(start.lost)
+        if start.image:
+            self._bring_back(start.image)
+        if start.sessions and tree is not None:
+            self._bring_sessions(Path(tree.reach(start.sessions)))
 
     def serve(self) -> None:
         try:
             while not self._gone:
                 self._turn(None)
                 self._bury()
+                self._end_what_is_over()
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
@@ -137,91 +95,122 @@ class Agent:
             case Run():
                 return self._run(message)
             case Look():
-                return self._look()
+                return self._look(message.kept)
             case Detach():
-                return Done(self._detach())
+                return Done(self._detach(message))
             case Attach():
                 self._attach(message)
                 return Done()
+            case Open():
+                return self._open(message)
+            case Split():
+                return self._split(message)
+            case Shut():
+                self._end_session(self._session(message.session))
+                return Done()
+            case Tell():
+                return self._tell(message)
+            case Dump():
+                return self._dump(message.images)
+            case Carry():
+                return self._carry(message)
             case Freeze():
                 self._freeze()
-                return Done()
+                return Frozen(self._maps_files())
             case Thaw():
                 self._thaw()
                 return Done()
             case _:
                 return Failed(f"the agent has no answer to {type(message).__name__}")
 
-    # The loop
+    # Python sessions
 
-    def _turn(self, timeout_s: float | None) -> None:
-        for descriptor, _ in self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000)):
-            if descriptor == self._out.read_end:
-                self._out.take()
-            elif descriptor == self._err.read_end:
-                self._err.take()
-            elif descriptor == self._wake:
-                os.read(self._wake, CHUNK)
-                self._reap()
-            elif descriptor == self._host:
-                self._gone = True
-            elif descriptor == self._link.sock.fileno():
-                message = self._link.receive()
-                if message is None:
-                    self._gone = True
-                else:
-                    self._inbox.append(message)
-            elif self._shell is not None and descriptor == self._shell.control:
-                self._shell.hear(os.read(descriptor, CHUNK))
+    def _session(self, name: str) -> Session:
+        self._sessions.bury()
+        session = self._sessions.get(name)
+        if session is None:
+            self._tell_of_loss(name)
+            raise OSError(
+                f"there is no Python session {name!r} in this world: it ended, or was not kept by the snapshot"
+            )
+        return session
 
-    def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            if self._shell is not None and pid == self._shell.pid:
-                code = os.waitstatus_to_exitcode(status)
-                self._shell.ended = code if code >= 0 else 128 - code
+    def _tell_of_loss(self, name: str) -> None:
+        """Once: whoever asks again means a new one."""
+        reason = self._lost.pop(name, "")
+        if reason:
+            raise OSError(
+                f"the Python session {name!r} of the snapshot is not here: {reason}. Ask again for a new one"
+            )
 
-    def _all(self) -> list[processes.Process]:
-        return processes.descendants(os.getpid())
-
-    def _others(self) -> list[processes.Process]:
-        shell = self._shell.pid if self._shell is not None else -1
-        return [p for p in self._all() if p.pid != shell]
-
-    # Commands
-
-    def _run(self, message: Run) -> Ran:
-        began = time.monotonic()
+    def _open(self, message: Open) -> Message:
+        self._sessions.bury()
+        if self._sessions.get(message.session) is not None:
+            return Done()
+        self._tell_of_loss(message.session)
+        source, python = Path(self._private(SOURCE)), shlex.quote(message.python)
+        source.write_bytes(message.source)
         shell = self._living_shell()
-        before = {p.key for p in self._others()}
-        stdin = "/dev/null"
-        if message.stdin:
-            stdin = f"{self._start.private}/stdin"
-            Path(stdin).write_bytes(message.stdin)
-        cwd = None if message.cwd is None else str(Path(self._start.tree, message.cwd))
+        session = self._sessions.prepare(message.session)
+        words = shlex.join(["-u", str(source), *self._sessions.pipes(message.session)])
+        shell.ask(
+            f"command -v {python} >/dev/null && (exec {python} {words} </dev/null &)",
+            stdin="/dev/null",
+            env={},
+            cwd=None,
+        )
+        self._await_end(shell)
+        if shell.status != 0:
+            self._sessions.forget(session)
+            return Failed(f"no Python session: {message.python} is not there for the world's shell")
+        self._begin_session(session)
+        return Done()
+
+    def _begin_session(self, session: Session) -> None:
+        """Wait for its first words, which name its process."""
+        self._alone = False
+        begun = self._await_answer(session, time.monotonic() + SESSION_STARTS_S) and session.answer is not None
+        pid = session.answer.get("pid") if begun and session.answer is not None else None
+        if not isinstance(pid, int) or pid not in {p.pid for p in self._all()}:
+            self._sessions.forget(session)
+            raise OSError(
+                f"the Python session {session.name!r} did not start; run its interpreter by hand to see why"
+            )
+        self._sessions.begin(session, pid)
+
+    def _split(self, message: Split) -> Message:
+        session = self._session(message.session)
+        if self._sessions.get(message.child) is not None:
+            return Failed(f"there is a Python session {message.child!r} already")
+        child = self._sessions.prepare(message.child)
+        session.ask({"fork": self._sessions.pipes(message.child)})
+        self._await_answer(session, time.monotonic() + SESSION_STARTS_S)
+        self._begin_session(child)
+        child.on = session.on.again()
+        return Done()
+
+    def _tell(self, message: Tell) -> Told:
+        session = self._session(message.session)
         self._out.begin()
         self._err.begin()
-        shell.ask(message.command, stdin=stdin, env=message.env, cwd=cwd)
-        deadline = None if message.timeout is None else began + message.timeout
-        timed_out = not self._await_end(shell, deadline, cancellable=True)
+        session.ask({"code": message.code})
+        deadline = None if message.timeout is None else time.monotonic() + message.timeout
+        timed_out = not self._await_answer(session, deadline, cancellable=True)
         if timed_out:
-            processes.kill(lambda: processes.descendants(os.getpid(), spare=before), self._reap)
-        code = 124 if timed_out else shell.status if shell.status is not None else shell.ended
-        self._bury()
-        if message.stdin:
-            Path(stdin).unlink(missing_ok=True)
+            session.interrupt()
+            if not self._await_answer(session, time.monotonic() + INTERRUPT_S):
+                self._end_session(session)
+        answer = session.answer or {}
+        value, error = (text if isinstance(text := answer.get(key), str) else None for key in ("value", "error"))
+        lives = not session.ended
+        self._sessions.bury()
         out, err = self._out.end(), self._err.end()
         truncated = self._out.truncated or self._err.truncated
-        return Ran(code or 0, out, err, time.monotonic() - began, timed_out, truncated)
+        return Told(value, error, out, err, timed_out, truncated, lives)
 
-    def _await_end(self, shell: Shell, deadline: float | None = None, *, cancellable: bool = False) -> bool:
-        """Whether the command ended by itself: not by its deadline, the host's wish, or the host's end."""
-        while shell.status is None and shell.ended is None:
+    def _await_answer(self, session: Session, deadline: float | None, *, cancellable: bool = False) -> bool:
+        """Whether it answered or ended by itself."""
+        while session.answer is None and not session.ended:
             if self._gone or (cancellable and any(isinstance(m, Cancel) for m in self._inbox)):
                 return False
             left = None if deadline is None else deadline - time.monotonic()
@@ -230,83 +219,27 @@ class Agent:
             self._turn(left)
         return True
 
-    def _living_shell(self) -> Shell:
-        self._bury()
-        if self._shell is None:
-            self._shell = self._spawn_shell()
-            self._poll.register(self._shell.control, select.POLLIN)
-            self._restore(self._shell)
-        return self._shell
-
-    def _restore(self, shell: Shell) -> None:
-        """Bring back what the last shell knew; without one, learn what this one starts with."""
-        command = ":"
-        if self._known is not None:
-            state = Path(self._start.private, "state")
-            state.write_bytes(self._known[2])
-            command = f"builtin source {shlex.quote(str(state))} >/dev/null 2>&1"
-        oldpwd = self._known[1] if self._known is not None else ""
-        shell.recall(command, oldpwd)
-        if not self._await_end(shell) or shell.ended is not None:
-            raise EOFError(f"bash ended at once (exit {shell.ended})")
-
-    def _bury(self) -> None:
-        """Let go of the shell if it has ended, and remember what it knew when its last whole command ended."""
-        shell = self._shell
-        if shell is None or shell.ended is None:
-            return
-        self._poll.unregister(shell.control)
-        os.close(shell.control)
-        os.close(shell.script)
-        self._known = (shell.pwd, shell.oldpwd, shell.state)
-        self._shell = None
-
-    def _spawn_shell(self) -> Shell:
-        script, script_in = os.pipe()
-        control, control_in = os.pipe()
-        pwd, env = self._start_place(), self._start.env if self._known is None else {}
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.setsid()
-                kernel.die_with_parent()
-                os.chdir(pwd)
-                for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
-                    os.dup2(source, target)
-                os.dup2(control_in, CONTROL)
-                for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
-                    signal.signal(number, signal.SIG_DFL)
-                signal.set_wakeup_fd(-1)
-                os.umask(0o022)
-                if self._start.view is not None:
-                    kernel.drop_privileges()
-                os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
-            finally:
-                os._exit(127)
-        os.close(script)
-        os.close(control_in)
-        return Shell(pid, script_in, control, pwd)
-
-    def _start_place(self) -> str:
-        """Where a shell starts: where the last one stood, or as the snapshot says; else at the top of the tree."""
-        tree = self._start.tree
-        place = Path(self._known[0]) if self._known is not None else Path(tree, self._start.cwd)
-        return str(place) if place.is_dir() else tree
+    def _end_session(self, session: Session) -> None:
+        """Kill it with all that it started."""
+        self._kill(lambda: [*processes.descendants(session.pid), *(p for p in self._all() if p.pid == session.pid)])
+        session.ended = True
+        self._sessions.bury()
 
     # Seals
 
-    def _look(self) -> Looked:
-        if self._shell is None and self._known is None:
-            return Looked(self._start.env, self._start_place(), len(self._others()))
-        shell = self._living_shell()
-        state = shell.state
-        shell.listing()
-        self._await_end(shell)
-        listed, shell.state = shell.state, state
-        pairs = (os.fsdecode(item).partition("=") for item in listed.split(b"\0") if b"=" in item)
-        return Looked({name: value for name, _, value in pairs}, shell.pwd, len(self._others()))
+    def _look(self, kept: list[int]) -> Looked:
+        self._bury()
+        if self._shell is not None:
+            self._shell.report()
+            self._await_end(self._shell)
+            self._bury()
+        others = self._others()
+        explained = {p.key for p in others if p.pid in kept}
+        shell = -1 if self._shell is None else self._shell.pid
+        strays = [p for p in processes.descendants(os.getpid(), spare=explained) if p.pid != shell]
+        return Looked(self._state(), self._began, len(others), len(strays))
 
-    def _detach(self) -> bool:
+    def _detach(self, message: Detach) -> bool:
         if self._tree is None:
             raise OSError("this world has no mount of its own")
         if self._shell is not None:
@@ -314,16 +247,107 @@ class Agent:
             self._place = (shell.pwd, shell.oldpwd)
             shell.step_aside()
             self._await_end(shell)
-        if self._tree.detach():
+        if self._tree.detach(outside=message.outside):
             return True
         self._return()
         return False
 
-    def _attach(self, layers: Attach) -> None:
+    def _attach(self, message: Attach) -> None:
         if self._tree is None:
             raise OSError("this world has no mount of its own")
-        self._tree.attach(layers)
+        self._tree.attach(outside=message.outside)
         self._return()
+
+    def _dump(self, images: str) -> Dumped:
+        """Dump the shell with all below it, and leave it standing still."""
+        self._bury()
+        shell, standing = self._shell, [p.key for p in self._all() if p.state in "Tt"]
+        if self._criu is None or self._tree is None:
+            return Dumped("there is no CRIU in this world")
+        strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
+        if strays or shell is None:
+            return Dumped(f"the shell that started processes {strays} has ended, and a dump is of one tree")
+        place = Path(self._tree.reach(images))
+        try:
+            self._criu.dump(shell.pid, place)
+        except OSError as error:
+            return Dumped(str(error))
+        self._frozen = [p for p in self._all() if p.key not in standing]
+        last = max(p.pid for p in self._all())
+        sessions = {session.name: session.pid for session in self._sessions}
+        Note(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions).write(place)
+        return Dumped(maps_files=self._maps_files())
+
+    def _bring_back(self, image: str) -> None:
+        """Begin with the processes of an image. Raises `OSError` where they do not come back."""
+        if self._criu is None or self._tree is None:
+            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to bring them back")
+        place = Path(self._tree.reach(image))
+        note = Note.read(place)
+        script, script_in = named_pipe(self._private("script"))
+        control, control_in = named_pipe(self._private("control"))
+        sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
+        try:
+            self._criu.restore(place)
+        finally:
+            os.close(script)
+            os.close(control_in)
+        self._criu.pids.last = note.last_pid
+        shell = self._shell = Shell(note.shell, script_in, control, note.pwd)
+        shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0
+        self._poll.register(shell.control, select.POLLIN)
+        self._began, self._alone = self._state(), False
+        for pid, session in sessions.items():
+            self._sessions.begin(session, pid)
+
+    def _carry(self, message: Carry) -> Carried:
+        """Take every session that can be taken, of a world that then stands still."""
+        self._sessions.bury()
+        if self._tree is None:
+            return Carried({}, "this world has no mount of its own")
+        self._freeze()
+        taken: dict[str, int] = {}
+        reasons, pids = [], {session.pid for session in self._sessions}
+        for session in self._sessions:
+            if session.on.ground is not None and session.on.ground.inode not in message.grounds:
+                session.on.close()
+                session.on = replace(session.on, ground=None)
+            place = Path(self._tree.reach(f"{message.images}/{session.name}"))
+            try:
+                made = carrying.take(session.name, session.pid, place, self._start.private, session.on, pids)
+            except (CannotKeep, OSError) as error:
+                shutil.rmtree(place, ignore_errors=True)
+                reasons.append(f"the Python session {session.name!r}: {error}")
+                continue
+            taken[session.name] = 0 if made is not None or session.on.ground is None else session.on.ground.inode
+            if made is not None:
+                session.on.close()
+                session.on = replace(session.on, ground=made)
+        return Carried(taken, "; ".join(reasons), self._maps_files())
+
+    def _bring_sessions(self, images: Path) -> None:
+        for folder in sorted(images.iterdir()):
+            name = folder.name
+            session = self._sessions.prepare(name)
+            own = zip((f"{name}.in", f"{name}.out"), session.held, strict=True)
+            pipes = {**dict(own), "out": self._out.write_end, "err": self._err.write_end}
+            confined = functools.partial(
+                confine.enter, self._start.bounds, isolated=True, filtered=self._criu is None, carried=True
+            )
+            try:
+                image = carrying.Image.read(folder)
+                pid = arriving.bring(image, folder, pipes, confined)
+                self._sessions.begin(session, pid)
+                session.on = carrying.standing(image, folder, areas(pid))
+            except (arriving.Lost, OSError) as error:
+                self._sessions.forget(session)
+                self._lost[name] = str(error)
+                continue
+            self._alone = False
+
+    def _maps_files(self) -> bool:
+        """Whether a process can write to a file by a mapping. All stand still."""
+        return any(area.shared_file for process in self._all() for area in _areas(process.pid))
 
     def _freeze(self) -> None:
         for _ in range(FREEZES):
@@ -343,3 +367,9 @@ class Agent:
         if self._shell is not None:
             self._shell.come_back(*self._place)
             self._await_end(self._shell)
+
+
+def _areas(pid: int) -> list[Area]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return areas(pid)
+    return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -12,6 +13,8 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.contract import World, WorldId, WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.features import Capabilities, Feature, flags, refuse_what_is_missing
+from ramify.sandboxes.forking import fork_all
 from ramify.sandboxes.helper import Helper, find_bash
 from ramify.sandboxes.scratch import Session
 from ramify.sandboxes.worlds import AgentWorld, Ground
@@ -24,6 +27,7 @@ class AgentBackend(ABC):
 
     def __init__(self, store: SnapshotStore, scratch: Path) -> None:
         self._store, self._scratch = store, scratch.resolve()
+        self._hidden = (Path(store.root).resolve(), self._scratch)
         self._session = Session(self._scratch)
         self._helper: Helper | None = None
         self._bash = ""
@@ -32,7 +36,7 @@ class AgentBackend(ABC):
     async def __aenter__(self) -> Self:
         self._bash = find_bash()
         await asyncio.to_thread(self._session.open)
-        self._helper = Helper(self._session.folder / "helper.log")
+        self._helper = self._new_helper()
         await self._helper.start()
         return self
 
@@ -43,19 +47,39 @@ class AgentBackend(ABC):
             self._helper = None
         await asyncio.to_thread(self._session.close)
 
+    @classmethod
+    @abstractmethod
+    def missing(cls) -> dict[Feature, str]:
+        """What worlds of this kind have not, and why. Cheap."""
+
+    @cached_property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(self.name, flags(self.missing()))
+
+    async def fork(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
+        return await fork_all(self, snapshot, spec, n)
+
+    def _new_helper(self) -> Helper:
+        return Helper(self._session.folder / "helper.log")
+
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
-        if self._helper is None:
-            raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
-        world_id = WorldId(uuid.uuid4().hex[:12])
-        hidden = (Path(self._store.root).resolve(), self._scratch)
-        folder = self._session.folder / world_id
-        ground = Ground(self._store, self._helper, self._bash, folder, hidden, self._forget)
-        world = self._worlds[world_id] = self._world(ground, snapshot, spec)
+        world = self._register(snapshot, spec)
         try:
             await world.begin()
         except BaseException:
             await world.close()
             raise
+        return world
+
+    def _register(self, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
+        """A world that has not begun; closing the backend closes it. Raises `Unsupported`, `WorldStartFailed`."""
+        refuse_what_is_missing(self.capabilities, spec)
+        if self._helper is None:
+            raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
+        world_id = WorldId(uuid.uuid4().hex[:12])
+        folder = self._session.folder / world_id
+        ground = Ground(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
+        world = self._worlds[world_id] = self._world(ground, snapshot, spec)
         return world
 
     @abstractmethod

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 from pathlib import Path
 
-from ramify.sandboxes.contract import Capabilities
+from ramify.sandboxes.copying import CopyBackend
+from ramify.sandboxes.docker.backend import DockerBackend
+from ramify.sandboxes.docker.connecting import connect
 from ramify.sandboxes.errors import BackendUnavailable
-from ramify.sandboxes.helper import PATIENCE_S, end, find_bash, launch
-from ramify.sandboxes.namespaces.view import PRIVATE
+from ramify.sandboxes.features import Capabilities, flags
+from ramify.sandboxes.helper import find_bash
+from ramify.sandboxes.namespaces import probe
+from ramify.sandboxes.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.safety import report
 from ramify.sandboxes.scratch import Session
-from ramify.sandboxes.wire import Attach, Failed, Link, Ran, Ready, Run, Start, View
 
 OLDEST_KERNEL = (5, 12)  # overlayfs in a user namespace came with 5.11, mount_setattr with 5.12
 REFUSING_FILE_SYSTEMS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat", "ecryptfs"})
@@ -25,22 +28,36 @@ SWITCHES = (
 
 def capabilities(scratch: Path) -> tuple[Capabilities, ...]:
     """What each backend can do with worlds under `scratch`. Takes about a tenth of a second; blocks."""
-    return (namespaces(scratch), copy())
+    return (namespaces(scratch), docker(), copy())
 
 
 def namespaces(scratch: Path) -> Capabilities:
     reason = _why_no_namespaces(scratch)
     return Capabilities(
-        backend="namespaces",
-        available=not reason,
-        reason=reason,
-        isolation=True,
-        network_isolation=True,
-        fork_by_mount=True,
-        kills_process_tree=True,
+        NamespaceBackend.name,
+        flags(NamespaceBackend.missing()),
+        reason,
         notes=(
             "the host's files are readable inside, except /tmp, /var/tmp, /run and ramify's own",
             "sockets in the host's file system outside those places can be connected to",
+            *report.notes(),
+        ),
+    )
+
+
+def docker() -> Capabilities:
+    try:
+        connect().close()
+        reason = ""
+    except BackendUnavailable as error:
+        reason = str(error)
+    return Capabilities(
+        DockerBackend.name,
+        flags(DockerBackend.missing()),
+        reason,
+        notes=(
+            "who may use the engine is root on this machine: it is the engine's isolation that worlds have",
+            "without an image, worlds stand on one of this machine's own bash, core utilities and Python",
         ),
     )
 
@@ -52,15 +69,10 @@ def copy() -> Capabilities:
     except BackendUnavailable as error:
         reason = str(error)
     return Capabilities(
-        backend="copy",
-        available=not reason,
-        reason=reason,
-        kills_process_tree=True,
-        notes=(
-            "no isolation: commands can write whatever you can, and reach the network",
-            "a fork copies the tree; a seal scans it",
-            "the tree does not stand at the workspace's own path",
-        ),
+        CopyBackend.name,
+        flags(CopyBackend.missing()),
+        reason,
+        notes=("no isolation: commands can write whatever you can, and reach the network",),
     )
 
 
@@ -76,49 +88,10 @@ def _why_no_namespaces(scratch: Path) -> str:
     except OSError as error:
         return f"{scratch} cannot hold worlds: {error}"
     try:
-        failure = _try(session.folder, bash)
-        return f"{failure}. {_cause(session.folder)}" if failure else ""
+        failed = probe.failure(session.folder, bash)
+        return f"{failed}. {_cause(session.folder)}" if failed else ""
     finally:
         session.close()
-
-
-def _try(folder: Path, bash: str) -> str:
-    """Make a world in `folder` and write a file in it. What failed, "" for nothing."""
-    for name in ("root", "lower", "upper", "work"):
-        (folder / name).mkdir()
-    view = View(str(folder), str(folder), hidden=[str(folder)], visible=[])
-    layers = Attach([str(folder / "lower")], str(folder / "upper"), str(folder / "work"))
-    start = Start("/tmp/tree", PRIVATE, bash, env={}, cwd="", max_output=4096, view=view, layers=layers)
-    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours, its = socket.socketpair()
-    ours.settimeout(PATIENCE_S)
-    with (folder / "log").open("wb") as log, control, ours:
-        with theirs:
-            process = launch(theirs, log.fileno())
-        try:
-            with its:
-                socket.send_fds(control, [b"isolate 0"], [its.fileno()])
-            failure = _converse(Link(ours), start)
-        except OSError as error:
-            failure = f"the helper process did not answer: {error}"
-    end(process)
-    if not failure and not (folder / "upper" / "file").exists():
-        failure = "what a world wrote did not come to its upper folder"
-    return failure
-
-
-def _converse(link: Link, start: Start) -> str:
-    link.send(start)
-    answer = link.receive()
-    if isinstance(answer, Failed):
-        return answer.message
-    if not isinstance(answer, Ready):
-        return "the world ended while it was set up"
-    link.send(Run("echo works > file"))
-    answer = link.receive()
-    if not isinstance(answer, Ran) or answer.exit_code != 0:
-        return f"a world could not run a command: {answer}"
-    return ""
 
 
 def _cause(folder: Path) -> str:

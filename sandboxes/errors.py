@@ -2,6 +2,7 @@
 
 SandboxError
 ├── BackendUnavailable    this machine cannot run that backend; the message names the opt-in that can
+├── Unsupported           the backend runs here, but has not what was asked of it; its flag says why
 ├── WorldStartFailed      a world could not be made from its snapshot
 ├── WorldDied             the world ended under us (killed, out of memory)
 └── SealFailed            what changed could not be made into a layer
@@ -16,6 +17,14 @@ class SandboxError(Exception):
 
 class BackendUnavailable(SandboxError):
     """This machine cannot run that backend."""
+
+
+class Unsupported(SandboxError):
+    """What was asked of a backend is not among its capabilities. Nothing was done."""
+
+    def __init__(self, backend: str, feature: str, reason: str) -> None:
+        super().__init__(f"the {backend} backend has not: {feature}. {reason}")
+        self.backend, self.feature, self.reason = backend, feature, reason
 
 
 class WorldStartFailed(SandboxError):

@@ -8,10 +8,11 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes import doctor
 from ramify.sandboxes.contract import Backend
 from ramify.sandboxes.copying import CopyBackend
+from ramify.sandboxes.docker.backend import DockerBackend
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 
-NAMES = ("namespaces", "copy")
+NAMES = ("namespaces", "docker", "copy")
 
 
 def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
@@ -28,6 +29,11 @@ def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
                     "To run without isolation instead, on copies of the tree, ask for it: --sandbox copy"
                 )
             return NamespaceBackend(store, scratch)
+        case "docker":
+            able = doctor.docker()
+            if not able.available:
+                raise BackendUnavailable(f"worlds in containers cannot be made here: {able.reason}")
+            return DockerBackend(store, scratch)
         case "copy":
             return CopyBackend(store, scratch)
         case _:

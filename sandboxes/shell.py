@@ -1,23 +1,25 @@
 """A persistent bash, driven line by line. Stdlib only: the agent uses it.
 
 Each command is one line on bash's stdin: `eval 'CMD' <input`, then, on a control descriptor that the command itself
-does not hold, a random tag, the exit status, and the shell's state (directory, variables, functions, options). So
-the end of a command is exact, whatever it prints, and a shell that ends (`exit 3`, a timeout) is followed by one
-that knows what it knew when its last whole command ended.
+does not hold, a random tag, the exit status, and the shell's whole state. So the end of a command is exact, whatever
+it prints, and a shell that ends (`exit 3`, a timeout) is followed by one that knows what it knew when its last whole
+command ended.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import shlex
+import signal
 
-CONTROL = 163
-"""The control descriptor's number in bash: one that no script picks by hand."""
+from ramify.sandboxes import shellstate
 
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-HOUSEKEEPING = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
-STATE = "declare -p; declare -f; alias -p; shopt -p; umask -p; set +o"
+CONTROL = 47
+"""The control descriptor's number in bash: one that no script picks by hand, above what bash saves others to, below
+what it takes for process substitution, and low enough to live with `ulimit -n 64`."""
+
+MOST_TOLD = 64 << 20
+"""Bytes of state: the commands of a world can write to the control descriptor too, through /proc."""
 
 
 class Shell:
@@ -27,62 +29,89 @@ class Shell:
         self.pid = pid
         self.script = script  # bash's stdin
         self.control = control
-        self.pwd, self.oldpwd, self.state = pwd, "", b""
+        self.pwd, self.oldpwd = pwd, ""
+        self.state = b""  # as `shellstate.Report` reads it, but for the limits
         self.status: int | None = None  # of the command that was asked for last
         self.ended: int | None = None  # the shell's own exit code, as a shell would tell it
+        self._debug_trap = b""
         self._tag = b""
-        self._heard = b""
+        self._heard = bytearray()
+        self._unsent = memoryview(b"")
+        os.set_blocking(script, False)  # a shell that does not read must not hold the agent
+
+    @property
+    def waiting(self) -> bool:
+        """Whether bash has not yet taken all of its script: `push` when it can take more."""
+        return len(self._unsent) > 0
 
     def ask(self, command: str, *, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         """Start a command. `status` is set when it has ended, `ended` if the shell ends first."""
-        self.status = None
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
         line = f"{assignments} eval {shlex.quote(command)} <{shlex.quote(stdin)} {CONTROL}>&-"
         back = ""
         if cwd is not None:
             line = f"builtin cd -- {shlex.quote(cwd)} && {line}"
             back = f"builtin cd -- {shlex.quote(self.pwd)}; OLDPWD={shlex.quote(self.oldpwd)};"
-        self._send(line, back, STATE)
+        self._send(line, back)
 
-    def listing(self) -> None:
-        """Ask for the exported environment, exact: `state` is then a NUL-separated list."""
-        self._send(":", "", "/usr/bin/env -0")
+    def report(self) -> None:
+        """Have it tell its state, which a trap may have changed while it waited."""
+        self._send(":", "")
 
-    def recall(self, command: str, oldpwd: str) -> None:
+    def recall(self, command: str) -> None:
         """The first line of a new shell: bring back a state, at the directory that it was started in."""
-        self._send(f"{command}; PWD={shlex.quote(self.pwd)}; OLDPWD={shlex.quote(oldpwd)}", "", STATE)
+        report = shlex.quote(f"{shellstate.TRAPS}; {shellstate.REPORT}")
+        self._send(f"declare -r {shellstate.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
 
     def step_aside(self) -> None:
         """Leave the tree, so that its mount can go; `come_back` is the other half."""
-        self._send("builtin cd /", "", ":")
+        self._send("builtin cd /", "")
 
     def come_back(self, pwd: str, oldpwd: str) -> None:
-        self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", "", STATE)
+        self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", "")
 
-    def _send(self, line: str, back: str, state: str) -> None:
+    def _send(self, line: str, back: str) -> None:
         self.status = None
         self._tag = os.urandom(8).hex().encode()
-        self._heard = b""
+        self._heard.clear()
         tag = self._tag.decode()
-        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin printf "%s\\0%s\\0" "$PWD" "${{OLDPWD-}}"'
-        text = f'{line}\n{{ {report}; {state}; builtin printf "{tag}\\n"; }} >&{CONTROL} 2>/dev/null\n'
-        data = os.fsencode(text)
+        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shellstate.VARIABLE}"'
+        text = f'{line}\n{{ {report}; builtin printf "\\n{tag}\\n"; }} >&{CONTROL} 2>/dev/null\n'
+        self._unsent = memoryview(b"".join((self._debug_trap, b"\n", os.fsencode(text))))
+        self.push()
+
+    def push(self) -> None:
+        """Hand bash as much of its script as it takes now."""
         try:
-            while data:
-                data = data[os.write(self.script, data) :]
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self.script, self._unsent) :]
+        except BlockingIOError:
+            pass  # its pipe is full
         except BrokenPipeError:
-            pass  # it has ended: the reaper says how
+            self._unsent = memoryview(b"")  # it has ended: the reaper says how
 
     def hear(self, data: bytes) -> None:
-        """What came on the control descriptor."""
+        """What came on the control descriptor. A shell that talks nonsense there is killed."""
         self._heard += data
-        if not self._heard.endswith(self._tag + b"\n"):
+        try:
+            self._understand()
+        except ValueError:
+            self._heard.clear()
+            if self.ended is None:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _understand(self) -> None:
+        if len(self._heard) > MOST_TOLD:
+            raise ValueError("more than any state takes")
+        end = b"\n" + self._tag + b"\n"
+        if not self._heard.endswith(end):
             return
         begin = self._heard.find(self._tag + b"\0")
         if begin < 0:
             return
-        fields = self._heard[begin:].split(b"\0", 4)
-        self.pwd, self.oldpwd = os.fsdecode(fields[2]), os.fsdecode(fields[3])
-        self.state = fields[4][: -len(self._tag) - 1]
-        self.status = int(fields[1])
-        self._heard = b""
+        _, status, self.state = bytes(self._heard[begin : -len(end)]).split(b"\0", 2)
+        traps, pwd, oldpwd, _ = self.state.split(b"\0", 3)
+        self._debug_trap = shellstate.debug_trap(traps) if b"DEBUG" in traps else b""
+        self.pwd, self.oldpwd = os.fsdecode(pwd), os.fsdecode(oldpwd)
+        self.status = int(status)
+        self._heard.clear()

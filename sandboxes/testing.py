@@ -9,7 +9,8 @@
     async with ScriptedBackend(store, scratch, script) as backend: ...
 
 Seals, forks and rollbacks do what they do everywhere; there is no shell, so `cd` and `export` mean nothing and a
-snapshot's environment stays as it is. `backend.commands` is what was asked, in order.
+snapshot's environment stays as it is. `backend.commands` is what was asked, in order. The fake has every capability,
+for a script can play any (`Answer(limit=Limit.MEMORY)`), but for those that `missing` takes away.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from typing import Self
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.contract import RunResult, World, WorldId, WorldSpec
-from ramify.sandboxes.errors import WorldDied
+from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec
+from ramify.sandboxes.errors import Unsupported, WorldDied
+from ramify.sandboxes.features import Capabilities, Feature, flags, refuse_what_is_missing
+from ramify.sandboxes.forking import fork_all, to_the_end
 from ramify.sandboxes.scratch import Session, remove_tree
 from ramify.sandboxes.worlds import check_command
 
@@ -38,6 +41,7 @@ class Answer:
     stdout: str | bytes = b""
     stderr: str | bytes = b""
     edits: Mapping[str, str | None] = field(default_factory=dict)
+    limit: Limit = Limit.NONE  # what ended it
 
 
 Script = Callable[[Path, str], Answer] | Mapping[str, Answer]
@@ -49,8 +53,11 @@ class ScriptedBackend:
 
     name = "scripted"
 
-    def __init__(self, store: SnapshotStore, scratch: Path, script: Script) -> None:
+    def __init__(
+        self, store: SnapshotStore, scratch: Path, script: Script, *, missing: Mapping[Feature, str] | None = None
+    ) -> None:
         self.store, self.script = store, script
+        self.capabilities = Capabilities(self.name, flags(missing or {}))
         self.commands: list[tuple[WorldId, str]] = []
         self._session = Session(scratch)
         self._worlds: list[ScriptedWorld] = []
@@ -64,10 +71,18 @@ class ScriptedBackend:
             await world.close()
         await asyncio.to_thread(self._session.close)
 
+    async def fork(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
+        return await fork_all(self, snapshot, spec, n)
+
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
+        refuse_what_is_missing(self.capabilities, spec)
         world = ScriptedWorld(self, self._session.folder / uuid.uuid4().hex[:12], snapshot)
+        try:
+            await to_the_end(asyncio.to_thread(self.store.materialise, snapshot, world.folder))
+        except BaseException:
+            await world.close()
+            raise
         self._worlds.append(world)
-        await asyncio.to_thread(self.store.materialise, snapshot, world.folder)
         return world
 
     def answer(self, world: ScriptedWorld, command: str) -> Answer:
@@ -117,9 +132,17 @@ class ScriptedWorld:
                 else:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     place.write_text(content)
-        return RunResult(text, answer.exit_code, _bytes(answer.stdout), _bytes(answer.stderr), duration_s=0.0)
+        return RunResult(
+            text,
+            answer.exit_code,
+            _bytes(answer.stdout),
+            _bytes(answer.stderr),
+            duration_s=0.0,
+            timed_out=answer.limit is Limit.TIME,
+            limit=answer.limit,
+        )
 
-    async def seal(self) -> Snapshot:
+    async def seal(self, *, flush: bool = True) -> Snapshot:
         async with self._lock:
             self._check_alive()
             old = self._snapshot
@@ -130,6 +153,7 @@ class ScriptedWorld:
                 env=dict(old.env),
                 env_unset=old.env_unset,
                 cwd=old.cwd,
+                flush=flush,
             )
             return self._snapshot
 
@@ -139,6 +163,12 @@ class ScriptedWorld:
             await asyncio.to_thread(remove_tree, self.folder)
             await asyncio.to_thread(self._backend.store.materialise, snapshot, self.folder)
             self._snapshot = snapshot
+
+    async def keep_running(self, command: str) -> None:
+        raise Unsupported("scripted", Feature.COMMANDS.value, "no process lives between scripted commands")
+
+    async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
+        raise Unsupported("scripted", Feature.REPL.value, "no process lives between scripted commands")
 
     async def background_processes(self) -> int:
         self._check_alive()

@@ -1,15 +1,22 @@
-"""The helper process that worlds are forked from. Run by file path: `python -I -S zygote.py CONTROL_FD`.
+"""The helper process that worlds are forked from. Run by file path.
+
+    python -I -S zygote.py CONTROL_FD                       worlds without isolation
+    python -I -S zygote.py CONTROL_FD KEEPER_FD ANCHOR ...  worlds in namespaces; folders that hold layers and uppers
 
 One for each backend. A fork of this small, single-threaded process costs a millisecond, where a new Python costs
 twenty and a fork of the host (threads, a gigabyte of model) is not safe. The host sends it one end of a world's
 socket; it forks the world's agent on that socket and tells the host later how the agent ended.
 
-Nothing outlives the host: the agents and this process watch the host's pidfd, and an agent that hangs is killed by
-PR_SET_PDEATHSIG when this process goes. A namespace's processes and mounts vanish with its PID 1.
+All isolated worlds of a backend share one user namespace, this process's, and are apart in every other. Its second
+child is the keeper, which mounts their trees (namespaces/keeper.py).
+
+Nothing outlives the host: the agents, the keeper and this process watch the host's pidfd, and one that hangs is
+killed by PR_SET_PDEATHSIG when this process goes. A namespace's processes and mounts vanish with its PID 1.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 import select
 import signal
@@ -33,28 +40,37 @@ if __name__ == "__main__":
 
 from ramify.sandboxes.agent import Agent  # noqa: E402
 from ramify.sandboxes.namespaces import kernel  # noqa: E402
+from ramify.sandboxes.namespaces.keeper import keep  # noqa: E402
 from ramify.sandboxes.namespaces.view import Mounts  # noqa: E402
-from ramify.sandboxes.wire import Attach, Failed, Link, Ready, Start  # noqa: E402
+from ramify.sandboxes.safety import confine  # noqa: E402
+from ramify.sandboxes.wire import Failed, Link, Ready, Start  # noqa: E402
 
-NAMESPACES = (
-    kernel.CLONE_NEWUSER
-    | kernel.CLONE_NEWNS
-    | kernel.CLONE_NEWPID
-    | kernel.CLONE_NEWNET
-    | kernel.CLONE_NEWIPC
-    | kernel.CLONE_NEWUTS
-)
+OWN_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+LATE_CODECS = ("unicode_escape", "latin-1", "idna")  # Python loads them when asked, and an image may hold no Python
+KINDS = {
+    b"plain": 0,  # no isolation
+    b"isolated": OWN_NAMESPACES | kernel.CLONE_NEWNET,
+    b"online": OWN_NAMESPACES,  # with the host's network
+}
 
 
-def main(control: socket.socket) -> None:
-    """Serve the host until it hangs up or ends."""
+def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
+    """Serve the host until it hangs up or ends, or the keeper is gone."""
+    for name in LATE_CODECS:
+        codecs.lookup(name)
     control.set_inheritable(False)
     host = os.pidfd_open(os.getppid())
     kernel.adopt_orphans()
+    confine.prepare()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keeper_pid = 0
+    if keeper is not None:
+        keeper.set_inheritable(False)
+        _enter_user_namespace()
+        keeper_pid = _start_keeper(keeper, control, host, anchors)
     wake, wake_in = os.pipe()
     for end in (wake, wake_in):
         os.set_blocking(end, False)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
     poll = select.poll()
@@ -67,7 +83,8 @@ def main(control: socket.socket) -> None:
                 return
             if descriptor == wake:
                 os.read(wake, 4096)
-                _report_the_dead(control, agents)
+                if not _report_the_dead(control, agents, keeper_pid):
+                    return
             else:
                 message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
                 if not message:
@@ -75,23 +92,41 @@ def main(control: socket.socket) -> None:
                 os.set_inheritable(descriptors[0], False)
                 kind, number = message.split()
                 link = Link(socket.socket(fileno=descriptors[0]))
-                agents[_spawn(control, link, host, isolate=kind == b"isolate")] = int(number)
+                agents[_spawn(control, link, host, KINDS[kind])] = int(number)
 
 
-def _report_the_dead(control: socket.socket, agents: dict[int, int]) -> None:
+def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anchors: list[str]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            control.close()
+            kernel.die_with_parent()
+            keep(keeper, host, anchors)
+        except OSError as error:
+            os.write(2, f"{error}\n".encode())
+        finally:
+            os._exit(1)
+    keeper.close()
+    return pid
+
+
+def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int) -> bool:
+    """Tell the host who ended and how; False where the keeper did, without which no world can be made."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return True
         if pid == 0:
-            return
+            return True
+        if pid == keeper:
+            return False
         number = agents.pop(pid, None)
         if number is not None:  # else: an orphan of a world without a namespace
             control.send(f"{number} {os.waitstatus_to_exitcode(status)}".encode())
 
 
-def _spawn(control: socket.socket, link: Link, host: int, *, isolate: bool) -> int:
+def _spawn(control: socket.socket, link: Link, host: int, namespaces: int) -> int:
     """Fork a world's agent; its pid, 0 for none.
 
     PID 1 of a pid namespace must be forked after the unshare, so by a child in between.
@@ -102,11 +137,15 @@ def _spawn(control: socket.socket, link: Link, host: int, *, isolate: bool) -> i
     if child == 0:
         control.close()
         os.close(told)
-        if isolate:
-            _become_namespace(link, host, go, told_in)
+        os.close(go_in)  # so that we hear of it where our parent ends before it has written
+        if namespaces:
+            _become_namespace(link, host, go, told_in, namespaces)
         _become_agent(link, host, go)
     os.close(told_in)
-    agent = _let_in(child, link, go_in, told) if isolate else child
+    agent = child
+    if namespaces:
+        agent = int(os.read(told, 16) or 0)
+        os.waitpid(child, 0)
     if agent:
         os.write(go_in, str(agent).encode())  # only now is it our own child: what it asks to die with is us
     for descriptor in (go, go_in, told):
@@ -115,26 +154,9 @@ def _spawn(control: socket.socket, link: Link, host: int, *, isolate: bool) -> i
     return agent
 
 
-def _let_in(between: int, link: Link, go_in: int, told: int) -> int:
-    """See the child in between through its unshare, to the pid of the agent that it forks; 0 where it failed."""
-    agent = b""
+def _become_namespace(link: Link, host: int, go: int, told: int, namespaces: int) -> None:
     try:
-        if os.read(told, 16) == b"unshared":
-            _map_ids(between)
-            os.write(go_in, b"mapped")
-            agent = os.read(told, 16)
-    except OSError as error:
-        os.kill(between, signal.SIGKILL)
-        link.send(Failed(f"mapping user and group ids: {error}"))
-    os.waitpid(between, 0)
-    return int(agent or 0)
-
-
-def _become_namespace(link: Link, host: int, go: int, told: int) -> None:
-    try:
-        kernel.unshare(NAMESPACES)
-        os.write(told, b"unshared")
-        os.read(go, 16)
+        kernel.unshare(namespaces)
         pid = os.fork()
     except OSError as error:
         link.send(Failed(str(error)))
@@ -146,8 +168,34 @@ def _become_namespace(link: Link, host: int, go: int, told: int) -> None:
     os._exit(0)
 
 
+def _enter_user_namespace() -> None:
+    """Everyone keeps their own id inside. The map is written from outside it, by a child that stays there."""
+    me = os.getpid()
+    go, go_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(go_in)
+            os.read(go, 1)
+            _map_ids(me)
+            os._exit(0)
+        except OSError as error:
+            os.write(2, f"mapping user and group ids: {error}\n".encode())
+        finally:
+            os._exit(1)
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+    except OSError as error:
+        os.kill(child, signal.SIGKILL)
+        sys.exit(str(error))
+    for descriptor in (go, go_in):
+        os.close(descriptor)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(1)
+
+
 def _map_ids(pid: int) -> None:
-    """Everyone keeps their own id inside. Root keeps the whole range, so that `chown` works."""
+    """Root keeps the whole range, so that `chown` works."""
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         try:
@@ -173,7 +221,7 @@ def _become_agent(link: Link, host: int, go: int) -> None:
         pid = int(os.read(go, 16))
         kernel.die_with_parent()
         os.setsid()
-        start = link.receive()
+        start = link.receive()  # a spare waits here until it is wanted
         if isinstance(start, Start):
             _serve(start, link, host, pid)
     except BaseException as error:  # noqa: BLE001  (the last frame before the end: the host has to hear of it)
@@ -184,10 +232,9 @@ def _become_agent(link: Link, host: int, go: int) -> None:
 
 def _serve(start: Start, link: Link, host: int, pid: int) -> None:
     mounts: Mounts | None = None
-    if start.view is not None and start.layers is not None:
-        mounts = Mounts(start.view, start.tree)
+    if start.view is not None:
+        mounts = Mounts(start.view, link)
         mounts.build()
-        mounts.attach(Attach(start.layers.lowers, start.layers.upper, start.layers.work))
     else:
         kernel.adopt_orphans()
     agent = Agent(start, link, host, mounts)
@@ -196,4 +243,9 @@ def _serve(start: Start, link: Link, host: int, pid: int) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])))
+    control, *isolating = sys.argv[1:]
+    main(
+        socket.socket(fileno=int(control)),
+        socket.socket(fileno=int(isolating[0])) if isolating else None,
+        isolating[1:],
+    )

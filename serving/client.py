@@ -49,6 +49,8 @@ class LLMClient:
     call bounds the silence, since a call that waits its turn at a gateway hears nothing either, and the gateway
     itself finds out when its engine hangs.
 
+    `honours_seed` says that the server gives the same answer to the same request with a seed at temperature 0.
+
     Tags travel in the header only, which a server that does not know it ignores; `send_xargs` puts them into the
     body too, for a vLLM that is asked directly.
     """
@@ -67,7 +69,9 @@ class LLMClient:
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         rng: random.Random | None = None,
+        honours_seed: bool = False,
     ) -> None:
+        self.honours_seed = honours_seed
         self.base_url = wire.api_root(base_url)
         self._api_key = (api_key or "").strip()
         self._model = model or "default"

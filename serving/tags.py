@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 
 from ramify.serving.errors import BadTags
+from ramify.serving.sketch import LEVELS, LengthSketch
 
 HEADER = "x-ramify-tags"
 CLASSES = ("latency", "deadline", "compound", "best_effort")
@@ -47,6 +48,7 @@ class SLOTags:
     slo_ttft_s: float | None = None  # left until the first token is needed
     slo_tbt_s: float | None = None  # between tokens
     slo_waiting_s: float | None = None  # longest wait before admission
+    slo_think_s: float | None = None  # left until the model has thought: due by a time until then, by tokens after it
     slo_class: str | None = None  # "latency" | "deadline" | "compound" | "best_effort"
     compound_id: str | None = None  # the run
     compound_stage: int | None = None  # index of this stage
@@ -55,6 +57,9 @@ class SLOTags:
     compound_last: int | None = None  # 0 or 1
     compound_deadline_s: float | None = None  # from the first request seen with this id
     compound_deadline_at: float | None = None  # Unix seconds
+    compound_due_s: float | None = (
+        None  # left until this stage is due, by its share of the deadline: a goal, no limit
+    )
     plan_rest: tuple[float, ...] | None = None
     fork_group: str | None = None
     fork_size: int | None = None
@@ -140,8 +145,10 @@ class SLOTags:
             slo_deadline_s=later(self.slo_deadline_s),
             slo_ttft_s=later(self.slo_ttft_s),
             slo_waiting_s=later(self.slo_waiting_s),
+            slo_think_s=later(self.slo_think_s),
             # A hop that has seen this id keeps its own count; for one that has not, this is what is left.
             compound_deadline_s=later(self.compound_deadline_s),
+            compound_due_s=later(self.compound_due_s),
         )
 
     def deadline_left(self, now_unix: float) -> float | None:
@@ -152,6 +159,11 @@ class SLOTags:
         at = None if self.compound_deadline_at is None else max(0.0, self.compound_deadline_at - now_unix)
         said = [s for s in (self.slo_deadline_s, self.compound_deadline_s, at) if s is not None]
         return min(said, default=None)
+
+
+def is_tag(name: str) -> bool:
+    """One of ours, or one of the thesis's fields."""
+    return name in _CHECKS or name in _THESIS_FIELDS or name == "vllm_xargs"
 
 
 def without_tags(body: Mapping[str, object]) -> dict[str, object]:
@@ -207,6 +219,16 @@ def _numbers(value: object) -> str | None:
     return None if ok else f"must be a list of at most {_MAX_LIST} finite numbers, none negative"
 
 
+def _quantiles(value: object) -> str | None:
+    if problem := _numbers(value):
+        return problem
+    try:
+        LengthSketch.from_wire(value)  # type: ignore[arg-type]
+    except ValueError:
+        return f"must hold {len(LEVELS)} values, one for each level of the sketch, none below the one before"
+    return None
+
+
 def _plan_rest(value: object) -> str | None:
     if problem := _numbers(value):
         return problem
@@ -223,6 +245,7 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "slo_ttft_s": _seconds,
     "slo_tbt_s": _seconds,
     "slo_waiting_s": _seconds,
+    "slo_think_s": _seconds,
     "slo_class": _class,
     "compound_id": _text,
     "compound_stage": _count,
@@ -231,12 +254,13 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "compound_last": _flag,
     "compound_deadline_s": _seconds,
     "compound_deadline_at": _unix,
+    "compound_due_s": _seconds,
     "plan_rest": _plan_rest,
     "fork_group": _text,
     "fork_size": _count,
     "fork_need": _count,
     "app_id": _text,
-    "length_quantiles": _numbers,
+    "length_quantiles": _quantiles,
     "goodput_weight": _weight,
 }
 

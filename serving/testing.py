@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import math
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -25,12 +23,33 @@ from typing import Self
 import httpx
 
 from ramify.serving import wire
-from ramify.serving.types import ChatRequest, ChatResult, TokenLogprobs, user
+from ramify.serving.testing_wire import (
+    as_messages,
+    body_of,
+    encoded,
+    response_of,
+    response_stream_of,
+    stream_of,
+    tokens,
+)
+from ramify.serving.types import ChatRequest, ChatResult, TokenLogprobs
 
 # What a script gives back: the text; or how likely each token is as the first one ({"A": 3, "B": 1}: weights, the
 # heaviest is the text); or everything said.
 Scripted = str | Mapping[str, float] | ChatResult
 Script = Callable[[ChatRequest], Scripted | Awaitable[Scripted]]
+
+
+class Endpoint(StrEnum):
+    """OpenAI's three ways to ask for an answer, by their paths."""
+
+    CHAT = "/chat/completions"
+    TEXT = "/completions"
+    RESPONSES = "/responses"
+
+    @property
+    def prompt(self) -> str:
+        return {Endpoint.TEXT: "prompt", Endpoint.RESPONSES: "input"}.get(self, "messages")
 
 
 class Fault(StrEnum):
@@ -64,7 +83,8 @@ class _Reply:
 class ScriptedModel(httpx.AsyncBaseTransport):
     """An OpenAI-compatible server without a model. `faults` befall the first requests, one each.
 
-    `slots` bounds how many requests it works on at once, `delay_s` is how long each takes. A script may be a
+    `slots` bounds how many requests it works on at once, `delay_s` is how long each takes, and in a
+    stream `token_s` for each token after the first. `endpoints` are those that it has. A script may be a
     coroutine function, so a test can hold an answer back until it wants it. `calls` are the completions asked for,
     `finished` those fully answered, in that order; `peak` is the most that were worked on at once.
     """
@@ -76,7 +96,9 @@ class ScriptedModel(httpx.AsyncBaseTransport):
         faults: Iterable[Fault] = (),
         slots: int | None = None,
         delay_s: float = 0.0,
+        token_s: float = 0.0,
         name: str = "scripted",
+        endpoints: Collection[Endpoint] = tuple(Endpoint),
     ) -> None:
         self.calls: list[Call] = []
         self.finished: list[ChatRequest] = []
@@ -87,6 +109,8 @@ class ScriptedModel(httpx.AsyncBaseTransport):
         self._faults = iter(faults)
         self._slots = asyncio.Semaphore(slots) if slots else None
         self._delay_s = delay_s
+        self._token_s = token_s
+        self._endpoints = endpoints
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
@@ -98,12 +122,14 @@ class ScriptedModel(httpx.AsyncBaseTransport):
         """Answer one HTTP request. Raises httpx's own errors where the connection is to break."""
         if method == "GET" and path.endswith("/models"):
             return _json(200, {"object": "list", "data": [{"id": self.name, "object": "model"}]})
-        if method != "POST" or not path.endswith("/completions"):
+        endpoint = next((e for e in self._endpoints if path.endswith(f"/v1{e}")), None)
+        if method != "POST" or endpoint is None:
             return _json(404, {"error": {"message": f"no such path: {path}", "type": "invalid_request_error"}})
         try:
             asked = wire.parse_object(body)
-            chat = path.endswith("/chat/completions")
-            request = wire.from_body(asked if chat else {**asked, "messages": _as_messages(asked.get("prompt"))})
+            said = asked.get(endpoint.prompt)
+            listed = endpoint is Endpoint.CHAT or (endpoint is Endpoint.RESPONSES and isinstance(said, list))
+            request = wire.from_body({**asked, "messages": said if listed else as_messages(said)})
         except wire.Malformed as error:
             return _json(400, {"error": {"message": str(error), "type": "invalid_request_error"}})
         self.calls.append(Call(request, dict(headers), asked))
@@ -120,11 +146,11 @@ class ScriptedModel(httpx.AsyncBaseTransport):
                 return _Reply(200, "application/json", _chunks(b"<html>not what you asked for"))
             case Fault.HANG:
                 await asyncio.Event().wait()
-        chunks = self._answer(request, chat=chat, stream=bool(asked.get("stream")), cut=fault is Fault.CUT)
+        chunks = self._answer(request, endpoint, stream=bool(asked.get("stream")), cut=fault is Fault.CUT)
         return _Reply(200, "text/event-stream" if asked.get("stream") else "application/json", chunks)
 
     async def _answer(
-        self, request: ChatRequest, *, chat: bool, stream: bool, cut: bool
+        self, request: ChatRequest, endpoint: Endpoint, *, stream: bool, cut: bool
     ) -> AsyncGenerator[bytes, None]:
         if self._slots:
             await self._slots.acquire()
@@ -134,12 +160,14 @@ class ScriptedModel(httpx.AsyncBaseTransport):
             await asyncio.sleep(self._delay_s)
             said = self._script(request)
             result = _as_result(await said if inspect.isawaitable(said) else said, request, self.name)
-            parts = _stream_of(result, chat) if stream else [_encoded(_body_of(result, chat))]
+            parts = _parts(result, endpoint, stream=stream)
             whole = b"".join(parts)
             if cut:
                 yield whole[: len(whole) // 2]
                 raise httpx.RemoteProtocolError("peer closed the connection before the answer's end (scripted)")
-            for part in parts:
+            for number, part in enumerate(parts):
+                if number:
+                    await asyncio.sleep(self._token_s)
                 yield part
             self.finished.append(request)
         finally:
@@ -158,7 +186,7 @@ class ScriptedServer:
         self._open: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._connection, "127.0.0.1", 0, backlog=4096)
         self.base_url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/v1"
         return self
 
@@ -235,69 +263,21 @@ def _as_result(said: Scripted, request: ChatRequest, model: str) -> ChatResult:
         said_logprobs: tuple[TokenLogprobs, ...] = ()
         text = said
         if request.top_logprobs:
-            said_logprobs = tuple(TokenLogprobs(token, 0.0, ((token, 0.0),)) for token in _tokens(said))
+            said_logprobs = tuple(TokenLogprobs(token, 0.0, ((token, 0.0),)) for token in tokens(said))
     else:
         total = math.fsum(said.values())
         ranked = sorted(((t, math.log(w / total)) for t, w in said.items()), key=lambda pair: -pair[1])
         text = ranked[0][0]
         said_logprobs = (TokenLogprobs(text, ranked[0][1], tuple(ranked[: request.top_logprobs])),)
     prompt_tokens = sum(len(m.content.split()) for m in request.messages)
-    return ChatResult(text, "stop", model, prompt_tokens, len(_tokens(text)), said_logprobs)
+    return ChatResult(text, "stop", model, prompt_tokens, len(tokens(text)), said_logprobs)
 
 
-def _tokens(text: str) -> list[str]:
-    return re.findall(r"\s*\S+|\s+$", text)
-
-
-def _body_of(result: ChatResult, chat: bool) -> dict[str, object]:
-    message: dict[str, object] = {"role": "assistant", "content": result.text}
-    choice = {"index": 0, "finish_reason": result.finish_reason, "logprobs": _logprobs_of(result.logprobs)}
-    choice |= {"message": message} if chat else {"text": result.text}
-    kind = "chat.completion" if chat else "text_completion"
-    return {"id": "scripted", "object": kind, "model": result.model, "choices": [choice], "usage": _usage_of(result)}
-
-
-def _stream_of(result: ChatResult, chat: bool) -> list[bytes]:
-    kind = "chat.completion.chunk" if chat else "text_completion"
-    head = {"id": "scripted", "object": kind, "model": result.model}
-    pieces: list[tuple[str, tuple[TokenLogprobs, ...]]] = [(e.token, (e,)) for e in result.logprobs]
-    events: list[dict[str, object]] = []
-    for text, entries in pieces or [(token, ()) for token in _tokens(result.text)]:
-        choice: dict[str, object] = {"index": 0, "finish_reason": None, "logprobs": _logprobs_of(entries)}
-        said: dict[str, object] = {"delta": {"content": text}} if chat else {"text": text}
-        events.append({**head, "choices": [choice | said]})
-    end: dict[str, object] = {"index": 0, "finish_reason": result.finish_reason}
-    end["delta" if chat else "text"] = {} if chat else ""
-    events.append({**head, "choices": [end]})
-    events.append({**head, "choices": [], "usage": _usage_of(result)})
-    return [b"data: " + _encoded(event) + b"\n\n" for event in events] + [b"data: [DONE]\n\n"]
-
-
-def _logprobs_of(entries: tuple[TokenLogprobs, ...]) -> dict[str, object] | None:
-    if not entries:
-        return None
-    content = [
-        {"token": e.token, "logprob": e.logprob, "top_logprobs": [{"token": t, "logprob": p} for t, p in e.top]}
-        for e in entries
-    ]
-    return {"content": content}
-
-
-def _usage_of(result: ChatResult) -> dict[str, int]:
-    total = result.prompt_tokens + result.completion_tokens
-    return {
-        "prompt_tokens": result.prompt_tokens,
-        "completion_tokens": result.completion_tokens,
-        "total_tokens": total,
-    }
-
-
-def _as_messages(prompt: object) -> list[object]:
-    return [{"role": m.role, "content": m.content} for m in user(str(prompt))]
-
-
-def _encoded(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+def _parts(result: ChatResult, endpoint: Endpoint, *, stream: bool) -> list[bytes]:
+    if endpoint is Endpoint.RESPONSES:
+        return response_stream_of(result) if stream else [encoded(response_of(result))]
+    chat = endpoint is Endpoint.CHAT
+    return stream_of(result, chat) if stream else [encoded(body_of(result, chat))]
 
 
 async def _chunks(*chunks: bytes) -> AsyncGenerator[bytes, None]:
@@ -306,4 +286,4 @@ async def _chunks(*chunks: bytes) -> AsyncGenerator[bytes, None]:
 
 
 def _json(status: int, value: object) -> _Reply:
-    return _Reply(status, "application/json", _chunks(_encoded(value)))
+    return _Reply(status, "application/json", _chunks(encoded(value)))

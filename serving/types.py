@@ -47,6 +47,12 @@ class Ledger:
     deadline_s: float | None = None  # what was left at arrival, None for best effort
     met: bool | None = None  # None for best effort
     attempts: int = 1
+    prefill_s: float = 0.0  # from admission to the first token
+    decode_s: float = 0.0  # from the first token to the end, in the engine
+    preempted_s: float = 0.0  # begun, and without its slot until it came on with the next token
+    thought_s: float | None = None  # from the first thought to the first word of the answer; None: it did not think
+    preemptions: int = 0
+    replica: int = 0
 
 
 @dataclass(frozen=True, slots=True)

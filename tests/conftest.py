@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,8 +14,12 @@ from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
 
-APPS = Path(__file__).parent / "apps"
-sys.path.insert(0, str(APPS))
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def script(request: ChatRequest) -> str:

@@ -37,6 +37,12 @@ def test_every_exported_name_is_there() -> None:
     assert set(ramify.__all__) == set(ramify._HOME)
 
 
+def test_modules_for_users_are_there_after_import_ramify() -> None:
+    code = "import ramify; print(ramify.graph.saver.__module__, 'graph' in dir(ramify))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.split() == ["ramify.graph", "True"]
+
+
 def test_no_module_is_imported_by_its_folder() -> None:
     """`import compiler` from the repository root would make a second copy of ramify.compiler."""
     code = "import ramify.runtime.codec, sys; print([m for m in ('compiler', 'runtime', 'api') if m in sys.modules])"

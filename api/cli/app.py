@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from ramify.runtime.locks import is_held
 from ramify.runtime.records import CheckpointRecord, RunRecord, RunStatus
 
 if TYPE_CHECKING:
+    from ramify.browse.history import History
     from ramify.fork_engine.store import SnapshotStore
     from ramify.runtime.store import RunStore
 
@@ -32,13 +35,30 @@ INTERRUPTED = "interrupted"
 class App:
     home: Path
     clock: Callable[[], float] = time.time
+    database_given: str | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(work)
+        """Its result is not the task's own: asyncio, when it puts the handler of Ctrl-C back, writes out the task
+        with all of it, and a history may have 10,000 rows."""
+        found: list[T] = []
+
+        async def keep() -> None:
+            found.append(await work)
+
+        asyncio.run(keep())
+        return found[0]
+
+    @property
+    def database(self) -> str | Path:
+        return paths.database(self.home, self.database_given)
 
     @property
     def has_runs(self) -> bool:
-        return paths.database(self.home).exists()
+        """False where the database is a file that is not there: a command that reads makes none."""
+        from ramify.runtime.store.address import parse
+
+        file = parse(self.database).file
+        return file is None or file.exists()
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[RunStore]:
@@ -47,7 +67,7 @@ class App:
             raise RunNotFound(f"no runs yet in {self.home}: start one with `ramify run FILE.py:NAME`")
         from ramify.runtime.store import RunStore
 
-        async with RunStore(paths.database(self.home), clock=self.clock) as store:
+        async with RunStore(self.database, clock=self.clock) as store:
             yield store
 
     def snapshots(self) -> SnapshotStore:
@@ -82,6 +102,19 @@ async def find(store: RunStore, text: str) -> refs.Place:
     return refs.resolve(text, runs, every, await store.live_snapshots())
 
 
+async def find_with_history(store: RunStore, text: str) -> tuple[refs.Place, History | None]:
+    """The state that `text` names, and its run's history; None for a snapshot of no run. Reads each row once."""
+    from ramify.browse.history import read
+
+    runs = await store.runs()
+    run = refs.find_run(refs.parse(text), runs)
+    if run is not None:
+        history = await read(store, run.id)
+        return refs.resolve(text, runs, history.checkpoints), history
+    place = await find(store, text)
+    return place, None if place.run is None else await read(store, place.run.id)
+
+
 async def find_run(store: RunStore, text: str) -> RunRecord | None:
     """The run that `text` names as such, None where it names a state."""
     ref = refs.parse(text)
@@ -97,10 +130,14 @@ async def need_run(store: RunStore, text: str) -> RunRecord:
 
 def say(line: str = "", *, style: str = "", err: bool = False) -> None:
     """A line; the style is left out where the output is no terminal, or NO_COLOR is set."""
-    looks: dict[str, Any] = {"dim": True} if style == "dim" else {"bold": True} if style == "bold" else {}
-    if style and not looks:
-        looks = {"fg": style}
-    click.echo(click.style(line, **looks) if looks else line, err=err)
+    click.echo(styled(line, style), err=err)
+
+
+def styled(text: str, style: str) -> str:
+    """`style`: a colour, "dim", "bold" or "" for plain text."""
+    if not style:
+        return text
+    return click.style(text, **({style: True} if style in ("dim", "bold") else {"fg": style}))
 
 
 def say_json(value: object) -> None:
@@ -111,3 +148,19 @@ def say_all(lines: Sequence[str]) -> None:
     """A table: its header in bold."""
     for at, line in enumerate(lines):
         say(line, style="bold" if at == 0 else "")
+
+
+def headed(lines: Iterable[str]) -> Iterator[str]:
+    """A table, its header in bold."""
+    for at, line in enumerate(lines):
+        yield click.style(line, bold=True) if at == 0 else line
+
+
+def say_pages(lines: Iterable[str]) -> None:
+    """Lines that may be many: through the user's pager where the output is a terminal, as git does it."""
+    if not sys.stdout.isatty():
+        for line in lines:
+            click.echo(line)
+        return
+    os.environ.setdefault("LESS", "FRX")  # git's own: quit where all fits, keep colours, leave the screen as it is
+    click.echo_via_pager((f"{line}\n" for line in lines), color=click.get_current_context().color)

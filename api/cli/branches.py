@@ -78,7 +78,7 @@ class BranchTree:
         self._seen: set[int] = set()
 
     def add(self, row: OpRecord) -> None:
-        if row.seq in self._seen:
+        if row.seq in self._seen or row.status is OpStatus.UNDONE:
             return
         self._seen.add(row.seq)
         branch = self._branch(row.branch)
@@ -94,6 +94,10 @@ class BranchTree:
                 self._branch(row.attrs.get("theirs_branch", "")).merged = True
             case OpKind.RUN | OpKind.BREAK:
                 branch.entries.append(_step(row))
+            case OpKind.INTERRUPT:
+                branch.entries.append(Entry(f"{row.status.value}: {shown(row.summary)}", op_id=row.op_id))
+            case OpKind.RESTORE:
+                branch.entries.append(Entry("restore", shown(row.summary), op_id=row.op_id))
             case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM:
                 pass  # a checkpoint changes nothing that is drawn; model calls have rows of their own
 

@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.app import say
+from ramify.cli.app import App, pass_app, say
 from ramify.cli.targets import load, load_graph, workflow_info
 
 if TYPE_CHECKING:
     from ramify.compiler.pipeline import Compilation
+    from ramify.runtime.observed import Observed
 
-FORMS = {"spec": "spec.txt", "ir": "ssg.txt", "plan": "plan.json", "dot": "ssg.dot"}
+FORMS = {
+    "spec": "spec.txt",
+    "ir": "ssg.txt",
+    "plan": "plan.json",
+    "dot": "ssg.dot",
+    "mermaid": "ssg.mmd",
+    "schema": "plan.schema.json",
+}
 
 
 def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
@@ -28,16 +36,31 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
 @click.command("compile", short_help="Compile a workflow and show its plan.")
 @click.argument("target")
 @click.option(
-    "--emit", callback=_forms, default="plan", show_default=True, metavar="spec,ir,plan,dot", help="What to show."
+    "--emit",
+    callback=_forms,
+    default="plan",
+    show_default=True,
+    metavar="spec,ir,plan,dot,mermaid,schema",
+    help="What to show.",
 )
+@click.option("--without", multiple=True, metavar="PASS", help="Leave this pass out. Can be given several times.")
+@click.option("--unmeasured", is_flag=True, help="By the code alone, without what recorded runs say.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file; of several forms, a folder for them.")
-def compile_command(target: str, emit: tuple[str, ...], output: Path | None) -> None:
+@pass_app
+def compile_command(
+    app: App, target: str, emit: tuple[str, ...], without: tuple[str, ...], unmeasured: bool, output: Path | None
+) -> None:
     """Compile TARGET (FILE.py:NAME or MODULE:NAME) and show it.
 
     plan is what `ramify run --plan` takes; ir is the System State Graph, spec what was read from the source,
-    dot the graph for Graphviz.
+    dot and mermaid are the graph as a drawing, schema is what every plan keeps to. A pass that is left out leaves
+    its operations out of the plan. Of a workflow that has run, the plan is made by what its last runs took.
+
+    \b
+    Example: ramify compile agent.py:repair --emit ir,plan
     """
-    compilation = compiled(target)
+    seen = None if unmeasured or not app.has_runs else app.run(_learned(app, target))
+    compilation = compiled(target, without, seen)
     texts = {form: _text(compilation, form) for form in emit}
     if output is not None and len(texts) > 1:
         output.mkdir(parents=True, exist_ok=True)
@@ -52,14 +75,33 @@ def compile_command(target: str, emit: tuple[str, ...], output: Path | None) -> 
             click.echo(text.rstrip("\n"))
 
 
-def compiled(target: str) -> Compilation:
+async def _learned(app: App, target: str) -> Observed:
+    from ramify.runtime.observed import learned
+
+    info = workflow_info(load(target))
+    async with app.store() as store:
+        return await learned(store, target if info is None else info.ref)
+
+
+def compiled(target: str, without: tuple[str, ...] = (), seen: Observed | None = None) -> Compilation:
     """Of a workflow under `@workflow`, of a LangGraph graph, or of a function that makes one."""
+    from ramify.compiler.estimates import UNMEASURED
     from ramify.compiler.pipeline import compile_graph, compile_workflow
 
-    found = load(target)
+    found, passes, estimates = load(target), _passes(without), seen or UNMEASURED
     if (info := workflow_info(found)) is not None:
-        return compile_workflow(found, ref=info.ref, deadline_s=info.deadline_s)
-    return compile_graph(load_graph(target, found), name=target.rpartition(":")[2], ref=target)
+        return compile_workflow(found, ref=info.ref, deadline_s=info.deadline_s, passes=passes, estimates=estimates)
+    name = target.rpartition(":")[2]
+    return compile_graph(load_graph(target, found), name=name, ref=target, passes=passes, estimates=estimates)
+
+
+def _passes(without: tuple[str, ...]) -> tuple[str, ...]:
+    from ramify.compiler.passes import OPTIONAL
+
+    for name in without:
+        if name not in OPTIONAL:
+            raise click.BadParameter(f"{name!r} is no pass that can be left out: choose from {', '.join(OPTIONAL)}")
+    return tuple(name for name in OPTIONAL if name not in without)
 
 
 def _text(compilation: Compilation, form: str) -> str:
@@ -70,5 +112,11 @@ def _text(compilation: Compilation, form: str) -> str:
             return compilation.ir_text()
         case "dot":
             return compilation.dot()
+        case "mermaid":
+            return compilation.mermaid()
+        case "schema":
+            from ramify.compiler.plan_schema import plan_schema
+
+            return plan_schema()
         case _:
             return compilation.plan.to_json()

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.app import App, pass_app, say_json
-from ramify.fork_engine.types import Change, Entry, EntryKind, Snapshot
+from ramify.cli.app import App, find, pass_app, say_json, say_pages
+from ramify.cli.branches import shown
+from ramify.cli.words import clipped
+from ramify.fork_engine.types import Change, Entry
+from ramify.runtime.records import EffectRecord
+from ramify.runtime.refs import Place
 
 if TYPE_CHECKING:
-    from ramify.cli.patch import FilePatch
-    from ramify.fork_engine.store import SnapshotStore
+    from ramify.browse.state import Between, Channels
+    from ramify.runtime.store import RunStore
 
+_LONGEST = 60
 LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan"), (b"+", "green"), (b"-", "red"))
 
 
@@ -24,63 +29,118 @@ LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan")
 @click.argument("b", required=False)
 @click.option("--stat", is_flag=True, help="Only how many lines changed in each file.")
 @click.option("--name-only", is_flag=True, help="Only the paths.")
-@click.option("--json", "as_json", is_flag=True, help="A list of objects: path, kind, before, after.")
+@click.option("--json", "as_json", is_flag=True, help="One object: files, state, environment, cwd, effects.")
 @pass_app
 def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, as_json: bool) -> None:
-    """What differs between two states, as a unified diff that `git apply` takes.
+    """What differs between two states: keys of the state (channels of a LangGraph thread, results of a
+    workflow's steps), environment, effects on the outside, and files, as a unified diff that `git apply` takes. With
+    A alone: what A's run changed up to there, since its workspace.
 
-    With A alone: what A's run changed up to there, since its workspace.
+    \b
+    Example: ramify diff @~1 @ --stat
     """
-    first, second = (f"{_run_of(app, a)}:base", a) if b is None else (a, b)
+    from ramify.browse.state import Between, changed_channels
+
+    (first, second), effects = app.run(_read(app, a, b))
     snapshots = app.snapshots()
-    before, after = (snapshots.get(app.run(app.find(text)).snapshot) for text in (first, second))
-    changes = snapshots.changes(before, after)
+    keys = changed_channels(*(channels_of(app, place) for place in (first, second)))
+    between = Between(snapshots, *(snapshots.get(place.snapshot) for place in (first, second)))
     if as_json:
-        say_json([change_object(change) for change in changes])
-        return
-    out = sys.stdout.buffer
-    if name_only:
-        out.write(b"".join(os.fsencode(change.path) + b"\n" for change in changes))
-        return
-    from ramify.cli.patch import stat_lines
-
-    patches = _patches(snapshots, changes, before, after)
-    if stat:
-        out.write(b"".join(stat_lines(list(patches))))
-        return
-    colours = out.isatty() and click.get_current_context().color is not False
-    for patch in patches:
-        out.write(_coloured(patch.text) if colours else patch.text)
-
-
-def _run_of(app: App, text: str) -> str:
-    run = app.run(app.find(text)).run
-    if run is None:
-        raise click.UsageError(f"{text} is a snapshot of no run by itself: name a second state to compare it with")
-    return run.id
-
-
-def _patches(
-    snapshots: SnapshotStore, changes: list[Change], before: Snapshot, after: Snapshot
-) -> Iterator[FilePatch]:
-    from ramify.cli.patch import file_patch
-
-    for change in changes:
-        old, new = (
-            _content(snapshots, before, change.path, change.before),
-            _content(snapshots, after, change.path, change.after),
+        say_json(
+            {
+                "files": [change_object(change) for change in between.files],
+                "environment": [{"name": v.name, "before": v.before, "after": v.after} for v in between.variables],
+                "cwd": [between.before.cwd, between.after.cwd] if between.moved else None,
+                "state": [{"key": key, "before": _known(was), "after": _known(now)} for key, was, now in keys],
+                "effects": [{"step": one.step, "key": one.idempotency_key, "side": side} for side, one in effects],
+            }
         )
-        if old is not None or new is not None:
-            yield file_patch(change, old or b"", new or b"")
+        return
+    if name_only:
+        sys.stdout.buffer.write(b"".join(os.fsencode(change.path) + b"\n" for change in between.files))
+        return
+    from ramify.browse.patch import stat_lines
+
+    told = [
+        *(_key_line(*key) for key in keys),
+        *variable_lines(between),
+        *(f"effect: {shown(one.step)}, on {side} only" for side, one in effects),
+    ]
+    head = "".join(f"# {line}\n" for line in told).encode()  # what `git apply` passes over
+    if stat:
+        sys.stdout.buffer.write(head + b"".join(stat_lines(list(between.patches))))
+        return
+    colours = sys.stdout.isatty() and click.get_current_context().color is not False
+    text = head + b"".join(_coloured(one.text) if colours else one.text for one in between.patches)
+    if sys.stdout.isatty():
+        say_pages(text.decode(errors="replace").splitlines())
+    else:
+        sys.stdout.buffer.write(text)
 
 
-def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Entry | None) -> bytes | None:
-    """A file's bytes or a link's target; None for what has no contents, such as a folder."""
-    if entry is None:
-        return None
-    if entry.kind is EntryKind.FILE:
-        return snapshots.read(snapshot, path)
-    return os.fsencode(entry.target) if entry.kind is EntryKind.SYMLINK else None
+def channels_of(app: App, place: Place) -> Channels | None:
+    """The state's keys, where it is a run's and they are kept."""
+    from ramify.cli.state import read_state
+
+    state = read_state(app, place)
+    return None if state is None else state.channels
+
+
+def _known(value: object) -> object:
+    from ramify.browse.state import MISSING
+
+    return None if value is MISSING else value
+
+
+def _key_line(key: str, before: object, after: object) -> str:
+    from ramify.browse.state import MISSING
+
+    was, now = ("not set" if one is MISSING else clipped(shown(json.dumps(one)), _LONGEST) for one in (before, after))
+    return f"state: {shown(key)}: {was} -> {now}"
+
+
+async def _read(app: App, a: str, b: str | None) -> tuple[tuple[Place, Place], list[tuple[str, EffectRecord]]]:
+    """The two states, and the effects that only one of them knows, with its name."""
+    async with app.store() as store:
+        last = await find(store, a)
+        if b is None:
+            if last.run is None:
+                raise click.UsageError(
+                    f"{a} is a snapshot of no run by itself: name a second state to compare it with"
+                )
+            pair = (await find(store, f"{last.run.id}:base"), last)
+        else:
+            pair = (last, await find(store, b))
+        names = ("the workspace" if b is None else a, a if b is None else b)
+        known = [await _effects(store, place) for place in pair]
+        mine, other = ({one.idempotency_key for one in side} for side in known)
+        only = [(name, one) for name, side in zip(names, known, strict=True) for one in side]
+        return pair, [(name, one) for name, one in only if one.idempotency_key not in mine & other]
+
+
+async def _effects(store: RunStore, place: Place) -> list[EffectRecord]:
+    """Those whose steps were done by then."""
+    if place.run is None or place.checkpoint is None:
+        return []
+    ledger = await store.effects(place.run.id)
+    if not ledger:
+        return []
+    done = {row.key for row in await store.ops(place.run.id) if row.seq <= place.checkpoint.seq}
+    return [one for one in ledger if one.key in done]
+
+
+def variable_lines(between: Between) -> list[str]:
+    """A line a variable of the environment that differs, and one for the folder."""
+    lines = [
+        f"environment: {shown(one.name)}: {_value(one.before)} -> {_value(one.after)}" for one in between.variables
+    ]
+    if between.moved:
+        lines.append(f"folder: {shown(between.before.cwd or '.')} -> {shown(between.after.cwd or '.')}")
+    return lines
+
+
+def _value(value: str | None) -> str:
+    return "not set" if value is None else repr(clipped(shown(value), _LONGEST))
 
 
 def _coloured(text: bytes) -> bytes:
@@ -117,7 +177,5 @@ def _entry_object(entry: Entry | None) -> dict[str, object] | None:
 
 def change_lines(changes: list[Change]) -> list[str]:
     """One line a path, as `git status --short`: A, D, M, T (type) or P (permissions)."""
-    from ramify.cli.branches import shown
-
     letters = {"added": "A", "removed": "D", "modified": "M", "type": "T", "mode": "P"}
     return [f"{letters[change.kind.value]} {shown(change.path)}" for change in changes]

@@ -15,7 +15,7 @@ from ramify.cli.app import App, pass_app, say, say_all, say_json
 from ramify.cli.words import table
 
 if TYPE_CHECKING:
-    from ramify.sandboxes.contract import Capabilities
+    from ramify.sandboxes.features import Capabilities
 
 DEFAULT_BACKEND = "namespaces"
 LIBRARIES = ("langgraph", "sqlalchemy", "httpx", "starlette", "xllamacpp")
@@ -29,6 +29,9 @@ def doctor_command(app: App, context: click.Context, as_json: bool) -> None:
     """What this machine can do: sandboxes, the store's place, the model's weights, versions.
 
     The exit status is 1 where the default sandbox cannot run; the reason and the way out are shown.
+
+    \b
+    Example: ramify doctor --json
     """
     from ramify.sandboxes.doctor import capabilities
 
@@ -51,37 +54,32 @@ def doctor_command(app: App, context: click.Context, as_json: bool) -> None:
 
 
 def _show(app: App, backends: tuple[Capabilities, ...]) -> None:
-    header = ("SANDBOX", "WORKS", "ISOLATES FILES", "NO NETWORK", "FORK BY MOUNT", "KILLS PROCESS TREE")
-    rows = [
-        (
-            one.backend,
-            *map(
-                _yes,
-                (
-                    one.available,
-                    one.isolation,
-                    one.network_isolation,
-                    one.fork_by_mount,
-                    one.kills_process_tree,
-                ),
-            ),
-        )
-        for one in backends
-    ]
-    say_all(table(header, rows))
+    rows = [("works here", *(_yes(one.available) for one in backends))]
+    rows += [(flag.feature.value, *(_yes(one.can(flag.feature)) for one in backends)) for flag in backends[0].flags]
+    say_all(table(("SANDBOX", *(one.backend for one in backends)), rows))
     for one in backends:
-        if not one.available:
-            say(f"{one.backend}: {one.reason}", style="red")
-            if one.backend == DEFAULT_BACKEND:
-                say("  meanwhile: `ramify run --sandbox copy`, which isolates nothing")
-        for note in one.notes:
-            say(f"{one.backend}: {note}", style="dim")
+        say()
+        _say_why(one)
     say()
     say(f"home      {app.home}" + ("" if app.has_runs else " (no runs yet)"))
     for name, place in models_here(app).items():
         say(f"model     {name}: {place or 'not here: `ramify models pull`'}")
     for name, version in _versions().items():
         say(f"{name:<9} {version}")
+
+
+def _say_why(one: Capabilities) -> None:
+    """The reason for each no of one backend, and its notes."""
+    if one.available:
+        for flag in one.flags:
+            if not flag.yes:
+                say(f"{one.backend}, {flag.feature.value}: no. {flag.reason}")
+    else:
+        say(f"{one.backend}: {one.reason}", style="red")
+        if one.backend == DEFAULT_BACKEND:
+            say("  meanwhile: `ramify run --sandbox copy`, which isolates nothing")
+    for note in one.notes:
+        say(f"{one.backend}: {note}", style="dim")
 
 
 def models_here(app: App) -> dict[str, str | None]:
@@ -103,10 +101,10 @@ def _object(one: Capabilities) -> dict[str, object]:
         "name": one.backend,
         "available": one.available,
         "reason": one.reason,
-        "isolation": one.isolation,
-        "network_isolation": one.network_isolation,
-        "fork_by_mount": one.fork_by_mount,
-        "kills_process_tree": one.kills_process_tree,
+        "features": {
+            flag.feature.name.lower(): {"yes": one.can(flag.feature), "reason": one.why_not(flag.feature)}
+            for flag in one.flags
+        },
         "notes": list(one.notes),
     }
 

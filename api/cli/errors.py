@@ -9,7 +9,7 @@ from types import TracebackType
 
 import click
 
-FAILED, USAGE, INTERRUPTED = 1, 2, 130
+FAILED, USAGE, WAITING, INTERRUPTED = 1, 2, 3, 130
 
 # The roots of our typed errors. One that was raised comes from a module that is loaded: none is imported for this.
 ROOTS = (
@@ -19,8 +19,16 @@ ROOTS = (
     ("ramify.serving.errors", "ServingError"),
     ("ramify.compiler.errors", "CompileError"),
     ("ramify.compiler.plan", "PlanError"),
+    ("ramify.browse.web.errors", "WebError"),
 )
-EXTRAS = {"starlette": "serve", "uvicorn": "serve", "xllamacpp": "local"}
+EXTRAS = {
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "xllamacpp": "local",
+    "textual": "browse",
+    "prometheus_client": "serve",
+    "opentelemetry": "otel",
+}
 OURS = ("ramify.", "asyncio.", "concurrent.", "threading", "contextlib", "importlib", "click.", "sqlalchemy.")
 
 
@@ -50,8 +58,8 @@ def report(error: Exception) -> int:
     or where RAMIFY_TRACEBACK asks for all of it."""
     if os.environ.get("RAMIFY_TRACEBACK", "0") not in ("", "0"):
         raise error
-    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
-        _say(f"{error.name} is not installed: pip install 'ramify[{EXTRAS[error.name]}]'")
+    if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) in EXTRAS:
+        _say(f"{name} is not installed: pip install 'ramify[{EXTRAS[name]}]'")
         return FAILED
     if isinstance(error, OSError) and error.filename is not None:
         _say(f"{error.filename}: {error.strerror}")
@@ -61,7 +69,9 @@ def report(error: Exception) -> int:
     if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code is in it
         _show_users_frames(error)
     _say(str(error))
-    return FAILED
+    if hasattr(error, "waiting_run"):
+        return WAITING
+    return INTERRUPTED if hasattr(error, "cancelled_run") else FAILED
 
 
 def _say(message: str) -> None:

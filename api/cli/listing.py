@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.app import App, pass_app, say, say_all, say_json
+from ramify.cli.app import App, headed, pass_app, say, say_json, say_pages
 from ramify.cli.branches import shown
 from ramify.cli.words import age, table
 from ramify.runtime.records import RunId, RunRecord
@@ -24,6 +24,9 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
     """The runs, newest first.
 
     A run is "interrupted" where its process ended before it did: `ramify resume` goes on with it.
+
+    \b
+    Example: ramify ls -n 5
     """
     runs, tallies = app.run(_read(app, limit)) if app.has_runs else ([], {})
     if as_json:
@@ -31,7 +34,7 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
     elif not runs:
         say(f"no runs yet in {app.home}: start one with `ramify run FILE.py:NAME`", err=True)
     else:
-        say_all(listing(runs, tallies, {run.id: app.status(run) for run in runs}, app.clock()))
+        say_pages(headed(listing(runs, tallies, {run.id: app.status(run) for run in runs}, app.clock())))
         if len(runs) == limit:
             say(f"the newest {limit}; `ramify ls -n 0` lists all", style="dim", err=True)
 

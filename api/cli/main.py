@@ -10,11 +10,20 @@ import click
 
 from ramify import __version__, paths
 from ramify.cli.app import App
+from ramify.cli.bench import bench_group
+from ramify.cli.browse import browse_command
 from ramify.cli.compile import compile_command
+from ramify.cli.completion import completion_command
 from ramify.cli.diff import diff_command
 from ramify.cli.doctor import doctor_command
+from ramify.cli.effects import approve_command, cancel_command, effects_command
 from ramify.cli.errors import INTERRUPTED, report
+from ramify.cli.explain import explain_command
+from ramify.cli.fork import fork_command, merge_command
+from ramify.cli.fsck import fsck_command
+from ramify.cli.gc import gc_command
 from ramify.cli.listing import ls_command
+from ramify.cli.log import log_command
 from ramify.cli.models import models_group
 from ramify.cli.run import resume_command, run_command
 from ramify.cli.serve import serve_command
@@ -27,7 +36,8 @@ latest state; RUN:BRANCH the latest of one branch; RUN:base the workspace as it 
 checkpoints and snapshots have ids of their own.
 
 \b
-Exit status: 0 done, 1 something went wrong (the message says what and what to do), 2 wrong usage, 130 Ctrl-C.
+Exit status: 0 done, 1 something went wrong (the message says what and what to do), 2 wrong usage, 3 the run waits for
+an answer, 130 Ctrl-C. `ramify fsck` has its own, which its help tells.
 RAMIFY_TRACEBACK=1 shows whole tracebacks, NO_COLOR=1 turns colours off.
 """
 
@@ -39,26 +49,44 @@ RAMIFY_TRACEBACK=1 shows whole tracebacks, NO_COLOR=1 turns colours off.
     type=click.Path(path_type=Path, file_okay=False),
     help="Where runs, snapshots and models are kept.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
 )
+@click.option(
+    "--database",
+    metavar="ADDRESS",
+    help="Where runs are recorded: sqlite:///FILE, or postgresql://… for processes on several machines.  "
+    "[default: $RAMIFY_DATABASE or a file in the home]",
+)
 @click.pass_context
-def cli(context: click.Context, home: Path | None) -> None:
+def cli(context: click.Context, home: Path | None, database: str | None) -> None:
     """Fork, roll back, merge and resume the whole state of an agent."""
     if os.environ.get("NO_COLOR"):
         context.color = False
-    context.obj = App(paths.home(home))
+    context.obj = App(paths.home(home), database_given=database)
 
 
 for command in (
     run_command,
     resume_command,
+    cancel_command,
+    approve_command,
     ls_command,
+    log_command,
     show_command,
+    browse_command,
     tree_command,
     diff_command,
+    effects_command,
     checkout_command,
+    fork_command,
+    merge_command,
     compile_command,
+    explain_command,
     doctor_command,
+    bench_group,
+    fsck_command,
+    gc_command,
     models_group,
     serve_command,
+    completion_command,
 ):
     cli.add_command(command)
 

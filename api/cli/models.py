@@ -10,7 +10,11 @@ from ramify.cli.words import table
 
 @click.group("models")
 def models_group() -> None:
-    """The weights of the embedded models."""
+    """The weights of the embedded models.
+
+    \b
+    Example: ramify models pull
+    """
 
 
 @models_group.command("pull")
@@ -19,7 +23,11 @@ def models_group() -> None:
 @click.option("--quiet", "-q", is_flag=True, help="Say nothing unless it fails.")
 @pass_app
 def pull_command(app: App, name: str | None, verify: bool, quiet: bool) -> None:
-    """Fetch the weights of a model (the default one) unless they are here."""
+    """Fetch the weights of a model (the default one) unless they are here.
+
+    \b
+    Example: ramify models pull --verify
+    """
     from ramify.serving import models
 
     def progress(line: str) -> None:
@@ -35,7 +43,11 @@ def pull_command(app: App, name: str | None, verify: bool, quiet: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
 @pass_app
 def list_command(app: App, as_json: bool) -> None:
-    """The models that can be pulled, and where their weights lie."""
+    """The models that can be pulled, and where their weights lie.
+
+    \b
+    Example: ramify models ls --json
+    """
     from ramify.cli.doctor import models_here
     from ramify.serving import models
 

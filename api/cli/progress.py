@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from ramify.cli.branches import FAILED, MERGED, REUSED, BranchTree, Line, shown
 from ramify.cli.words import count, seconds
 from ramify.compiler.plan import OpKind
-from ramify.runtime.events import Event, LLMDone, OpDone, RunEnded, RunStarted
+from ramify.runtime.events import Event, LLMDone, OpDone, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 
 if TYPE_CHECKING:
@@ -99,6 +99,8 @@ class Progress:
                 view = RunView(event.run, self._clock())
                 self._views[event.run.id] = view
                 self._started(view, event)
+            case Recovered():
+                self._recovered(event)
             case OpDone() | LLMDone():
                 known = self._views.get(event.row.run_id)
                 if known is not None:
@@ -112,6 +114,8 @@ class Progress:
     def _started(self, view: RunView, event: RunStarted) -> None: ...
 
     def _heard(self, view: RunView, event: OpDone | LLMDone) -> None: ...
+
+    def _recovered(self, event: Recovered) -> None: ...
 
     def _ended(self, view: RunView, status: RunStatus) -> None: ...
 
@@ -129,6 +133,9 @@ class PlainProgress(Progress):
         self._say(f"{event.run.name} {event.run.id} {verb}")
         for line in _skipped(event):
             self._say(line)
+
+    def _recovered(self, event: Recovered) -> None:
+        self._say(_recovered_line(event))
 
     def _heard(self, view: RunView, event: OpDone | LLMDone) -> None:
         if event.replayed:
@@ -171,9 +178,15 @@ def _op_line(row: OpRecord) -> str | None:
             text = f"{MERGED} {shown(row.summary)}"
         case OpKind.RELEASE:
             text = f"fork ends: {shown(row.summary)}"
-        case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM:
+        case OpKind.INTERRUPT:
+            text = f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {shown(row.summary)}"
+        case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM | OpKind.RESTORE | OpKind.COMMAND:
             return None
     return f"[{row.branch}] {text}"
+
+
+def _recovered_line(event: Recovered) -> str:
+    return f"[{event.branch}] {event.level.value} in {seconds(event.took_s)}: {shown(event.why)}"
 
 
 def _llm_line(row: LLMRecord) -> str:
@@ -223,10 +236,13 @@ class LiveProgress(Progress):
     def _started(self, view: RunView, event: RunStarted) -> None:
         self._unprinted += [_text(line, "yellow") for line in _skipped(event)]
 
+    def _recovered(self, event: Recovered) -> None:
+        self._unprinted.append(_text(_recovered_line(event), "yellow"))
+
     def _ended(self, view: RunView, status: RunStatus) -> None:
         lines = _bounded(view.tree.lines(fold=True), self._console.height - 2)
         self._unprinted += [_styled(line) for line in lines]
-        look = "green" if status is RunStatus.DONE else "red"
+        look = {RunStatus.DONE: "green", RunStatus.WAITING: "yellow"}.get(status, "red")
         self._unprinted.append(_text(view.ending(status, self._clock()), look))
 
     def _draw(self) -> Text:

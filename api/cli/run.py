@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ramify.cli.app import App, need_run, pass_app, say, say_json
+from ramify.cli.app import App, find, need_run, pass_app, say, say_json
 from ramify.cli.errors import Interrupted
 from ramify.cli.words import count
 from ramify.runtime.errors import RunError, RunNotFound
-from ramify.runtime.records import RunRecord, RunStatus
+from ramify.runtime.records import DECORATORS, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from ramify.fork_engine.types import Change
+    from ramify.runtime.events import Event, Observer
+    from ramify.runtime.langgraph.app import WorldApp
     from ramify.session import Runtime
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -50,12 +52,32 @@ class Choices:
     apply: bool
     as_json: bool
     quiet: bool
+    metrics: Path | None
+
+    def observer(self, progress: Observer) -> Observer:
+        """What hears the run: its progress, and the counters where they are asked for."""
+        if self.metrics is None:
+            return progress
+        from ramify.metrics import RunMetrics
+
+        counted = RunMetrics(self.metrics)
+
+        def both(event: Event) -> None:
+            progress(event)
+            counted(event)
+
+        return both
 
 
 def run_options(command: Command) -> Command:
     """The options that `run` and `resume` share."""
     for option in (
         click.option("--quiet", "-q", is_flag=True, help="No progress."),
+        click.option(
+            "--metrics",
+            type=click.Path(path_type=Path, dir_okay=False),
+            help="Write Prometheus counters of the run here when it ends.",
+        ),
         click.option("--json", "as_json", is_flag=True, help="One object: run, status, result, changes."),
         click.option("--apply", is_flag=True, help="Write what the run changed into the workspace when it is done."),
         click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --base-url.  [default: $RAMIFY_API_KEY]"),
@@ -89,7 +111,7 @@ def run_options(command: Command) -> Command:
 )
 @click.option(
     "--sandbox",
-    type=click.Choice(["namespaces", "copy"]),
+    type=click.Choice(["namespaces", "docker", "copy"]),
     help="How worlds are made. copy needs nothing of the kernel and isolates nothing.  "
     "[default: $RAMIFY_SANDBOX or namespaces]",
 )
@@ -116,6 +138,9 @@ def run_command(
 
     Each of ARGS, and each VALUE of --arg, is JSON where it parses, else text. The result goes to stdout, progress
     to stderr. Whatever ends the run, `ramify resume` goes on with it.
+
+    \b
+    Example: ramify run agent.py:repair gcd --workspace ./repo --deadline 5m
     """
     from ramify.cli.targets import argument, load_workflow
     from ramify.compiler.plan import Plan
@@ -140,24 +165,98 @@ def run_command(
 @click.command("resume", short_help="Go on with a run that was interrupted or failed.")
 @click.argument("run", required=False)
 @click.option("--deadline", metavar="DURATION", callback=_duration, help="A new one, counted from now.")
+@click.option(
+    "--from",
+    "back_to",
+    metavar="STATE",
+    help="Go back to this checkpoint of its root branch first: what was done later is done anew, and effects on the "
+    "outside are compensated where their steps say how.",
+)
+@click.option("--answer", metavar="JSON", help="To the question that it waits for. Text where it is no JSON.")
+@click.option(
+    "--app",
+    "target",
+    metavar="FILE.py:NAME",
+    help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
+    "one of its name in the file that compiled it]",
+)
 @run_options
 @pass_app
-def resume_command(app: App, /, run: str | None, deadline: float | None, **options: Any) -> None:
+def resume_command(
+    app: App,
+    /,
+    run: str | None,
+    deadline: float | None,
+    back_to: str | None,
+    answer: str | None,
+    target: str | None,
+    **options: Any,
+) -> None:
     """Go on with a RUN where its journal ends (without RUN: the newest that is not done).
 
-    What it did already is not done again: not a step, not a model call.
+    What it did already is not done again: not a step, not a model call. A LangGraph thread is invoked with None, or
+    with the answer to its interrupt; its graph is found where it was compiled.
+
+    \b
+    Example: ramify resume 3f2a --answer '"yes"'
+             ramify resume 3f2a --app agent.py:app
     """
+    from ramify.cli.targets import argument
+
     record = app.run(_unfinished(app) if run is None else _named(app, run))
-    if record.frontend != "decorators":
-        raise RunError(
-            f"run {record.id} is the LangGraph thread {record.thread_id}: go on with it in Python, by "
-            "invoking the compiled graph with None and that thread_id"
-        )
+    choices = Choices(**options)
+    if record.frontend != DECORATORS:
+        given = () if answer is None else (argument(answer),)
+        _resume_thread(app, record, choices, target, Onward(given, deadline, back_to))
+        return
+    if target is not None:
+        raise click.UsageError(f"--app is for LangGraph threads: run {record.id} is a workflow's, which is known")
 
     async def go_on(runtime: Runtime) -> Any:
-        return await runtime.resume(record.id, deadline=deadline)
+        checkpoint = None if back_to is None else await _checkpoint(runtime, back_to)
+        if answer is None:
+            return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint)
+        return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint, answer=argument(answer))
 
-    _perform(app, Choices(**options), go_on, record.settings.sandbox)
+    _perform(app, choices, go_on, record.settings.sandbox)
+
+
+def _resume_thread(app: App, record: RunRecord, choices: Choices, target: str | None, onward: Onward) -> None:
+    from ramify.cli import threads
+    from ramify.cli.progress import Progress
+
+    if record.thread_id is None:
+        raise RunError(f"run {record.id} is a graph's without a thread: it kept nothing to go on from")
+    if (choices.base_url, choices.model, choices.api_key) != (None, None, None):
+        raise click.UsageError("a graph's model is named where it is compiled: ramify.compile(graph, base_url=…)")
+    threads.point_to_home(app)
+    graph = threads.find_app(record, target)
+    with Progress.for_stream(sys.stderr, quiet=choices.quiet) as progress, graph:
+        graph.session.observer = choices.observer(progress)
+        try:
+            finished = app.run(_thread_to_the_end(app, graph, record, choices, onward))
+        except KeyboardInterrupt:
+            raise Interrupted(record.id) from None
+    _show(finished, choices)
+
+
+async def _thread_to_the_end(
+    app: App, graph: WorldApp, record: RunRecord, choices: Choices, onward: Onward
+) -> Finished:
+    from ramify.cli.threads import go_on
+    from ramify.session import Runtime
+
+    async with Runtime(home=app.home, database=app.database) as runtime:
+        checkpoint = None if onward.back_to is None else await _checkpoint(runtime, onward.back_to)
+        result = await go_on(graph, runtime, record, onward, checkpoint)
+        return await _finished(runtime, result, record.id, apply=choices.apply)
+
+
+async def _checkpoint(runtime: Runtime, text: str) -> str:
+    place = await find(runtime.store, text)
+    if place.checkpoint is None:
+        raise RunError(f"{text} names no checkpoint: `ramify tree` lists them")
+    return place.checkpoint.id
 
 
 async def _named(app: App, text: str) -> RunRecord:
@@ -171,6 +270,15 @@ async def _unfinished(app: App) -> RunRecord:
             if run.status is not RunStatus.DONE and app.status(run) != RunStatus.RUNNING:
                 return run
     raise RunNotFound("every run is done or still at work: `ramify ls` lists them, name one to go on with")
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """How a thread goes on. `answer`: in a tuple, empty where none was given; `back_to`: as the user named it."""
+
+    answer: tuple[Any, ...] = ()
+    deadline_s: float | None = None
+    back_to: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,11 +296,12 @@ def _perform(app: App, choices: Choices, work: Callable[[Runtime], Awaitable[Any
     with Progress.for_stream(sys.stderr, quiet=choices.quiet) as progress:
         runtime = Runtime(
             home=app.home,
+            database=app.database,
             sandbox=sandbox,
             base_url=choices.base_url,
             api_key=choices.api_key,
             model=choices.model,
-            observer=progress,
+            observer=choices.observer(progress),
         )
         try:
             finished = app.run(_to_the_end(runtime, work, apply=choices.apply))
@@ -203,10 +312,13 @@ def _perform(app: App, choices: Choices, work: Callable[[Runtime], Awaitable[Any
 
 async def _to_the_end(runtime: Runtime, work: Callable[[Runtime], Awaitable[Any]], *, apply: bool) -> Finished:
     async with runtime:
-        result = await work(runtime)
-        run = await runtime.record()
-        changes = await (runtime.apply() if apply and run.workspace else runtime.changes())
-        return Finished(run, result, changes, applied=apply)
+        return await _finished(runtime, await work(runtime), None, apply=apply)
+
+
+async def _finished(runtime: Runtime, result: Any, run_id: str | None, *, apply: bool) -> Finished:
+    run = await runtime.record(run_id)
+    changes = await (runtime.apply(run_id) if apply and run.workspace else runtime.changes(run_id))
+    return Finished(run, result, changes, applied=apply)
 
 
 def _show(finished: Finished, choices: Choices) -> None:

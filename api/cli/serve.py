@@ -1,6 +1,9 @@
-"""`ramify serve`: the gateway by itself."""
+"""`ramify serve`: gateway and engines with one command."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import click
 
@@ -8,37 +11,109 @@ from ramify.cli.app import App, pass_app, say
 
 
 @click.command("serve", short_help="An OpenAI-compatible API that orders calls by deadline.")
+@click.option(
+    "--engine",
+    "engines",
+    metavar="local|vllm|URL",
+    multiple=True,
+    help="What answers: the embedded model, vLLM with Ramify's scheduler, or any OpenAI-compatible server. "
+    "Repeatable: each is a replica.  [default: local]",
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
-@click.option("--base-url", help="The OpenAI-compatible engine behind it, in place of the embedded model.")
-@click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --base-url.  [default: $RAMIFY_API_KEY]")
-@click.option("--model", help="The embedded model.")
-@click.option("--slots", type=click.IntRange(min=1), help="How many calls the engine works on at once.")
+@click.option("--base-url", help="The same as --engine URL.")
+@click.option("--api-key", envvar="RAMIFY_API_KEY", help="For engines at URLs.  [default: $RAMIFY_API_KEY]")
+@click.option(
+    "--client-key",
+    "client_keys",
+    envvar="RAMIFY_CLIENT_KEYS",
+    multiple=True,
+    help="Let in only who shows this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, by spaces; none: everybody]",
+)
+@click.option("--model", help="The model of local and vllm.")
+@click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine works on at once.")
+@click.option("--policy", default="concord", show_default=True, help="The order of calls: concord, calm-thesis, edf.")
+@click.option("--forward-tags", is_flag=True, help="Engines at URLs read our tags: pass on what is left of them.")
+@click.option(
+    "--resume",
+    "can_resume",
+    is_flag=True,
+    help="Running streams may be broken off for urgent calls and gone on with later.",
+)
+@click.option("--hang", "hang_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
+              help="An engine that is silent for so long is taken for hung.")  # fmt: skip
+@click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
+              help="How long a stop waits for calls in progress.")  # fmt: skip
+@click.option(
+    "--analyzer/--no-analyzer",
+    default=True,
+    show_default=True,
+    help="Predict how long answers will be, in a process of its own that learns from them.",
+)
+@click.option("--log/--no-log", default=True, show_default=True, help="A JSON line for each call, on stderr.")
+@click.option("--engine-log", type=click.Path(path_type=Path, dir_okay=False), help="What local and vllm say.")
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="What the policy moves inside vLLM.")
 @pass_app
 def serve_command(
     app: App,
+    engines: tuple[str, ...],
     host: str,
     port: int,
     base_url: str | None,
     api_key: str | None,
+    client_keys: tuple[str, ...],
     model: str | None,
     slots: int | None,
+    policy: str,
+    forward_tags: bool,
+    can_resume: bool,
+    hang_s: float,
+    drain_s: float,
+    analyzer: bool,
+    log: bool,
+    engine_log: Path | None,
+    trace: Path | None,
 ) -> None:
     """Serve an OpenAI-compatible API that orders calls by their deadlines.
 
     Ctrl-C lets the calls in progress end; a second one breaks them off.
-    """
-    from ramify.serving.gateway.server import serve
 
-    app.run(
-        serve(
-            home=app.home,
-            host=host,
-            port=port,
-            upstream=base_url,
-            upstream_key=api_key,
-            model=model,
-            slots=slots,
-            ready=lambda url: say(f"serving {base_url or 'the embedded model'} at {url}", err=True),
-        )
+    \b
+    Example: ramify serve --port 8000
+    """
+    from ramify.serving.engine.types import EngineSpec
+    from ramify.serving.gateway.server import GatewaySettings, serve
+    from ramify.serving.policy.table import UnknownPolicy
+
+    named = (*engines, *([base_url] if base_url else [])) or ("local",)
+    try:
+        specs = tuple(EngineSpec.parse(name) for name in named)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    settings = GatewaySettings(
+        home=app.home,
+        engines=specs,
+        upstream_key=api_key,
+        model=model,
+        slots=slots,
+        host=host,
+        port=port,
+        api_keys=client_keys,
+        forward_xargs=forward_tags,
+        can_resume=can_resume,
+        policy=policy,
+        hang_s=hang_s,
+        drain_s=drain_s,
+        engine_log=engine_log,
+        analyzer=analyzer,
+        trace=trace,
     )
+    shown = " and ".join(spec.shown for spec in specs)
+
+    def ready(url: str) -> None:
+        say(f"serving {shown} at {url}", err=True)
+
+    try:
+        app.run(serve(settings, log=sys.stderr if log else None, ready=ready))
+    except UnknownPolicy as error:
+        raise click.UsageError(str(error)) from error

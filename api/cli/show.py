@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.app import App, find, find_run, pass_app, say, say_all, say_json
+from ramify.cli.app import App, find_run, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
-from ramify.cli.diff import change_lines, change_object
+from ramify.cli.operations import op_lines, op_object
+from ramify.cli.state import section, show_state
 from ramify.cli.words import age, clipped, count, instant, seconds, table
-from ramify.compiler.plan import OpKind
 from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, RunStatus
-from ramify.runtime.refs import Place
 
 if TYPE_CHECKING:
-    from ramify.cli.slo import CallTimes
-    from ramify.fork_engine.types import Change
+    from ramify.browse.calls import CallTimes
     from ramify.runtime.store import Tally
 
 _LONGEST = 200
@@ -31,25 +29,28 @@ _LONGEST = 200
 def show_command(app: App, state: str, as_json: bool) -> None:
     """A RUN (the newest): its steps, its deadline, and for each model call its tags, how long it was queued, its
     first token, its end and whether it met its deadline. Or a STATE of one: its snapshot and what changed there.
+
+    \b
+    Example: ramify show @~1
     """
     read = app.run(_read_run(app, state))
     if read is None:
-        _show_state(app, app.run(app.find(state)), as_json)
+        show_state(app, state, as_json)
         return
     run, tally, ops, llm = read
-    from ramify.cli.slo import call_times
+    from ramify.browse.calls import call_times
 
     calls = [call_times(row) for row in llm]
     if as_json:
         say_json(_run_object(run, app.status(run), ops, calls))
         return
-    for line in run_lines(run, app.status(run), tally, app.clock()):
-        say(line)
-    for title, lines in (("Operations", op_lines(ops)), ("Model calls", slo_lines(run, calls))):
-        if len(lines) > 1:
-            say()
-            say(title, style="bold")
-            say_all(lines)
+    say_pages(_lines(run_lines(run, app.status(run), tally, app.clock()), op_lines(ops), slo_lines(run, calls)))
+
+
+def _lines(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]) -> Iterator[str]:
+    yield from facts
+    for title, lines in (("Operations", operations), ("Model calls", calls)):
+        yield from section(title, lines if len(lines) > 1 else [])
 
 
 async def _read_run(app: App, text: str) -> tuple[RunRecord, Tally, list[OpRecord], list[LLMRecord]] | None:
@@ -97,31 +98,6 @@ def _verdict(run: RunRecord) -> str:
     return "met" if run.status is RunStatus.DONE else "not over yet"
 
 
-def op_lines(ops: Sequence[OpRecord]) -> list[str]:
-    header = ("SEQ", "PLAN OP", "KIND", "BRANCH", "STEP", "TOOK", "SNAPSHOT", "WHAT CAME OF IT")
-    rows = []
-    for op in ops:
-        took = "-" if op.kind in (OpKind.SEAL, OpKind.RELEASE) else seconds(op.ended_at - op.started_at)
-        said = "" if op.kind is OpKind.SEAL else op.summary
-        if op.reused_from:
-            said = f"reused from {op.reused_from}: {op.summary}"
-        if op.error:
-            said = f"failed: {op.error.splitlines()[0]}"
-        rows.append(
-            (
-                str(op.seq),
-                op.op_id,
-                op.kind.value,
-                op.branch,
-                shown(op.step or ""),
-                took,
-                (op.snapshot_out or "")[:12],
-                clipped(shown(said), 60),
-            )
-        )
-    return table(header, rows, right=("SEQ", "TOOK"))
-
-
 def slo_lines(run: RunRecord, calls: Sequence[CallTimes]) -> list[str]:
     """A row a call and one for the whole workflow. Times are counted from the call's arrival at the gateway."""
     header = ("SEQ", "BRANCH", "TAGS", "QUEUED", "FIRST TOKEN", "END", "DEADLINE", "MET")
@@ -158,72 +134,6 @@ def _run_object(run: RunRecord, status: str, ops: list[OpRecord], calls: list[Ca
         "deadline": _verdict(run),
         "result": None if run.result_json is None else json.loads(run.result_json),
         "error": run.error or None,
-        "operations": [
-            {
-                "seq": op.seq,
-                "key": op.key,
-                "plan_op": op.op_id,
-                "kind": op.kind.value,
-                "branch": op.branch,
-                "step": op.step,
-                "status": op.status.value,
-                "summary": op.summary,
-                "reused_from": op.reused_from,
-                "snapshot": op.snapshot_out,
-                "took_s": op.ended_at - op.started_at,
-                "error": op.error,
-            }
-            for op in ops
-        ],
+        "operations": [op_object(op) for op in ops],
         "llm_calls": [call.as_object() for call in calls],
     }
-
-
-def _show_state(app: App, place: Place, as_json: bool) -> None:
-    snapshots = app.snapshots()
-    snapshot = snapshots.get(place.snapshot)
-    before = app.run(_before(app, place))
-    changes: list[Change] = [] if before is None else snapshots.changes(snapshots.get(before.snapshot), snapshot)
-    made = place.checkpoint
-    if as_json:
-        say_json(
-            {
-                "snapshot": snapshot.id,
-                "content_key": snapshot.content_key,
-                "layers": list(snapshot.layers),
-                "process_tier": snapshot.tier.value,
-                "run": made.run_id if made else None,
-                "checkpoint": made.id if made else None,
-                "branch": made.branch if made else None,
-                "label": made.label if made else None,
-                "parents": list(made.parents) if made else [],
-                "changes": [change_object(change) for change in changes],
-            }
-        )
-        return
-    facts = [("snapshot", snapshot.id), ("layers", str(len(snapshot.layers))), ("processes", snapshot.tier.value)]
-    if made is not None:
-        facts = [
-            ("checkpoint", made.id),
-            ("run", made.run_id),
-            ("branch", made.branch),
-            ("label", shown(made.label)),
-            ("made", instant(made.created_at)),
-            ("parents", ", ".join(made.parents) or "none"),
-            *facts,
-        ]
-    for name, value in facts:
-        say(f"{name:<10} {value}")
-    if before is not None:
-        say()
-        say(f"{count(len(changes), 'path')} changed since its parent", style="bold")
-        for line in change_lines(changes):
-            say(line)
-
-
-async def _before(app: App, place: Place) -> Place | None:
-    """The state of the first parent."""
-    if place.checkpoint is None or not place.checkpoint.parents:
-        return None
-    async with app.store() as store:
-        return await find(store, place.checkpoint.parents[0])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import click
 
-from ramify.cli.app import App, need_run, pass_app, say, say_json
-from ramify.cli.branches import BranchTree
+from ramify.cli.app import App, need_run, pass_app, say, say_json, say_pages, styled
+from ramify.cli.branches import BranchTree, Line
 from ramify.cli.words import count
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord
 
@@ -21,15 +22,21 @@ def tree_command(app: App, run: str, fold: bool, as_json: bool) -> None:
     """The branches of a RUN (the newest): steps and what came of them, forks, what was merged and reused.
 
     ↺ marks a result that was taken over from another branch, ✓ a branch that was merged, ✗ an attempt that failed.
+
+    \b
+    Example: ramify tree 3f2a --fold
     """
     record, ops, llm, checkpoints = app.run(_read(app, run))
     if as_json:
         say_json(_objects(ops, llm, checkpoints))
         return
-    say(f"{record.name} {record.id} {app.status(record)}", style="bold")
-    for line in grown(ops, llm).lines(fold=fold):
-        click.echo(click.style(line.prefix, dim=True), nl=False)
-        say(line.text, style=line.look.value)
+    say_pages(_drawn(f"{record.name} {record.id} {app.status(record)}", grown(ops, llm).lines(fold=fold)))
+
+
+def _drawn(title: str, lines: Iterable[Line]) -> Iterator[str]:
+    yield click.style(title, bold=True)
+    for line in lines:
+        yield click.style(line.prefix, dim=True) + styled(line.text, line.look.value)
 
 
 async def _read(app: App, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], list[CheckpointRecord]]:
@@ -94,6 +101,9 @@ def checkout_command(app: App, state: str, folder: Path, force: bool) -> None:
     """Write the files of a STATE into DIR, which is missing or empty.
 
     With --force into any folder: what the state does not hold is left alone there.
+
+    \b
+    Example: ramify checkout @~2 what-it-was
     """
     place = app.run(app.find(state))
     snapshots = app.snapshots()

@@ -4,7 +4,8 @@ nothing that the compiler minds."""
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.resolve import (
@@ -30,6 +31,7 @@ class Calls:
     def __init__(self, workflow: Function, sources: Sources) -> None:
         self.workflow, self.sources = workflow, sources
         self.steps: dict[str, tuple[StepInfo, Function]] = {}
+        self.codes: dict[str, Callable[..., Any]] = {}  # the steps' functions
         self.helpers: set[ast.AST] = set()
         self._reading: list[Definition] = [workflow.node]
         self._again: dict[Item, Definition] = {}  # a break for a recursive call, and the function called again
@@ -41,15 +43,20 @@ class Calls:
 
     def call(self, tracer: Tracer, node: ast.Call, awaited: bool) -> None:
         func, target = node.func, tracer.scope.resolve(node.func)
+        if isinstance(func, ast.Attribute) and func.attr in (
+            "stream",
+            "call",
+        ):  # of a workflow, of a tool: a call of it
+            of = tracer.scope.resolve(func.value)
+            is_one = workflow_info(of) if func.attr == "stream" else step_info(of)
+            target = target if is_one is None else of
         info = step_info(target)
         if info is not None:
             tracer.add(Run(self._step(info, target, tracer), tracer.site(node)))
-        elif workflow_info(target) is not None:
-            tracer.unseen(f"workflow {_text(func)} is called inside a workflow", node)
         elif is_fork(target):
             tracer.unseen("fork(...) is not opened by an `async with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
-            tracer.add(CallLlm(func.attr, tracer.site(node)))
+            tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n")))
         elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
             self._method(tracer, node, func)
         elif isinstance(target, Unresolved):
@@ -64,11 +71,15 @@ class Calls:
             if function is None:
                 what = f"step {info.name} is not a Python function"
                 raise WorkflowError(what, where=tracer.scope.function.where(), mend="put @step on a `def`")
-            self.steps[info.name] = (info, self.sources.function(function))
-        elif known[0].module != info.module:
+            self.steps[info.name], self.codes[info.name] = (info, self.sources.function(function)), function
+        elif known[0].module != info.module or self._other_code(known[1], target):
             what = f"two steps are called {info.name}, of {known[0].module} and of {info.module}"
             raise WorkflowError(what, where=tracer.scope.function.where(), mend="rename one of them")
         return info.name
+
+    def _other_code(self, known: Function, target: object) -> bool:
+        function = plain_function(target)
+        return function is None or self.sources.function(function).node is not known.node
 
     def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute) -> None:
         info = step_info(tracer.scope.resolve(node.args[0])) if node.args else None
@@ -175,6 +186,14 @@ def _hand_over_forks(tracer: Tracer, node: ast.Call, definition: Definition, sco
         fork = tracer.mentioned(value)
         if fork is not None:
             scope.forks[name] = fork
+
+
+def _number(node: ast.Call, name: str) -> int | None:
+    """A keyword argument that is written as a whole number."""
+    for keyword in node.keywords:
+        if keyword.arg == name and isinstance(keyword.value, ast.Constant) and type(keyword.value.value) is int:
+            return keyword.value.value
+    return None
 
 
 def _text(node: ast.expr) -> str:

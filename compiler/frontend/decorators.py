@@ -9,6 +9,12 @@ from ramify.compiler.frontend.calls import Calls
 from ramify.compiler.frontend.digest import dependencies, digest, used_names
 from ramify.compiler.frontend.resolve import is_llm, workflow_info
 from ramify.compiler.frontend.sources import Function, Sources
+from ramify.compiler.frontend.surroundings import (
+    refuse_unkept,
+    refuse_varying,
+    refuse_workflows,
+    refuse_worlds,
+)
 from ramify.compiler.plan import StepInfo
 from ramify.compiler.spec import Spec, StepSpec
 
@@ -26,13 +32,27 @@ def read_workflow(
         name=name or (info.name if info is not None else workflow.name),
         frontend="decorators",
         code_digest=digest({workflow.node, *calls.helpers}),
-        steps=tuple(_step(step, of, sources) for step, of in calls.steps.values()),
+        steps=tuple(_step(step, of, calls.codes[step.name], sources) for step, of in calls.steps.values()),
         body=body,
         deadline_s=deadline_s if deadline_s is not None or info is None else info.deadline_s,
     )
 
 
-def _step(info: StepInfo, function: Function, sources: Sources) -> StepSpec:
+def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources: Sources) -> StepSpec:
     nodes = dependencies(function, sources)
+    refuse_workflows(info.name, function, nodes)
+    refuse_worlds(f"step {info.name}", function, nodes)
+    refuse_unkept(info.name, function, code)
+    if info.reuse:
+        refuse_varying(info.name, function, nodes)
     calls_llm = any(is_llm(function.outer.get(name)) for node in nodes for name in used_names(node))
-    return StepSpec(info.name, info.effect, info.takes_sandbox, info.reuse, digest(nodes), calls_llm)
+    return StepSpec(
+        info.name,
+        info.effect,
+        info.takes_sandbox,
+        info.reuse,
+        digest(nodes),
+        info.in_fork,
+        calls_llm,
+        function.where(),
+    )

@@ -10,19 +10,29 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections.abc import Iterable
+from weakref import WeakKeyDictionary
 
 from ramify.compiler.frontend.sources import Function, Sources
 
 
 def digest(nodes: Iterable[ast.AST]) -> str:
     """sha256 over syntax trees, whatever their order."""
-    texts = sorted(map(ast.dump, nodes))
+    texts = sorted(map(_dump, nodes))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
 def dependencies(function: Function, sources: Sources) -> set[ast.AST]:
     """The function, and the statements of its module that it uses."""
-    table = _bindings(sources.tree(function.path))
+    known = sources.dependencies.get(function.node)
+    if known is None:
+        known = sources.dependencies[function.node] = _dependencies(function, sources)
+    return known
+
+
+def _dependencies(function: Function, sources: Sources) -> set[ast.AST]:
+    table = sources.bindings.get(function.path)
+    if table is None:
+        table = sources.bindings[function.path] = _bindings(sources.tree(function.path))
     found: set[ast.AST] = {function.node}
     todo: list[ast.AST] = [function.node]
     while todo:
@@ -33,7 +43,26 @@ def dependencies(function: Function, sources: Sources) -> set[ast.AST]:
     return found
 
 
+_texts: WeakKeyDictionary[ast.AST, str] = WeakKeyDictionary()
+_names: WeakKeyDictionary[ast.AST, set[str]] = WeakKeyDictionary()
+
+
+def _dump(node: ast.AST) -> str:
+    """Several functions use one statement: its text is made once."""
+    text = _texts.get(node)
+    if text is None:
+        text = _texts[node] = ast.dump(node)
+    return text
+
+
 def used_names(node: ast.AST) -> set[str]:
+    names = _names.get(node)
+    if names is None:
+        names = _names[node] = _used_names(node)
+    return names
+
+
+def _used_names(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 

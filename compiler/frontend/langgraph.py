@@ -27,14 +27,37 @@ _WORLDS = ("Sandbox", "SyncSandbox")  # annotations of the parameter that takes 
 
 def read_graph(graph: object, *, name: str, ref: str, deadline_s: float | None = None) -> Spec:
     """Raises WorkflowError for what is no graph, or one that LangGraph itself would refuse."""
-    builder = _builder(graph, name)
     sources = Sources()
+    if (function := _entrypoint(graph)) is not None:
+        return _read_entrypoint(function, sources, name, ref, deadline_s)
+    builder = _builder(graph, name)
     steps = tuple(_step(node, _action(spec.runnable), sources) for node, spec in builder.nodes.items())
     machine = _machine(builder, name)
     shape = [machine.entry, *((node.run.step, node.targets, node.run.waits_for) for node in machine.nodes)]
     text = json.dumps([shape, [step.code_digest for step in steps]])
     code_digest = hashlib.sha256(text.encode()).hexdigest()
     return Spec(ref, name, "langgraph", code_digest, steps, machine, deadline_s)
+
+
+def _entrypoint(graph: object) -> tuple[str, object] | None:
+    """The one node of a function under `@entrypoint`."""
+    from langgraph.graph.state import CompiledStateGraph
+    from langgraph.pregel import Pregel
+
+    if not isinstance(graph, Pregel) or isinstance(graph, CompiledStateGraph) or len(graph.nodes) != 1:
+        return None
+    ((node, spec),) = graph.nodes.items()
+    return node, spec.bound
+
+
+def _read_entrypoint(
+    found: tuple[str, object], sources: Sources, name: str, ref: str, deadline_s: float | None
+) -> Spec:
+    node, bound = found
+    step = _step(node, _action(bound), sources)
+    unseen = Unseen("which tasks an entrypoint calls is known when it runs", f"entrypoint {node}")
+    machine = Machine((node,), (Node(Run(node, None), (END,), unseen),))
+    return Spec(ref, name, "langgraph", step.code_digest, (step,), machine, deadline_s)
 
 
 def _builder(graph: object, name: str) -> StateGraph[Any, Any, Any, Any]:

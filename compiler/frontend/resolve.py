@@ -103,6 +103,11 @@ def is_llm(value: object) -> bool:
     return _mark(value, "__ramify_llm__") is True
 
 
+def is_world(value: object) -> bool:
+    """A step's world, or its class."""
+    return _mark(value, "__ramify_world__") is True
+
+
 def plain_function(value: object) -> Callable[..., Any] | None:
     """The Python function that a call of this object runs, through wrappers that name it."""
     if isinstance(value, staticmethod | classmethod | MethodType):

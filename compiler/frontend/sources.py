@@ -44,6 +44,9 @@ class Sources:
     def __init__(self) -> None:
         self._trees: dict[str, ast.Module] = {}
         self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
+        # what `digest` found out, by the function and by the file
+        self.dependencies: dict[Definition, set[ast.AST]] = {}
+        self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
 
     def function(self, function: Callable[..., Any]) -> Function:
         """Raises SourceError if the text is not to be had, or is not that of the code which runs."""

@@ -13,8 +13,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ramify.compiler.plan import OpId, OpKind, Site, StepPlan, ValueId
+from ramify.compiler.plan import STEPS, OpId, OpKind, Site, StepPlan, ValueId
 
+CHANNELS = "c"  # how versions of the channels are named
+EFFECTS = "e"  # how values of the chain of effects are named
+NO_WORLD = (CHANNELS, EFFECTS)
 COPY = "~"  # `run.3~2` is the second copy of `run.3`: the same call site over another call path
 
 
@@ -31,6 +34,16 @@ class Operation:
     site: Site | None = None
     step: str | None = None
     attrs: Mapping[str, Any] = field(default_factory=dict)  # JSON values only
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs a step's code."""
+        return self.kind in STEPS
+
+    @property
+    def worlds(self) -> tuple[ValueId, ...]:
+        """Of the inputs, the worlds and families."""
+        return tuple([value for value in self.inputs if value[0] not in NO_WORLD])
 
     @property
     def fork(self) -> str | None:
@@ -89,19 +102,25 @@ Transfer = Callable[[Operation, tuple[Facts, ...]], tuple[Facts, ...]]
 
 def propagate(graph: Graph, transfer: Transfer) -> dict[ValueId, Facts]:
     """What holds of each world on some way to it: `transfer` says what an operation makes of what held before, and a
-    block's parameter gathers what its predecessors hand to it."""
+    block's parameter gathers what its predecessors hand to it. Of channels and effects nothing is asked."""
     facts: dict[ValueId, Facts] = {}
-    changed = True
-    while changed:  # blocks stand in reading order, so one sweep more than loops are nested
-        changed = False
+    handed: dict[ValueId, set[str]] = {}  # grows in place: many blocks may lead to one
+    stale = {block.id for block in graph.blocks}
+    while stale:  # blocks stand in reading order: a sweep, and one more over what a loop leads back to
         for block in graph.blocks:
+            if block.id not in stale:
+                continue
+            stale.discard(block.id)
+            facts.update((param, frozenset(handed[param])) for param in block.params if param in handed)
             for op in block.ops:
-                given = tuple(facts.get(value, _NOTHING) for value in op.inputs)
+                given = tuple([facts.get(value, _NOTHING) for value in op.inputs])
                 facts.update(zip(op.outputs, transfer(op, given), strict=True))
             for to, worlds in block.exits:
                 for param, value in zip(graph.by_id[to].params, worlds, strict=True):
-                    before, more = facts.get(param, _NOTHING), facts.get(value, _NOTHING)
-                    if more is not before and not more <= before:
-                        facts[param] = before | more if before else more
-                        changed = True
+                    if value[0] in NO_WORLD:
+                        continue
+                    more = facts.get(value, _NOTHING)
+                    if more and not more <= handed.setdefault(param, set()):
+                        handed[param] |= more
+                        stale.add(to)
     return facts

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ramify.compiler.ir.build import Builder, OpenBlock
-from ramify.compiler.ir.graph import Graph
+from ramify.compiler.ir.chain import threaded
+from ramify.compiler.ir.graph import CHANNELS, Graph, Operation
 from ramify.compiler.ir.lower_machine import lower_machine
-from ramify.compiler.ir.tidy import tidy
+from ramify.compiler.ir.tidy import renumber, straightened, tidy
 from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan
 from ramify.compiler.spec import (
     Adopt,
@@ -35,15 +36,23 @@ from ramify.compiler.spec import (
 
 
 def lower(spec: Spec) -> Graph:
+    """Versions of the channels are values where there are channels: the nodes of a Machine hand them on."""
     steps = tuple(
-        StepPlan(step.name, step.declared or Effect.UNKNOWN, step.reuse, step.code_digest) for step in spec.steps
+        StepPlan(step.name, step.declared or Effect.UNKNOWN, step.reuse, step.code_digest, in_fork=step.in_fork)
+        for step in spec.steps
     )
     build = Builder()
     if isinstance(spec.body, Machine):
-        lower_machine(build, spec.body)
+        lower_machine(build, spec.body, spec.steps)
+        blocks = renumber(threaded(straightened(build.freeze()), CHANNELS, _takes_channels))
     else:
         _Lowering(build).workflow(spec.body)
-    return Graph(spec.name, spec.frontend, steps, tidy(build.freeze()))
+        blocks = tidy(build.freeze())
+    return Graph(spec.name, spec.frontend, steps, blocks)
+
+
+def _takes_channels(op: Operation) -> bool:
+    return op.runs or op.kind in (OpKind.MERGE, OpKind.BREAK)
 
 
 @dataclass(slots=True)
@@ -106,9 +115,10 @@ class _Lowering:
                 on = self.current if item.over is None else len(at.worlds) - 1 - item.over
                 op_id = self.build.name("run", ("run", site))
                 self.build.add(at, op_id, OpKind.RUN, (on,), site=site, step=step)
-            case CallLlm(method, site):
+            case CallLlm(method, site, n):
                 op_id = self.build.name("llm", ("llm", site))
-                self.build.add(at, op_id, OpKind.CALL_LLM, site=site, attrs={"method": method})
+                attrs = {"method": method} if n is None else {"method": method, "n": n}
+                self.build.add(at, op_id, OpKind.CALL_LLM, site=site, attrs=attrs)
             case Unseen(reason, where, site):
                 op_id = self.build.name("break", ("break", site))
                 attrs = {"seal": True, "reason": reason, "where": where}

@@ -1,4 +1,4 @@
-"""The textual form of a System State Graph: printed for people, read back exactly; and DOT for drawings.
+"""The textual form of a System State Graph: printed for people, read back exactly.
 
     graph "repair" "decorators"
     step "try_patch" {"effect": "revertible", "reuse": false, "code_digest": "…", "why": "takes a Sandbox"}
@@ -181,15 +181,3 @@ class _Scanner:
     def end(self) -> None:
         if self.at != len(self.line):
             raise self.fail("the end of the line")
-
-
-def dot(graph: Graph) -> str:
-    """For Graphviz: a box for each block, its operations in it, and the worlds on the arrows."""
-    lines = [f"digraph {json.dumps(graph.name)} {{", '  node [shape=box fontname="monospace"]']
-    for block in graph.blocks:
-        rows = [block.id, *(f"{op.id}{' ' + op.step if op.step else ''}" for op in block.ops)]
-        lines.append(f"  {json.dumps(block.id)} [label={json.dumps(chr(10).join(rows))}]")
-        for to, worlds in block.exits:
-            label = json.dumps(", ".join(worlds))
-            lines.append(f"  {json.dumps(block.id)} -> {json.dumps(to)} [label={label}]")
-    return "\n".join([*lines, "}"]) + "\n"

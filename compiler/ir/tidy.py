@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ramify.compiler.ir.graph import Block
+from ramify.compiler.ir.graph import Block, Operation
 from ramify.compiler.ir.ops import sort
 from ramify.compiler.plan import ValueId
 
@@ -15,19 +15,29 @@ _NUMBERED = re.compile(r"b\d+")
 
 
 def tidy(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    return renumber(_join_lines(_reading_order(_thread(blocks))))
+    return renumber(straightened(blocks))
+
+
+def straightened(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+    """As `tidy`, with the names as they were."""
+    return tuple(_join_lines(_reading_order(_thread(blocks))))
 
 
 def swap_values(values: tuple[ValueId, ...], names: dict[ValueId, ValueId]) -> tuple[ValueId, ...]:
-    return tuple(names.get(value, value) for value in values)
+    return tuple([names.get(value, value) for value in values])
 
 
 def _rename(block: Block, names: dict[ValueId, ValueId]) -> Block:
-    ops = tuple(
-        replace(op, inputs=swap_values(op.inputs, names), outputs=swap_values(op.outputs, names)) for op in block.ops
-    )
-    exits = tuple((to, swap_values(worlds, names)) for to, worlds in block.exits)
+    ops = tuple([rewired(op, swap_values(op.inputs, names), swap_values(op.outputs, names)) for op in block.ops])
+    exits = tuple([(to, swap_values(worlds, names)) for to, worlds in block.exits])
     return Block(block.id, swap_values(block.params, names), ops, exits)
+
+
+def rewired(op: Operation, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Operation:
+    """The operation on other values; itself where they are the same. `replace` would cost half of a compilation."""
+    if inputs == op.inputs and outputs == op.outputs:
+        return op
+    return Operation(op.id, op.kind, inputs, outputs, op.site, op.step, op.attrs)
 
 
 def _thread(blocks: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -1,8 +1,9 @@
 """The verifier: one table of rules, run after lowering and after every pass.
 
-It proves that each world is made once, used once on every path and ended on every path; that branches are merged and
-released by the fork that made them; that a fork stands on a sealed world; and that nothing irreversible runs in a
-branch. A rule may hold only from a pass on: `since` names it.
+It proves that each value is made once, used once on every path and ended on every path, the chain of effects as the
+worlds; that branches are merged and released by the fork that made them, and have a base to be merged over; that a
+fork stands on a sealed world; that what is irreversible stands behind a barrier, and not in a branch unless that is
+declared; and that a world is made ready for forks alone. A rule may hold only from a pass on: `since` names it.
 """
 
 from __future__ import annotations
@@ -139,13 +140,13 @@ def _branches_of_their_fork(graph: Graph) -> Iterator[Finding]:
 
 def _steps_known(graph: Graph) -> Iterator[Finding]:
     for op in graph.ops():
-        if op.kind is OpKind.RUN and op.step not in graph.by_step:
+        if op.runs and op.step not in graph.by_step:
             yield Finding(f"step {op.step!r} is not in the table of steps", op.place)
 
 
 def _pure_holds_no_world(graph: Graph) -> Iterator[Finding]:
     for op in graph.ops():
-        if op.kind is OpKind.RUN and (graph.by_step[op.step or ""].effect is Effect.PURE) == bool(op.inputs):
+        if op.runs and (graph.by_step[op.step or ""].effect is Effect.PURE) == bool(op.worlds):
             yield Finding(f"step {op.step} must take a world if, and only if, it is not pure", op.place)
 
 
@@ -154,14 +155,53 @@ def _nothing_irreversible_in_a_branch(graph: Graph) -> Iterator[Finding]:
     made_by = facts.forks(graph)
     ops: dict[str, Operation] = {op.id: op for op in graph.ops()}
     for op in graph.ops():
-        irreversible = op.kind is OpKind.RUN and graph.by_step[op.step or ""].effect is Effect.IRREVERSIBLE
-        for fork in sorted(made_by.get(op.inputs[0], ())) if irreversible and op.inputs else ():
+        step = graph.by_step.get(op.step or "") if op.runs else None
+        fenced = step is not None and step.effect is Effect.IRREVERSIBLE and not step.in_fork
+        for fork in sorted(made_by.get(op.inputs[0], ())) if fenced and op.inputs else ():
             if not ops[fork].attrs.get("superstep"):
                 yield Finding(
                     f"irreversible step {op.step} would run in every branch of a fork: {_path(graph, ops[fork], op)}",
                     op.place,
-                    "run it after the winner is adopted, or declare what it does as revertible",
+                    "run it after the winner is adopted, say with in_fork= what it is to do in a branch, or declare "
+                    "what it does as revertible",
                 )
+
+
+def _behind_a_barrier(graph: Graph) -> Iterator[Finding]:
+    for block in graph.blocks:
+        fenced: set[str] = set()
+        for op in block.ops:
+            if op.kind is OpKind.BARRIER:
+                fenced.update(op.outputs)
+            step = graph.by_step.get(op.step or "") if op.runs else None
+            if step is not None and step.effect is Effect.IRREVERSIBLE and fenced.isdisjoint(op.inputs):
+                yield Finding(f"irreversible step {op.step} takes no chain of effects from a BARRIER", op.place)
+
+
+def _merged_over_a_base(graph: Graph) -> Iterator[Finding]:
+    ops = {op.id: op for op in graph.ops()}
+    for op in ops.values():
+        if op.kind is not OpKind.FORK:
+            continue
+        bases = op.attrs.get("base") or ()
+        unknown = [base for base in bases if base not in ops]
+        if unknown or not bases:
+            yield Finding(f"stands on {', '.join(unknown) or 'nothing'}, which took no snapshot", op.place)
+
+
+def _ready_for_forks(graph: Graph) -> Iterator[Finding]:
+    uses = facts.next_uses(graph)
+    for block in graph.blocks:
+        later = {op.id for op in block.ops}
+        for op in block.ops:
+            later.discard(op.id)
+            if op.kind is not OpKind.PREFORK:
+                continue
+            if op.attrs.get("during") not in later:
+                yield Finding(f"is to be performed during {op.attrs.get('during')}, which does not follow", op.place)
+            found = uses.get(op.outputs[0], frozenset()) - {OpKind.RELEASE.value}
+            if not found or not found <= set(op.attrs.get("forks") or ()):
+                yield Finding(f"makes worlds ready that {', '.join(sorted(found)) or 'nothing'} would take", op.place)
 
 
 def _path(graph: Graph, start: Operation, end: Operation) -> str:
@@ -205,5 +245,8 @@ RULES = (
     Rule("steps are in the table", _steps_known),
     Rule("a pure step holds no world", _pure_holds_no_world, since="effects"),
     Rule("nothing irreversible in a branch", _nothing_irreversible_in_a_branch, since="effects"),
+    Rule("what is irreversible stands behind a barrier", _behind_a_barrier, since="effects"),
     Rule("a forked world is sealed", _forked_sealed, since="fork_points"),
+    Rule("a merge has its base", _merged_over_a_base, since="fork_points"),
+    Rule("worlds are made ready for forks", _ready_for_forks, since="lookahead"),
 )

@@ -1,20 +1,23 @@
-"""Where snapshots are taken: after each step that may change its world, and before a fork of a world that a graph
-break may have changed. Each fork says which snapshots it may stand on."""
+"""Where snapshots are taken: after each step that may change its world, which one that only reads may not, and before
+a fork of a world that a graph break may have changed. Each fork says which snapshots it may stand on."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from itertools import count
 
+from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir import facts
 from ramify.compiler.ir.graph import Block, Graph, Operation, base_id
-from ramify.compiler.ir.tidy import renumber, swap_values
-from ramify.compiler.plan import OpId, OpKind, ValueId
+from ramify.compiler.ir.tidy import renumber, rewired, swap_values
+from ramify.compiler.plan import Effect, OpId, OpKind, ValueId
 from ramify.compiler.spec import Spec
 
 
-def fork_points(graph: Graph, spec: Spec) -> Graph:
-    graph = _seal(graph, {op.id for op in graph.ops() if op.kind is OpKind.RUN and op.inputs}, after=True)
+def fork_points(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
+    reading = {step.name for step in graph.steps if step.effect is Effect.READONLY}
+    runs = (op for op in graph.ops() if op.runs and op.worlds)
+    graph = _seal(graph, {op.id for op in runs if op.step not in reading}, after=True)
     graph = _seal(graph, _forks_of_changed_worlds(graph), after=False)
     graph = replace(graph, blocks=renumber(graph.blocks))
     return _with_bases(graph)
@@ -39,7 +42,7 @@ def _seal(graph: Graph, around: set[OpId], *, after: bool) -> Graph:
     def sealed(block: Block) -> Block:
         ops, now = list[Operation](), dict[ValueId, ValueId]()
         for op in block.ops:
-            op = replace(op, inputs=swap_values(op.inputs, now))
+            op = rewired(op, swap_values(op.inputs, now), op.outputs)
             if op.id not in around:
                 ops.append(op)
             elif after:

@@ -6,16 +6,18 @@ import asyncio
 import dataclasses
 import json
 import sys
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import click
 
-from ramify import Runtime
+from ramify import Runtime, paths
 from ramify.cli import errors
 from ramify.cli.progress import Progress
 
 from .report import RepairReport
 from .suite import find_programs
+from .traced import serving
 from .workflow import repair
 
 HERE = Path(__file__).parent / "programs"
@@ -38,6 +40,8 @@ HERE = Path(__file__).parent / "programs"
 )
 @click.option("--base-url", help="An OpenAI-compatible server, in place of the embedded model.")
 @click.option("--model", help="The model's name there.")
+@click.option("--engine", metavar="local|vllm|URL", help="The model behind a gateway of this run's own.")
+@click.option("--trace", is_flag=True, help="With --engine: how the deadline went from the workflow to the engine.")
 @click.option(
     "--sandbox", type=click.Choice(["namespaces", "copy"]), help="How worlds are made. copy isolates nothing."
 )
@@ -51,6 +55,8 @@ def main(
     apply: bool,
     base_url: str | None,
     model: str | None,
+    engine: str | None,
+    trace: bool,
     sandbox: str | None,
     deadline: str | None,
     home: Path | None,
@@ -63,15 +69,32 @@ def main(
     if not names:
         raise click.UsageError(f"{programs} holds no programs: it needs a folder with .py files for each")
 
+    if trace and engine is None:
+        raise click.UsageError("--trace needs --engine")
+
     async def run() -> tuple[RepairReport, str | None]:
-        with Progress.for_stream(sys.stderr) as progress:
-            async with Runtime(
-                home=home, sandbox=sandbox, base_url=base_url, model=model, observer=progress
-            ) as runtime:
-                report = await runtime.run(repair, names, budget, workspace=programs, deadline=deadline)
-                if apply:
-                    await runtime.apply()
-                return report, runtime.last_run_id
+        async with AsyncExitStack() as stack:
+            served = None
+            if engine is not None:
+                served = await stack.enter_async_context(serving(engine, home=paths.home(home), model=model))
+            progress = stack.enter_context(Progress.for_stream(sys.stderr))
+            runtime = await stack.enter_async_context(
+                Runtime(
+                    home=home,
+                    sandbox=sandbox,
+                    base_url=base_url,
+                    model=model,
+                    llm=served and served.client,
+                    observer=progress,
+                )
+            )
+            report = await runtime.run(repair, names, budget, workspace=programs, deadline=deadline)
+            if apply:
+                await runtime.apply()
+            if served is not None and trace:
+                for line in served.trace(await runtime.record(), await runtime.llm_calls()):
+                    click.echo(line)
+            return report, runtime.last_run_id
 
     try:
         report, run_id = asyncio.run(run())

@@ -1,18 +1,15 @@
 """A compiled graph over worlds: LangGraph's own class and interface, its nodes and channels instrumented.
 
-Not supported yet, and refused with `UnsupportedGraph` before it can lose a file:
-- a node that is, or calls, a graph with checkpoints of its own (with `checkpointer=False` it runs, as one step);
-- LangGraph `@task`s called in a node, and `CachePolicy` (its key does not see the world);
-- `durability="exit"` with a checkpointer (the journal would be ahead of the checkpoints);
-- nodes under `@step` that declare `retry`, `timeout` or `reuse`: LangGraph has its own of the first two.
-Editing the world by `update_state` is not there either: an update keeps the files as they are.
+Refused with `UnsupportedGraph`: nodes under `@step` that declare `retry`, `timeout` or `reuse` (LangGraph has its own
+of the first two). What differs from a plain graph on purpose is in docs/langgraph.md.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing
+from copy import copy
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,21 +17,30 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph._internal._config import merge_configs, patch_configurable
 from langgraph._internal._constants import CONF, CONFIG_KEY_CHECKPOINT_ID, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
 from langgraph._internal._runnable import RunnableCallable, coerce_to_runnable
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.constants import START
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
 from langgraph.pregel._write import ChannelWrite
+from langgraph.types import CachePolicy
 
+from ramify.compiler.plan import Effect
+from ramify.runtime.durations import seconds
 from ramify.runtime.langgraph.channel import ENV, Env, EnvChannel
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
-from ramify.runtime.langgraph.node import StartWrite, WorldNode
+from ramify.runtime.langgraph.nested import OverWorlds, followed
+from ramify.runtime.langgraph.node import StartWrite, WorldNode, WorldWrite
 from ramify.runtime.langgraph.reading import INVOCATION
+from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.session import Invocation, Session
+from ramify.runtime.langgraph.tools import give_worlds
+from ramify.runtime.langgraph.travel import forked_inside, is_inside_a_subgraph, saved_at
+
+DEADLINE = "ramify_deadline"
+"""In a config's `configurable`: the deadline of this one invocation, as `ramify.compile` takes it."""
 
 
-class WorldGraph(CompiledStateGraph[Any, Any, Any, Any]):
+class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
     """What `ramify.compile` returns. Close it, or use it as a context manager: worlds are processes.
 
     One that is never closed ends with its process: no world and no engine outlives it.
@@ -66,10 +72,16 @@ class WorldGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
         """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing."""
+        if is_inside_a_subgraph(merge_configs(self.config, config)):
+            config = self._forked_inside(config)
         config, invocation = self._invocation(config, options)
         outcome: BaseException | None = None
         try:
-            yield from super().stream(input, config, **options)
+            with followed():
+                yield from self._of(invocation)._run(input, config, options)
+            if invocation.ran_nothing:
+                goes_on = bool(self.get_state(self._asked(config)).next)
+                self.session.portal.wait(self.session.caught_up(invocation, goes_on=goes_on))
         except BaseException as error:
             outcome = error
             raise
@@ -79,12 +91,18 @@ class WorldGraph(CompiledStateGraph[Any, Any, Any, Any]):
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
         """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing."""
+        if is_inside_a_subgraph(merge_configs(self.config, config)):
+            config = await asyncio.to_thread(self._forked_inside, config)
         config, invocation = self._invocation(config, options)
         outcome: BaseException | None = None
         try:
-            async with aclosing(super().astream(input, config, **options)) as chunks:  # type: ignore[type-var]
-                async for chunk in chunks:
-                    yield chunk
+            with followed():
+                async with aclosing(self._of(invocation)._arun(input, config, options)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+            if invocation.ran_nothing:
+                goes_on = bool((await self.aget_state(self._asked(config))).next)
+                await self.session.portal.cross(self.session.caught_up(invocation, goes_on=goes_on))
         except BaseException as error:
             outcome = error
             raise
@@ -92,57 +110,110 @@ class WorldGraph(CompiledStateGraph[Any, Any, Any, Any]):
             if invocation.calls:
                 await self.session.portal.cross(self.session.end(invocation, outcome))
 
+    def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
+        """As the caller gave it."""
+        given = config or {}
+        return {**given, CONF: {key: value for key, value in given.get(CONF, {}).items() if key != INVOCATION}}
+
+    def _forked_inside(self, config: RunnableConfig | None) -> RunnableConfig:
+        """The same for the newest checkpoint, which is now a fork that stands where the caller wants to go on."""
+        merged = merge_configs(self.config, config)
+        forked_inside(self, merged)
+        return {**merged, CONF: {k: v for k, v in merged[CONF].items() if not k.startswith("checkpoint_")}}
+
+    def _run(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
+        return super().stream(input, config, **options)
+
+    def _arun(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> AsyncGenerator[Any]:
+        return super().astream(input, config, **options)  # type: ignore[return-value]
+
+    def _of(self, invocation: Invocation) -> Self:
+        """This graph, with a channel that the invocation can look into."""
+        mine = copy(self)
+        mine.channels = {**self.channels, ENV: EnvChannel(made=invocation.made)}
+        return mine
+
     def _invocation(
-        self, config: RunnableConfig | None, options: Mapping[str, Any]
+        self, config: RunnableConfig | None, options: dict[str, Any]
     ) -> tuple[RunnableConfig | None, Invocation]:
         merged = merge_configs(self.config, config)
         conf = merged.get(CONF, {})
         saver = self._resolve_checkpointer(merged)
         if saver is not None and "exit" in (options.get("durability"), conf.get(CONFIG_KEY_DURABILITY)):
-            raise UnsupportedGraph(
-                "durability='exit' saves checkpoints only at the end, so a killed run could not be taken up again: "
-                "use 'sync' or 'async'"
-            )
+            # checkpoints only at the end would leave a killed run's journal without what it belongs to
+            options["durability"] = "sync"
         thread = conf.get(CONFIG_KEY_THREAD_ID)
+        deadline = conf.get(DEADLINE)
         invocation = Invocation(
-            None if thread is None else str(thread), addressed=bool(conf.get(CONFIG_KEY_CHECKPOINT_ID))
+            None if thread is None else str(thread),
+            addressed=bool(conf.get(CONFIG_KEY_CHECKPOINT_ID)),
+            deadline_s=None if deadline is None else seconds(deadline),
+            saver=saver if isinstance(saver, Saver) else None,
         )
+        if config is not None and DEADLINE in config.get(CONF, {}):  # ours: nobody else is to see it
+            config = {**config, CONF: {key: value for key, value in config[CONF].items() if key != DEADLINE}}
         if saver is not None and not conf:
             return config, invocation  # LangGraph says what is missing
         return patch_configurable(config, {INVOCATION: invocation}), invocation
 
 
-def instrument(graph: CompiledStateGraph[Any, Any, Any, Any], session: Session) -> WorldGraph:
+class WorldGraph(WorldApp, CompiledStateGraph[Any, Any, Any, Any]):
+    """A `StateGraph` over worlds."""
+
+
+class WorldEntrypoint(WorldApp):
+    """A function under LangGraph's `@entrypoint` over worlds."""
+
+
+def instrument(graph: Pregel[Any, Any, Any, Any], session: Session) -> WorldApp:
     """The graph over worlds; the one given stays as it is. Raises `UnsupportedGraph`."""
-    if graph.cache_policy is not None:
-        raise _cached("the graph")
-    nodes = {name: _instrumented(name, node, graph, session) for name, node in graph.nodes.items()}
-    fields = {name: value for name, value in vars(graph).items() if name not in ("__orig_class__", "session")}
-    fields |= {"nodes": nodes, "channels": {**graph.channels, ENV: EnvChannel()}}
-    return WorldGraph(session=session, **fields)
+    kind = WorldGraph if isinstance(graph, CompiledStateGraph) else WorldEntrypoint
+    fields = {name: value for name, value in vars(graph).items() if name not in _NOT_COPIED}
+    fields["cache_policy"] = None  # LangGraph's key does not see the world: the nodes ask the cache themselves
+    fields |= {"nodes": nodes_over_worlds(graph, session), "channels": {**graph.channels, ENV: EnvChannel()}}
+    made = kind(session=session, **fields)
+    vars(made).update({name: vars(graph)[name] for name in _NOT_COPIED & vars(graph).keys()})
+    return made
+
+
+_NOT_COPIED = {"__orig_class__", "session", "_serde_allowlist"}
+"""Attributes that no constructor of LangGraph's takes."""
+
+
+def nodes_over_worlds(graph: Pregel[Any, Any, Any, Any], session: Session) -> dict[str, PregelNode]:
+    starts = START not in graph.nodes  # an entrypoint: its one node takes the input
+    policy = graph.cache_policy
+    return {name: _instrumented(name, node, session, starts, policy) for name, node in graph.nodes.items()}
 
 
 def _instrumented(
-    name: str, node: PregelNode, graph: CompiledStateGraph[Any, Any, Any, Any], session: Session
+    name: str, node: PregelNode, session: Session, starts: bool, policy: CachePolicy[Any] | None
 ) -> PregelNode:
     if name == START:
         return _start(node, session)
-    if node.cache_policy is not None:
-        raise _cached(f"node {name!r}")
-    keeps = isinstance(graph.checkpointer, BaseCheckpointSaver)
-    if keeps and isinstance(node.bound, Pregel) and node.bound.checkpointer is not False:
-        raise UnsupportedGraph(
-            f"node {name!r} is a graph, whose own checkpoints do not hold the world yet: compile it with "
-            "checkpointer=False (it then runs as one step), or add its nodes to this graph"
-        )
-    return node.copy({"bound": WorldNode(name, _plain(name, node.bound), session)})
+    give_worlds(node.bound)
+    bound = WorldNode(
+        name,
+        _plain(name, node.bound),
+        session,
+        nodes_over_worlds,
+        starts=starts,
+        cache_policy=node.cache_policy or policy,
+    )
+    first, rest = _first_write(node)
+    return node.copy({"bound": bound, "writers": [WorldWrite(first), *rest], "cache_policy": None})
 
 
 def _start(node: PregelNode, session: Session) -> PregelNode:
-    first, *rest = node.flat_writers
-    if not isinstance(first, ChannelWrite):
-        raise LangGraphChanged("first write of its input")
+    first, rest = _first_write(node)
     return node.copy({"writers": [StartWrite(first, session), *rest]})
+
+
+def _first_write(node: PregelNode) -> tuple[ChannelWrite, list[Runnable[Any, Any]]]:
+    first, *rest = node.flat_writers or [ChannelWrite([])]  # a node built by hand may write nothing
+    if not isinstance(first, ChannelWrite):
+        raise LangGraphChanged("first write of a node")
+    return first, rest
 
 
 def _plain(name: str, bound: Runnable[Any, Any]) -> Runnable[Any, Any]:
@@ -156,19 +227,14 @@ def _plain(name: str, bound: Runnable[Any, Any]) -> Runnable[Any, Any]:
             f"node {name!r} is a step that declares retry, timeout or reuse, which is for workflows: give add_node "
             "a retry_policy or a timeout"
         )
+    if definition.effect in (Effect.IRREVERSIBLE, Effect.READONLY):
+        raise UnsupportedGraph(
+            f"node {name!r} is a step that is declared {definition.effect.value}, which only workflows honour: leave "
+            "the declaration out, and let the node see to its own effects"
+        )
     return coerce_to_runnable(step.__wrapped__, name=name, trace=False)  # type: ignore[union-attr]
 
 
-def _cached(what: str) -> UnsupportedGraph:
-    return UnsupportedGraph(
-        f"{what} has a CachePolicy, whose key does not see the world: a hit would skip what the node does to files. "
-        "Take it out"
-    )
-
-
-def env_at(graph: WorldGraph, config: RunnableConfig) -> Env | None:
+def env_at(graph: WorldApp, config: RunnableConfig) -> Env | None:
     """The channel's value at a checkpoint, None before the thread's first node."""
-    saved = graph._state_checkpointer(config).get_tuple(merge_configs(graph.config, config))
-    if saved is None:
-        raise UnsupportedGraph(f"there is no checkpoint at {config.get(CONF)}")
-    return saved.checkpoint["channel_values"].get(ENV)
+    return saved_at(graph, config)[1].checkpoint["channel_values"].get(ENV)

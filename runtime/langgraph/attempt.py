@@ -1,21 +1,31 @@
 """One attempt at a node: its world, made when it is first asked for, its model calls, and how it ends.
 
-All of this runs on the portal's loop.
+An attempt *stands* from the moment on when its code first asks for the world, for a model, or for a graph or task of
+its own: then its superstep's place is found, forks are recorded, and the branch is its alone. One that never asks
+takes nothing: no world, no lock, no place, and its row is written behind.
+
+All of this runs on the portal's loop, but for `end_clean` and `fail_clean`, which any thread may call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import hashlib
+import reprlib
 from dataclasses import replace
 from typing import Any
 
-from ramify.compiler.plan import OpKind
+from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
 from ramify.runtime.calls import LLMCalls
+from ramify.runtime.commands import StepCommands
+from ramify.runtime.errors import NotInARun
+from ramify.runtime.journal import Durable
 from ramify.runtime.langgraph.channel import Env
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
-from ramify.runtime.langgraph.thread import GraphRun, Superstep, Task
+from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.worlds import Branch
 from ramify.serving.types import ChatRequest, ChatResult
@@ -25,138 +35,294 @@ _TAIL = 800
 
 
 class Attempt:
-    """Begun with `begin`, ended by exactly one of `done`, `failed` and `dropped`."""
+    """Ended by exactly one of `done`, `failed`, `dropped` and, where it never stood, `end_clean` and `fail_clean`."""
 
-    def __init__(self, portal: Portal, run: GraphRun, task: Task, step: Superstep, calls: LLMCalls) -> None:
+    def __init__(
+        self,
+        portal: Portal,
+        run: GraphRun,
+        task: Task,
+        at: Env | Superstep,
+        calls: LLMCalls,
+        saved: concurrent.futures.Future[Any] | None = None,
+        *,
+        held: Env | None = None,
+    ) -> None:
+        """`at`: where the world stands, or the superstep where that is known; `held`: what the channel holds.
+        `saved`: done when the checkpoint is durable on which the superstep stands; nothing is recorded under its id
+        before."""
         self.portal = portal
         self.run = run
         self.task = task
-        self.op = run.node_op(task.node)
-        self.branch: Branch = step.branch(task.index)
+        self.op = run.task_op(task)
         self.face: FarSandbox | None = None  # made with the world, when it is first asked for
-        self._step = step
-        self._calls = calls
+        self._at = at
+        self._held = held
+        self._saved = saved
+        self._stood: tuple[Superstep, Branch] | None = None
+        self._over = False
+        self.calls = calls
+        self._lent = 0
+        self._standing = asyncio.Lock()
         self._making = asyncio.Lock()
         self._fork_s: float | None = None
         self._begun = run.services.clock()
-        planned = run.plan.step(task.node)
-        self._code = planned.code_digest if planned is not None else ""
+        planned = None if task.inner else run.plan.step(task.node)
+        self.code = planned.code_digest if planned is not None else ""
+
+    @property
+    def _step(self) -> Superstep:
+        assert self._stood is not None, "stand comes first"
+        return self._stood[0]
+
+    @property
+    def branch(self) -> Branch:
+        assert self._stood is not None, "stand comes first"
+        return self._stood[1]
+
+    @property
+    def start(self) -> Snapshot:
+        """Where its superstep began."""
+        return self._step.start.snapshot
+
+    @property
+    def starts_unsealed(self) -> bool:
+        return self._step.start.unsealed
 
     @property
     def has_world(self) -> bool:
         """False for a step declared pure."""
-        return bool(self.op.inputs) or self.op.kind is OpKind.BREAK
+        return self.op.has_world or self.op.kind is OpKind.BREAK
 
-    async def begin(self) -> tuple[Any, Env] | None:
-        """The recorded (result, channel write) where the journal has it; else None, and the branch is ours."""
-        await self.branch.lock.acquire()
-        try:
-            return await self._begin()
-        except BaseException:
-            self.branch.lock.release()
-            raise
+    @property
+    def _durable(self) -> Durable:
+        """When the row of its end has to be: LangGraph's checkpoint of the superstep is about to follow."""
+        follows = self.run.with_checkpoints and self.task.durable and not self.task.inner
+        return Durable.NEXT_STEP if follows else Durable.NOW
 
-    async def _begin(self) -> tuple[Any, Env] | None:
-        start = self._step.start
+    async def stand(self) -> None:
+        """Find its place, and have its branch alone. Raises `NodesConflict`, `WorldLost`, and `NotInARun` where the
+        node is over."""
+        async with self._standing:
+            if self._stood is None:
+                self._refuse_when_over()
+                if self._saved is not None:
+                    await asyncio.wrap_future(self._saved)
+                step = self._at
+                if not isinstance(step, Superstep):
+                    step = await self.run.superstep(self.task, step)
+                branch = step.branch(self.task.index)
+                await branch.lock.acquire()
+                try:
+                    self._refuse_when_over()
+                    await self._position(step.start, branch)
+                except BaseException:
+                    branch.lock.release()
+                    raise
+                self._stood = step, branch
+
+    async def _position(self, start: Position, branch: Branch) -> None:
         if not start.unsealed:  # an earlier attempt may have moved on: the edge after the node raised
-            if self.branch.unsealed:
-                await self.run.worlds.drop(self.branch)
-                self.branch.lost = False
-            self.branch.snapshot, self.branch.checkpoint = start.snapshot, start.checkpoint
-        if self.task.durable and self.task.attempt == 1:
+            if branch.unsealed:
+                await self.run.worlds.drop(branch)
+                branch.lost = False
+            branch.snapshot, branch.checkpoint = start.snapshot, start.checkpoint
+        self.run.journal.forget_place(f"{self.task.key}|")
+
+    async def begin(self) -> tuple[Any, Env | None] | None:
+        """Stand. The recorded (result, channel write) where the journal has it: then it is over."""
+        await self.stand()
+        if not self.task.durable or self.task.attempt > 1:
+            return None
+        try:
             row = self.run.journal.served(self.task.key)
             result = codec.decode(row.result_json or "null") if row is not None else None
-            if row is not None and result is not None and row.args_digest == self._code:
-                served = result, await self._served(row)
-                self.branch.lock.release()
-                return served
-        self.run.journal.forget_place(f"{self.task.key}|")
-        return None
+            if row is None or result is None or row.args_digest != self.code:
+                return None
+            served = result, await self._served(row)
+        except BaseException:
+            self._end()
+            raise
+        self._end()
+        return served
+
+    @property
+    def stands(self) -> bool:
+        """Whether it stands, or is about to."""
+        return self._stood is not None or self._standing.locked()
+
+    def end_clean(self, value: Any, result: tuple[str, bytes] | None) -> bool:
+        """End an attempt that never stood: its row follows later, with others. False where it does stand."""
+        if self.stands:
+            return False
+        self._over = True
+        packed = codec.encode(result)
+        self._note(result_json=packed, result_digest=_digest(packed), summary=shown(value))
+        return True
+
+    def fail_clean(self, error: Exception) -> bool:
+        """As `failed`, for an attempt that never stood. False where it does stand."""
+        if self.stands:
+            return False
+        self._over = True
+        assert not isinstance(self._at, Superstep), "a task that knows its superstep stands at once"
+        error.add_note(self._where(self._at["branch"], self._at["snapshot"]))
+        self._note(
+            status=OpStatus.FAILED, attrs={"last_output": "", "attempt": str(self.task.attempt)}, **_told(error)
+        )
+        return True
+
+    def _note(self, **changes: object) -> None:
+        path = self._at.line.path if isinstance(self._at, Superstep) else BranchPath(self._at["branch"])
+        row = self._row(path, **changes)
+        self.run.note(row)
+
+    def _refuse_when_over(self) -> None:
+        if self._over:
+            raise NotInARun(f"node {self.task.node!r} is over: nothing acts on its world any more")
 
     async def sandbox(self) -> FarSandbox:
         """The task's world, standing where its superstep began. Raises `WorldStartFailed`, `BackendUnavailable`."""
+        await self.stand()
         async with self._making:
             if self.face is None:
                 world, self._fork_s = await self.run.worlds.acquire(self.branch)
-                self.face = FarSandbox(world, self.portal)
+                self.face = FarSandbox(world, self.portal, self._commands())
             return self.face
 
+    def _commands(self) -> StepCommands:
+        """What answers `run(..., reuse=True)`."""
+
+        def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
+            return self.run.row(kind, self.op, key, self.branch.path)
+
+        return StepCommands(self.run, f"{self.task.key}|a{self.task.attempt}", self.op.id, blank)
+
     async def call_llm(self, requests: list[ChatRequest]) -> list[ChatResult]:
+        await self.stand()
         place = f"{self.task.key}|a{self.task.attempt}"
-        return await self._calls.stage(
+        return await self.calls.stage(
             requests, op_id=self.op.id, place=place, branch=self.branch.path, step_key=self.task.key
         )
 
-    async def done(self, summary: str = "", result: tuple[str, bytes] | None = None) -> Env:
-        """Seal what changed and commit it. `result` is what the node returned, as (kind, bytes) of a serialiser: a
-        resumed thread that lost only LangGraph's own record of this task gets it again without running the node."""
+    async def lend(self) -> tuple[Branch, Snapshot, str]:
+        """For what the node's code runs on a fork of its world: a branch, the state it starts in, its place."""
+        await self.stand()
+        async with self._making:
+            state = await self._now()
+            number, self._lent = self._lent, self._lent + 1
+            key = f"{self.task.key}|a{self.task.attempt}|LEND|{number}"
+            branch, place = await self.run.lent(key, self.task.node, self.branch, state)
+            return branch, state, place
+
+    async def take_back(self, base_id: str, theirs_id: str) -> None:
+        """Bring what ran on a fork of this world into it. Raises `MergeConflict` where both sides changed a thing."""
+        if base_id == theirs_id:
+            return
+        await self.stand()
+        async with self._making:
+            here = await self._now()
+            base, theirs = await self.run.snapshot(base_id), await self.run.snapshot(theirs_id)
+            if here.content_key and here.content_key == base.content_key:
+                merged = theirs  # the same files, perhaps made again by a node that was resumed
+            else:
+                merged = await asyncio.to_thread(self.run.services.snapshots.merge, base, here, theirs)
+            self._lent += 1
+            key = f"{self.task.key}|a{self.task.attempt}|BACK|{self._lent}"
+            await self.run.taken_back(key, self.task, self.branch, base, merged)
+            if self.face is not None and self.branch.world is not None:
+                await self.branch.world.rollback(merged)
+            self.branch.snapshot = merged
+
+    async def _now(self) -> Snapshot:
+        """The state of the node's world, sealed."""
+        if self.branch.unsealed and self.face is None:
+            world, self._fork_s = await self.run.worlds.acquire(self.branch)
+            self.face = FarSandbox(world, self.portal, self._commands())
+        if self.face is not None and self.branch.world is not None:
+            return await self.branch.world.seal(flush=False)
+        return self.branch.snapshot
+
+    async def done(self, value: Any = None, result: tuple[str, bytes] | None = None) -> Env | None:
+        """Seal what changed and commit it; the channel write, None where nothing changed. `result` is what the node
+        returned, as (kind, bytes) of a serialiser: a resumed thread that lost only LangGraph's own record of this
+        task gets it again without running the node."""
+        await self.stand()
         try:
-            return await self._done(summary.partition("\n")[0][:_LINE], codec.encode(result))
+            with self.run.journal.ending(self.branch.path):
+                return await self._done(shown(value), codec.encode(result))
         except BaseException:
             await self._let_go()
             raise
         finally:
-            self._over()
+            self._end()
 
     async def failed(self, error: Exception) -> None:
         """Record it for people to read, say on the error where it was raised, and drop the world."""
-        shown = f"{type(error).__name__}: {error}"
-        stands = self.branch.snapshot.id
-        last = self._last_output()
-        error.add_note(
-            f"raised in node {self.task.node!r} on branch {self.branch.path}, on the world of snapshot {stands[:12]}"
-            + last
-        )
+        await self.stand()
+        stands, last = self.branch.snapshot.id, self._last_output()
+        error.add_note(self._where(self.branch.path, stands) + last)
         try:
-            await self.run.record_rows(
-                self._row(
-                    status=OpStatus.FAILED,
-                    error=shown,
-                    snapshot_in=stands,
-                    summary=shown.splitlines()[0][:_LINE],
-                    attrs={"last_output": last, "attempt": str(self.task.attempt)},
-                )
+            row = self._row(
+                self.branch.path,
+                status=OpStatus.FAILED,
+                snapshot_in=stands,
+                attrs={"last_output": last, "attempt": str(self.task.attempt)},
+                **_told(error),
             )
+            await self.run.record_rows(row)
         finally:
             await self.dropped()
 
     async def dropped(self) -> None:
         """Interrupted or cancelled: what it did to its world is forgotten."""
+        async with self._standing:
+            self._over = True
+        if self._stood is None:
+            return
         try:
             await self._let_go()
         finally:
-            self._over()
+            self._end()
 
-    def _over(self) -> None:
+    def _end(self) -> None:
+        self._over = True
         if self.face is not None:
             self.face.end()
         self.branch.lock.release()
+
+    def _where(self, branch: str, snapshot: str) -> str:
+        return f"raised in node {self.task.node!r} on branch {branch}, on the world of snapshot {snapshot[:12]}"
 
     async def _let_go(self) -> None:
         if self.face is not None:
             await self.run.worlds.drop(self.branch)
 
-    async def _done(self, summary: str, result: str) -> Env:
+    async def _done(self, summary: str, result: str) -> Env | None:
         run, branch = self.run, self.branch
         seal_op = run.seal_op(self.op)
-        entry, was_unsealed = branch.snapshot, branch.unsealed
+        entry, was_unsealed = self._step.start.snapshot, branch.unsealed
         sealed: Snapshot | None = None
         if branch.world is not None and (self.face is not None or branch.unsealed):
             if seal_op is not None or self._step.place is not None:  # siblings are merged: that needs a sealed state
-                sealed = await branch.world.seal()
+                sealed = await branch.world.seal(flush=False)
             else:
                 branch.unsealed = True
-        out = sealed.id if sealed is not None else None if branch.unsealed else entry.id
+        out = sealed.id if sealed is not None else None if branch.unsealed else branch.snapshot.id
+        changed = was_unsealed or out != entry.id
         row = self._row(
+            branch.path,
             result_json=result,
-            result_digest=codec.digest_text(result),
+            result_digest=_digest(result),
             summary=summary,
             snapshot_in=entry.id if self.has_world else None,
             snapshot_out=out if self.has_world else None,
             attrs={} if self._fork_s is None else {"fork_ms": f"{self._fork_s * 1000:.3f}"},
         )
-        if sealed is None or (sealed.id == entry.id and not was_unsealed):
-            await run.record_rows(row)
+        if not changed:
+            run.note(row)  # LangGraph has what the node returned, and there is nothing else to lose
+        elif sealed is None or (sealed.id == branch.snapshot.id and not was_unsealed):
+            await run.record_rows(row, durable=self._durable)
         else:
             await self._record_sealed(row, sealed)
         if sealed is not None:
@@ -165,12 +331,12 @@ class Attempt:
             await run.worlds.drop(branch)  # nothing more runs on a child: it is merged as it was sealed
         elif branch.world is not None:
             await run.worlds.rest(branch)
-        return self._write(branch.snapshot, branch.checkpoint, unsealed=branch.unsealed)
+        return self._write(branch.snapshot, branch.checkpoint, changed=changed, unsealed=branch.unsealed)
 
     async def _record_sealed(self, row: OpRecord, sealed: Snapshot) -> None:
         seal_op = self.run.seal_op(self.op)
         if seal_op is None:
-            await self.run.record_rows(row)
+            await self.run.record_rows(row, durable=self._durable)
             return
         seal = replace(
             row,
@@ -182,35 +348,40 @@ class Attempt:
             started_at=row.ended_at,
             attrs={"tier": sealed.tier.value},
         )
-        await self.run.record_rows(row, seal, checkpoint=(self.branch, sealed, self.task.node))
+        checkpoint = (self.branch, sealed, self.task.node)
+        await self.run.record_rows(row, seal, checkpoint=checkpoint, durable=self._durable)
 
-    async def _served(self, row: OpRecord) -> Env:
+    async def _served(self, row: OpRecord) -> Env | None:
         snapshot = self._step.start.snapshot
         if row.snapshot_out is not None:
             snapshot = await asyncio.to_thread(self.run.services.snapshots.get, row.snapshot_out)
         seal = self.run.journal.served(f"{row.key}|SEAL")
         checkpoint = self._step.start.checkpoint if seal is None else self.run.journal.checkpoint_of(seal)
-        return self._write(snapshot, checkpoint)
+        return self._write(snapshot, checkpoint, changed=row.snapshot_in != row.snapshot_out)
 
-    def _write(self, snapshot: Snapshot, checkpoint: CheckpointId, *, unsealed: bool = False) -> Env:
-        """What the task writes to the channel."""
+    def _write(
+        self, snapshot: Snapshot, checkpoint: CheckpointId, *, changed: bool, unsealed: bool = False
+    ) -> Env | None:
+        """What the task writes to the channel: None where that holds it already."""
         start, line = self._step.start, self._step.line
         if self._step.place is not None:
             env = _env(self.run, line.path, start.at, start.snapshot, start.checkpoint)
             env["child"] = [snapshot.id, self.task.node, self.branch.path, checkpoint]
-            return env
-        env = _env(self.run, line.path, self.task.key, snapshot, checkpoint)
-        if unsealed:
-            env["unsealed"] = True
-        return env
+        else:
+            env = _env(self.run, line.path, self.task.key if changed else start.at, snapshot, checkpoint)
+            if unsealed:
+                env["unsealed"] = True
+        if self._step.base is not None:
+            env["base"] = self._step.base
+        return env if env != self._held else None
 
-    def _row(self, **changes: object) -> OpRecord:
+    def _row(self, path: BranchPath, **changes: object) -> OpRecord:
         return self.run.row(
             OpKind.RUN,
             self.op,
             self.task.key,
-            self.branch.path,
-            **{"step": self.task.node, "args_digest": self._code, "started_at": self._begun, **changes},
+            path,
+            **{"step": self.task.node, "args_digest": self.code, "started_at": self._begun, **changes},
         )
 
     def _last_output(self) -> str:
@@ -223,3 +394,23 @@ class Attempt:
 
 def _env(run: GraphRun, path: BranchPath, at: str, snapshot: Snapshot, checkpoint: CheckpointId) -> Env:
     return {"run": run.record.id, "branch": path, "at": at, "snapshot": snapshot.id, "checkpoint": checkpoint}
+
+
+def _digest(packed: str) -> str:
+    """`codec.digest_text` of (kind, bytes): no dicts are in it, so there is no order to be made canonical."""
+    return hashlib.sha256(packed.encode()).hexdigest()
+
+
+def shown(value: Any) -> str:
+    """A value in a line for people; of a large one only its beginning is looked at."""
+    text = "" if value is None else value[:_LINE] if isinstance(value, str) else _SHORT.repr(value)
+    return text.partition("\n")[0][:_LINE]
+
+
+def _told(error: Exception) -> dict[str, str]:
+    text = f"{type(error).__name__}: {error}"
+    return {"error": text, "summary": text.splitlines()[0][:_LINE]}
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, _LINE, _LINE

@@ -7,7 +7,7 @@ whatever serialiser a checkpointer uses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NotRequired, Self, TypedDict, cast
 
 from langgraph._internal._typing import MISSING
@@ -32,17 +32,20 @@ class Env(TypedDict):
     unsealed: NotRequired[bool]  # the plan sealed nothing here: the live world holds more than `snapshot`
     join: NotRequired[list[list[str]]]
     child: NotRequired[list[str]]  # only in a task's write: one entry of `join`
+    base: NotRequired[str]  # in a graph that a node runs: the snapshot of the node's world that it began on
 
 
 class EnvChannel(BaseChannel[Env, Env, Env]):
     """One task's write replaces the value; several become a join. LangGraph hands them over ordered by task path,
     so what finished first does not matter."""
 
-    __slots__ = ("value",)
+    __slots__ = ("made", "value")
 
-    def __init__(self, typ: Any = dict, key: str = ENV) -> None:
+    def __init__(self, typ: Any = dict, key: str = ENV, made: Callable[[EnvChannel], None] | None = None) -> None:
+        """`made` is told of the channel that an invocation gets: the only way to it where no node runs."""
         super().__init__(typ, key)
         self.value: Any = MISSING
+        self.made = made
 
     @property
     def ValueType(self) -> Any:
@@ -56,9 +59,11 @@ class EnvChannel(BaseChannel[Env, Env, Env]):
         return self.from_checkpoint(self.value)
 
     def from_checkpoint(self, checkpoint: Any) -> Self:
-        made = type(self)(self.typ, self.key)
-        made.value = checkpoint
-        return made
+        channel = type(self)(self.typ, self.key)
+        channel.value = checkpoint
+        if self.made is not None:
+            self.made(channel)
+        return channel
 
     def checkpoint(self) -> Any:
         return self.value
@@ -84,7 +89,7 @@ def joined(writes: Sequence[Env]) -> Env:
     if not children:
         return writes[-1]
     first = writes[0]
-    return {
+    env: Env = {
         "run": first["run"],
         "branch": first["branch"],
         "at": first["at"],
@@ -92,3 +97,6 @@ def joined(writes: Sequence[Env]) -> Env:
         "checkpoint": first["checkpoint"],
         "join": children,
     }
+    if "base" in first:
+        env["base"] = first["base"]
+    return env

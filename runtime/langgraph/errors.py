@@ -5,6 +5,8 @@ RunError
     ├── UnsupportedGraph   something of LangGraph's that would lose files here, refused before it can
     ├── WorldLost          the files of a node that the plan does not seal went with the process that held them
     ├── SessionClosed      the app was closed
+    ├── ThreadElsewhere    a thread's checkpoints are not in this home's database, or cannot be read there
+    ├── NoStateThere       the graph had no state of its own at that checkpoint
     └── LangGraphChanged   this LangGraph has not the inner shape that Ramify was written against
 MergeConflict
 └── NodesConflict          two nodes of one superstep changed the same thing; names both
@@ -39,6 +41,37 @@ class WorldLost(GraphError):
 
 class SessionClosed(GraphError):
     """The app was closed."""
+
+
+class ThreadElsewhere(GraphError):
+    """The checkpoints of a thread are kept by a saver that only its own program has."""
+
+    def __init__(self, run: str, thread: str) -> None:
+        super().__init__(
+            f"the checkpoints of LangGraph thread {thread} (run {run}) are not in this home's database: its saver "
+            "keeps them in memory or elsewhere. Go on with it in Python, or compile the graph with "
+            "checkpointer=ramify.graph.saver() next time"
+        )
+
+    @classmethod
+    def serialised(cls, kind: str) -> ThreadElsewhere:
+        """It is kept here, in a form that only the program's own serialiser reads."""
+        error = cls("", "")
+        error.args = (
+            f"the thread's checkpoints were written by a serialiser of your own ({kind}): go on with it in Python, "
+            "where that is given to the saver",
+        )
+        return error
+
+
+class NoStateThere(GraphError):
+    """A checkpoint inside a superstep."""
+
+    def __init__(self, checkpoint: str, thread: str) -> None:
+        super().__init__(
+            f"thread {thread} has no state of its own at checkpoint {checkpoint[:10]}: it lies inside a superstep, "
+            "or the saver has pruned what stood there. Name one before or after it; `ramify log` lists them"
+        )
 
 
 class LangGraphChanged(GraphError):

@@ -21,7 +21,7 @@ def merged(store: SnapshotStore, base: Snapshot, children: Sequence[tuple[str, S
             steps.append(None)
             continue
         try:
-            here = store.merge(base, here, child)
+            here = store.merge(base, here, child, flush=False)
         except MergeConflict as conflict:
             raise _named(store, base, children[:number], node, child, conflict) from conflict
         steps.append(here)

@@ -9,24 +9,32 @@ import asyncio
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.base import RunnableSequence
 from langchain_core.runnables.config import var_child_runnable_config
+from langgraph._internal._config import patch_configurable
+from langgraph._internal._constants import CONF, CONFIG_KEY_CALL, CONFIG_KEY_SEND, CONFIG_KEY_TASK_ID
 from langgraph._internal._runnable import RunnableCallable, RunnableSeq
+from langgraph.constants import START
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.pregel._write import ChannelWrite
+from langgraph.types import CachePolicy, Command
 
 from ramify.runtime.langgraph.attempt import Attempt
+from ramify.runtime.langgraph.cached import Cached, cached
 from ramify.runtime.langgraph.channel import ENV, Env
+from ramify.runtime.langgraph.nested import Caller, Instrument
 from ramify.runtime.langgraph.portal import Crossing, Portal
-from ramify.runtime.langgraph.reading import Reading, guarded, is_run, read
+from ramify.runtime.langgraph.reading import CALLER, INVOCATION, Reading, is_run, read
 from ramify.runtime.langgraph.session import Session
+from ramify.runtime.langgraph.tasks import Call, Calls
 from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.scope import entered
 from ramify.runtime.sites import CallSite
+from ramify.serving.transport import tagged
 from ramify.serving.types import ChatRequest, ChatResult
 
 
@@ -56,13 +64,21 @@ class NodeScope:
 class Running:
     """From before the node's code to after it, as coroutines for the portal."""
 
-    def __init__(self, session: Session, node: WorldNode, reading: Reading) -> None:
+    def __init__(self, session: Session, node: WorldNode, reading: Reading, input: Any) -> None:
         self._session = session
+        self._input = input
+        self._cached: Cached | None = None
         self._node = node
         self._reading = reading
         self._attempt: Attempt | None = None
-        self.served: tuple[Any, Env] | None = None
+        if not (node.starts and reading.invocation.within is not None):
+            self._attempt = session.quick(reading.invocation, reading.task, reading.env, reading.saved)
+        self._calls: Calls | None = None
+        self.served: tuple[Any, Env | None] | None = None
         self.extra: dict[str, Any] = {}
+        caches = reading.cache is not None and node.cache_policy is not None
+        self.has_begun = self._attempt is not None and not caches and node.parameter is None and node.call is None
+        """Whether the node's code may run at once; else `begin` comes first."""
 
     @property
     def attempt(self) -> Attempt:
@@ -71,39 +87,91 @@ class Running:
 
     async def begin(self) -> None:
         reading = self._reading
-        if reading.saved is not None:
-            await asyncio.wrap_future(reading.saved)
-        self._attempt = await self._session.begin(reading.invocation, reading.task, reading.env)
+        if self._node.call is not None:
+            self._attempt = self._node.call.attempt(reading.task, reading.saved)
+        elif self._attempt is None:
+            env = None if self._node.starts and reading.invocation.within is not None else reading.env
+            self._attempt = await self._session.begin(reading.invocation, reading.task, env, reading.saved)
         recorded = await self._attempt.begin()
         if recorded is not None:
             (kind, packed), env = recorded
             self.served = reading.serde.loads_typed((kind, packed)), env
+            return
+        try:
+            await self._prepare()
+        except BaseException:
+            await self._attempt.dropped()
+            raise
+
+    async def _prepare(self) -> None:
+        """What the node needs before its code runs, unless a cache has its result."""
+        self._cached = cached(
+            self._reading.cache, self._node.cache_policy, self.attempt, self._node._named(), self._input
+        )
+        if self._cached is not None and (hit := await self._cached.hit(self.attempt)) is not None:
+            self._cached = None
+            self.served = hit[0], await self._done(hit[0], self._packed(hit[0]))
         elif self._node.parameter is not None:
-            try:
-                face = await self._attempt.sandbox()
-            except BaseException:
-                await self._attempt.dropped()
-                raise
+            face = await self.attempt.sandbox()
             blocking = not self._node.is_async
             self.extra[self._node.parameter] = SyncSandbox(face, self._session.portal.loop) if blocking else face
 
-    def scope(self) -> AbstractContextManager[None]:
-        return entered(NodeScope(self.attempt, self._session.portal))
+    def config(self, config: RunnableConfig | None) -> RunnableConfig:
+        """For the node's own code: graphs and tasks that it starts find the node by this."""
+        conf = (config or {}).get(CONF, {})
+        limit = (config or {}).get("max_concurrency")
+        self._calls = Calls(self.attempt, self._node.task, conf, in_turn=limit is not None)
+        caller = Caller(self._session, self.attempt, self._node.instrument)
+        return patch_configurable(config, {CALLER: caller, CONFIG_KEY_CALL: self._calls})
 
-    async def done(self, value: Any) -> Env:
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """For the node's own code; a client of its own (serving/transport.py) carries the run's deadline."""
+        with entered(NodeScope(self.attempt, self._session.portal)), tagged(self.attempt.calls.tags):
+            yield
+
+    def ended_clean(self, value: Any) -> bool:
+        """Whether the node returned without having touched anything: then that is all."""
+        clean = self.has_begun and not self.attempt.stands
+        return clean and self.attempt.end_clean(value, self._packed(value) if self._reading.outlives else None)
+
+    def failed_clean(self, error: BaseException) -> bool:
+        clean = self.has_begun and isinstance(error, Exception) and not isinstance(error, GraphBubbleUp)
+        return clean and self.attempt.fail_clean(error)  # type: ignore[arg-type]
+
+    async def done(self, value: Any) -> Env | None:
         """The channel write of a node that returned."""
+        if self._calls is not None:
+            try:
+                await self._calls.settle()
+            except BaseException as error:
+                await self.raised(error)
+                raise
+        env = await self._done(value, self._packed(value))
+        if self._cached is not None and not self.attempt.branch.unsealed:
+            await self._cached.keep(value, self.attempt.branch.snapshot.id)
+        if _leaves(value):
+            self._reading.invocation.left = env
+        return env
+
+    async def _done(self, value: Any, packed: tuple[str, bytes] | None) -> Env | None:
+        return await self.attempt.done(value, packed)
+
+    def _packed(self, value: Any) -> tuple[str, bytes] | None:
+        serde = self._reading.serde
         try:
-            packed = self._reading.serde.dumps_typed(value) if self._reading.serde is not None else None
+            packed: tuple[str, bytes] | None = serde.dumps_typed(value) if serde is not None else None
         except (TypeError, ValueError):
             # such as an open connection for an UntrackedValue: LangGraph does not keep it either, and if its own
             # record of the task is lost as well, the node runs again
-            packed = None
-        return await self.attempt.done("" if value is None else str(value), packed)
+            return None
+        return packed
 
     async def raised(self, error: BaseException) -> Env | None:
         """The channel write of a node that raised, if it has one."""
         if isinstance(error, ParentCommand):  # the way out of a node that hands over to the graph above
-            return await self.attempt.done()
+            self._reading.invocation.left = env = await self.attempt.done()
+            return env
         if isinstance(error, Exception) and not isinstance(error, GraphBubbleUp):
             await self.attempt.failed(error)
         else:
@@ -114,8 +182,23 @@ class Running:
 class WorldNode(Runnable[Any, Any]):
     """Stands where a `PregelNode` has its `bound`."""
 
-    def __init__(self, name: str, bound: Runnable[Any, Any], session: Session) -> None:
+    def __init__(
+        self,
+        name: str,
+        bound: Runnable[Any, Any],
+        session: Session,
+        instrument: Instrument,
+        call: Call | None = None,
+        *,
+        starts: bool = False,
+        cache_policy: CachePolicy[Any] | None = None,
+    ) -> None:
+        """`call`: it is a `@task` that a node called. `starts`: nothing runs before it, it takes the input itself."""
         self.name = name
+        self.starts = starts
+        self.cache_policy = cache_policy
+        self.call = call
+        self.instrument = instrument
         self.bound = bound
         self.session = session
         # a sequence is run step by step, as LangGraph would, which unpacks it: no chain of its own in the traces
@@ -125,42 +208,49 @@ class WorldNode(Runnable[Any, Any]):
         self.is_async = inspect.iscoroutinefunction(function)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        reading = read(config or {}, self._named())
+        reading = read(config or {}, self._named(), is_task=self.call is not None)
         wait = self.session.portal.wait
-        running = Running(self.session, self, reading)
-        wait(running.begin())
+        running = Running(self.session, self, reading, input)
+        if not running.has_begun:
+            wait(running.begin())
         if running.served is not None:
             value, env = running.served
         else:
             try:
                 with running.scope():
-                    value = self._call(input, guarded(config or {}, self._named()), {**kwargs, **running.extra})
+                    value = self._call(input, running.config(config), {**kwargs, **running.extra})
             except BaseException as error:
-                _send(reading, wait(running.raised(error)))
+                if not running.failed_clean(error):
+                    self._leave(reading, wait(running.raised(error)))
                 raise
-            env = wait(running.done(value))
-        _send(reading, env)
+            env = None if running.ended_clean(value) else wait(running.done(value))
+        self._leave(reading, env)
         return value
 
     async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
-        reading = read(config or {}, self._named())
+        reading = read(config or {}, self._named(), is_task=self.call is not None)
         cross = self.session.portal.cross
-        running = Running(self.session, self, reading)
-        await cross(running.begin())
+        await reading.until_saved()
+        running = Running(self.session, self, reading, input)
+        if not running.has_begun:
+            await cross(running.begin())
         if running.served is not None:
             value, env = running.served
         else:
             try:
                 with running.scope():
-                    value = await self._acall(
-                        input, guarded(config or {}, self._named()), {**kwargs, **running.extra}
-                    )
+                    value = await self._acall(input, running.config(config), {**kwargs, **running.extra})
             except BaseException as error:
-                _send(reading, await cross(running.raised(error)))
+                if not running.failed_clean(error):
+                    self._leave(reading, await cross(running.raised(error)))
                 raise
-            env = await cross(running.done(value))
-        _send(reading, env)
+            env = None if running.ended_clean(value) else await cross(running.done(value))
+        self._leave(reading, env)
         return value
+
+    def _leave(self, reading: Reading, env: Env | None) -> None:
+        if self.call is None:  # a task's world goes to the node that called it
+            _keep(reading, env)
 
     def _call(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
         with ambient(config):
@@ -174,32 +264,75 @@ class WorldNode(Runnable[Any, Any]):
                 value = await step.ainvoke(value, config, **extra)
         return value
 
+    def task(self, name: str, bound: Runnable[Any, Any], call: Call) -> WorldNode:
+        """A task that this node's code calls."""
+        return WorldNode(name, bound, self.session, self.instrument, call)
+
     def _named(self) -> str:
         return self.name or ""
 
 
-class StartWrite(ChannelWrite):
-    """The first write of a graph, and with it where its thread's world begins. A `ChannelWrite` like the one it
-    replaces, so that no stream and no trace shows a difference."""
+class WorldWrite(ChannelWrite):
+    """A node's own write, and after it that of its world. It replaces a `ChannelWrite` by one like it, so that no
+    stream and no trace shows a difference. A node whose write fails (no dictionary, a hand-over to the graph above)
+    has then written no more than in the plain graph."""
+
+    def __init__(self, first: ChannelWrite) -> None:
+        super().__init__(first.writes, tags=first.tags and list(first.tags))
+
+    def _write(self, input: Any, config: RunnableConfig) -> Any:
+        super()._write(input, config)
+        _send(config)
+        return input
+
+    async def _awrite(self, input: Any, config: RunnableConfig) -> Any:
+        await super()._awrite(input, config)
+        _send(config)
+        return input
+
+
+class StartWrite(WorldWrite):
+    """The first write of a graph, and with it where its thread's world begins."""
 
     def __init__(self, first: ChannelWrite, session: Session) -> None:
-        super().__init__(first.writes, tags=first.tags and list(first.tags))
+        super().__init__(first)
         self._session = session
 
-    def _write(self, input: Any, config: RunnableConfig) -> None:
+    def _write(self, input: Any, config: RunnableConfig) -> Any:
         if is_run(config):  # else somebody draws the graph, or updates its state
-            reading = read(config, "__start__")
-            _send(reading, self._session.portal.wait(self._start(reading)))
+            reading = read(config, START)
+            _keep(reading, self._session.portal.wait(self._start(reading)))
         return super()._write(input, config)
 
-    async def _awrite(self, input: Any, config: RunnableConfig) -> None:
+    async def _awrite(self, input: Any, config: RunnableConfig) -> Any:
         if is_run(config):
-            reading = read(config, "__start__")
-            _send(reading, await self._session.portal.cross(self._start(reading)))
+            reading = read(config, START)
+            _keep(reading, await self._session.portal.cross(self._start(reading)))
         return await super()._awrite(input, config)
 
     async def _start(self, reading: Reading) -> Env | None:
         return await self._session.start(reading.invocation, reading.task, reading.env)
+
+
+def _keep(reading: Reading, env: Env | None) -> None:
+    """For `_send`, which comes when the task's other writes are done."""
+    if env is not None:
+        reading.invocation.unsent[reading.id] = env
+
+
+def _send(config: RunnableConfig) -> None:
+    if not is_run(config):
+        return
+    conf = config[CONF]
+    env = conf[INVOCATION].unsent.pop(conf[CONFIG_KEY_TASK_ID], None)
+    if env is not None:
+        conf[CONFIG_KEY_SEND]([(ENV, env)])
+
+
+def _leaves(value: Any) -> bool:
+    """Whether a node's result hands over to the graph above, which LangGraph raises after the node."""
+    each = value if isinstance(value, list | tuple) else [value]
+    return any(isinstance(one, Command) and one.graph is not None for one in each)
 
 
 @contextmanager
@@ -210,11 +343,6 @@ def ambient(config: RunnableConfig) -> Iterator[None]:
         yield
     finally:
         var_child_runnable_config.reset(token)
-
-
-def _send(reading: Reading, env: Env | None) -> None:
-    if env is not None:
-        reading.send([(ENV, env)])
 
 
 def user_function(bound: Runnable[Any, Any]) -> Callable[..., Any] | None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 import threading
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ramify.runtime.langgraph.errors import SessionClosed
-from ramify.runtime.sandbox import Sandbox
+from ramify.runtime.sandbox import Commands, Sandbox
 from ramify.sandboxes.contract import RunResult, World
 
 T = TypeVar("T")
@@ -27,6 +28,7 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._kept: list[asyncio.Task[None]] = []
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -72,6 +74,12 @@ class Portal:
         """For callers on a loop of their own."""
         return await asyncio.wrap_future(self.submit(work))
 
+    def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin, on the portal's own loop, what lasts as long as the portal, held by it. It sees nothing of the
+        context that asked for it, which would live as long."""
+        self._kept.append(asyncio.create_task(work, context=contextvars.Context()))
+        return self._kept[-1]
+
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
@@ -94,8 +102,8 @@ class Crossing(Generic[T]):
 class FarSandbox(Sandbox):
     """A world of the portal's loop, for code that runs on another one."""
 
-    def __init__(self, world: World, portal: Portal) -> None:
-        super().__init__(world)
+    def __init__(self, world: World, portal: Portal, commands: Commands | None = None) -> None:
+        super().__init__(world, commands)
         self._portal = portal
 
     async def run(
@@ -107,6 +115,7 @@ class FarSandbox(Sandbox):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         check: bool = False,
+        reuse: bool = False,
     ) -> RunResult:
-        work = super().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check)
+        work = super().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check, reuse=reuse)
         return await self._portal.cross(work)

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
-from langgraph._internal._config import patch_configurable
 from langgraph._internal._constants import (
     CONF,
     CONFIG_KEY_CALL,
     CONFIG_KEY_CHECKPOINT_NS,
-    CONFIG_KEY_CHECKPOINTER,
     CONFIG_KEY_READ,
     CONFIG_KEY_RUNTIME,
     CONFIG_KEY_SEND,
     CONFIG_KEY_TASK_ID,
     CONFIG_KEY_THREAD_ID,
 )
-from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
+from langgraph.cache.base import BaseCache
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel._algo import task_path_str
 from langgraph.pregel._loop import PregelLoop
 
@@ -37,17 +37,34 @@ from ramify.runtime.langgraph.thread import Task
 INVOCATION = "__pregel_ramify"
 """Where our invocation travels in a config. Keys that begin otherwise leak into debug streams."""
 
+CALLER = "__pregel_ramify_caller"
+"""Where the node that runs is found, by the graphs and tasks that its code starts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
     """A task as its config shows it."""
 
     invocation: Invocation
+    id: str  # LangGraph's, of the task
     task: Task
     env: Env | None
-    send: Callable[[list[tuple[str, Any]]], None]
-    saved: concurrent.futures.Future[Any] | None  # when the parent checkpoint is durable
+    saving: concurrent.futures.Future[Any] | asyncio.Future[Any] | None  # until the checkpoint below is durable
     serde: Any
+    cache: BaseCache[Any] | None
+    outlives: bool  # the thread's checkpoints are there when the process is not
+
+    @property
+    def saved(self) -> concurrent.futures.Future[Any] | None:
+        """What is still to be waited for before anything is recorded under the superstep's id: it must not outlive
+        the checkpoint. None on a loop, where `until_saved` was awaited."""
+        return self.saving if isinstance(self.saving, concurrent.futures.Future) else None
+
+    async def until_saved(self) -> None:
+        """On the caller's own loop, before the node's code runs: that may block the loop later, to ask for its
+        world."""
+        if isinstance(self.saving, asyncio.Future) and not self.saving.done():
+            await asyncio.shield(self.saving)
 
 
 def is_run(config: RunnableConfig) -> bool:
@@ -55,7 +72,7 @@ def is_run(config: RunnableConfig) -> bool:
     return INVOCATION in config.get(CONF, {})
 
 
-def read(config: RunnableConfig, node: str) -> Reading:
+def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading:
     """Raises `LangGraphChanged` where something is not where it used to be."""
     conf = config.get(CONF, {})
     loop = _loop(conf)
@@ -63,56 +80,37 @@ def read(config: RunnableConfig, node: str) -> Reading:
     invocation = conf.get(INVOCATION)
     if not isinstance(invocation, Invocation):
         raise UnsupportedGraph(f"node {node!r} was run outside of its app's own invoke, stream or their like")
-    invocation.env = lambda: env_of(loop) if loop.status == "done" else None
+    invocation.loop = loop
     thread = str(conf.get(CONFIG_KEY_THREAD_ID) or "")
     task_id = conf[CONFIG_KEY_TASK_ID]
     parent_ns = loop_ns.rpartition("|")[0]
-    tasks = sorted(loop.tasks, key=lambda id: task_path_str(loop.tasks[id].path))  # as their writes are applied
+    order = _order(invocation, loop)
     info = getattr(conf.get(CONFIG_KEY_RUNTIME), "execution_info", None)
     task = Task(
         node=node,
         key=f"{thread}|{loop_ns}",
         superstep=f"{thread}|{parent_ns}|{loop.checkpoint['id']}",
-        index=tasks.index(task_id) if task_id in tasks else len(tasks),
-        width=len(tasks),
+        index=order.get(task_id, len(order)),
+        width=len(order),
         attempt=getattr(info, "node_attempt", 1),
         durable=loop.checkpointer is not None,
+        inner=is_task or invocation.within is not None,
     )
     serde = loop.checkpointer.serde if loop.checkpointer is not None else None
-    return Reading(invocation, task, env_of(loop), conf[CONFIG_KEY_SEND], _saved(loop), serde)
+    saving = getattr(loop, "_put_checkpoint_fut", None)
+    outlives = loop.checkpointer is not None and not isinstance(loop.checkpointer, InMemorySaver)
+    return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache, outlives)
 
 
-def guarded(config: RunnableConfig, node: str) -> RunnableConfig:
-    """The config for the node's own code: what would save half of a node, and forget its files, raises instead."""
-
-    def refuse_task(*_: Any, **__: Any) -> Any:
-        raise UnsupportedGraph(
-            f"node {node!r} called a LangGraph @task: a finished one is not run again on resume, so the files it "
-            "changed would be lost. Call a plain function, or make it a node"
-        )
-
-    patch: dict[str, Any] = {CONFIG_KEY_CALL: refuse_task}
-    if config.get(CONF, {}).get(CONFIG_KEY_CHECKPOINTER):
-        patch[CONFIG_KEY_CHECKPOINTER] = RefusingSaver(node)
-    return patch_configurable(config, patch)
-
-
-class RefusingSaver(BaseCheckpointSaver[str]):
-    """Lent to graphs that a node calls: their checkpoints would not hold the files."""
-
-    def __init__(self, node: str) -> None:
-        super().__init__()
-        self._node = node
-
-    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        raise UnsupportedGraph(
-            f"node {self._node!r} runs a graph with checkpoints of its own, which do not hold the world yet: its "
-            "finished nodes would not run again on resume, and their files would be lost. Compile that graph with "
-            "checkpointer=False (it then runs as one step), or add its nodes to this one"
-        )
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        return self.get_tuple(config)
+def _order(invocation: Invocation, loop: PregelLoop) -> dict[str, int]:
+    """The tasks of a superstep as their writes will be applied; found once, since each of them asks."""
+    checkpoint = loop.checkpoint["id"]
+    known, order = invocation.order
+    if known != checkpoint:
+        tasks = sorted(loop.tasks, key=lambda id: task_path_str(loop.tasks[id].path))
+        order = {id: number for number, id in enumerate(tasks)}
+        invocation.order = checkpoint, order
+    return order
 
 
 def env_of(loop: PregelLoop) -> Env | None:
@@ -120,29 +118,16 @@ def env_of(loop: PregelLoop) -> Env | None:
     return channel.get() if channel is not None and channel.is_available() else None
 
 
+def scheduler(conf: dict[str, Any]) -> Callable[..., Any] | None:
+    """The loop's `accept_push`. A node with a timeout finds its way to call tasks wrapped in a function."""
+    found = conf.get(CONFIG_KEY_CALL)
+    inside = [found, *(cell.cell_contents for cell in getattr(found, "__closure__", None) or ())]
+    calls = (one for one in inside if isinstance(one, functools.partial))
+    return next((call.keywords["schedule_task"] for call in calls if "schedule_task" in call.keywords), None)
+
+
 def _loop(conf: dict[str, Any]) -> PregelLoop:
-    schedule = getattr(conf.get(CONFIG_KEY_CALL), "keywords", {}).get("schedule_task")
-    loop = getattr(schedule, "__self__", None)
+    loop = getattr(scheduler(conf), "__self__", None)
     if not isinstance(loop, PregelLoop) or CONFIG_KEY_READ not in conf or CONFIG_KEY_SEND not in conf:
         raise LangGraphChanged("way to its superstep")
     return loop
-
-
-def _saved(loop: PregelLoop) -> concurrent.futures.Future[Any] | None:
-    """Done when the checkpoint that the superstep stands on is saved: what is recorded under its id must not
-    outlive it. Called on the caller's own loop, if it has one."""
-    saving: Any = getattr(loop, "_put_checkpoint_fut", None)
-    if saving is None or isinstance(saving, concurrent.futures.Future):
-        return saving
-    crossed = concurrent.futures.Future[Any]()
-
-    def copy(task: asyncio.Future[Any]) -> None:
-        if task.cancelled():
-            crossed.cancel()
-        elif (error := task.exception()) is not None:
-            crossed.set_exception(error)
-        else:
-            crossed.set_result(None)
-
-    saving.add_done_callback(copy)
-    return crossed

@@ -7,26 +7,37 @@ in the journal, and the sandboxes' helper ends with its parent.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import hashlib
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+from langgraph.pregel._loop import PregelLoop
 
 from ramify.compiler.plan import Plan
 from ramify.fork_engine.types import Skipped, SnapshotId
 from ramify.runtime.calls import LLMCalls
 from ramify.runtime.driver import Launch, Services, create, new_run_id
 from ramify.runtime.errors import RunNotFound
+from ramify.runtime.events import Observer
 from ramify.runtime.journal import checkpoint_id
 from ramify.runtime.langgraph.attempt import Attempt
-from ramify.runtime.langgraph.channel import Env
+from ramify.runtime.langgraph.channel import Env, EnvChannel, joined
 from ramify.runtime.langgraph.errors import SessionClosed, WorldLost
-from ramify.runtime.langgraph.portal import Portal
+from ramify.runtime.langgraph.portal import FarSandbox, Portal
+from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.thread import GraphRun, Task
+from ramify.runtime.locks import is_held
 from ramify.runtime.records import CheckpointId, RunId, RunRecord, RunStatus
+from ramify.runtime.sandbox import SyncSandbox
+from ramify.runtime.worlds import Branch
 
-OpenServices = Callable[[], AbstractAsyncContextManager[Services]]
+Saved = concurrent.futures.Future[Any] | None
+
+OpenServices = Callable[[Observer | None], AbstractAsyncContextManager[Services]]
 
 
 @dataclass(eq=False, slots=True)
@@ -36,16 +47,67 @@ class Invocation:
     thread: str | None
     addressed: bool  # the caller named a checkpoint: its thread has been run before
     calls: dict[RunId, LLMCalls] = field(default_factory=dict)
-    env: Callable[[], Env | None] = lambda: None  # the channel's value, once all supersteps are done
+    runs: dict[RunId, GraphRun] = field(default_factory=dict)
+    order: tuple[str, dict[str, int]] = ("", {})  # a checkpoint, and the tasks that stand on it as they are applied
+    channel: EnvChannel | None = None  # of this invocation, once LangGraph has made it
+    loop: PregelLoop | None = None  # LangGraph's, once a node has run
+    within: Attempt | None = None  # the node whose code called
+    lent: Env | None = None  # where its world stood when this invocation began
+    left: Env | None = None  # where a node stood that handed over to the graph above
+    deadline_s: float | None = None
     anonymous: RunId | None = None  # the run, where nothing is kept that could name it
+    saver: Saver | None = None  # its checkpointer, where that is ours
+    unsent: dict[str, Env] = field(default_factory=dict)  # what nodes will write of their worlds, by the task
+
+    @property
+    def env(self) -> Env | None:
+        """Where the world stands, as far as finished supersteps go."""
+        return self.channel.get() if self.channel is not None and self.channel.is_available() else None
+
+    @property
+    def ran_nothing(self) -> bool:
+        """Whether a thread that has a world was invoked, and there was nothing to do."""
+        return not self.calls and self.within is None and self.env is not None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it stopped on the way, without an error."""
+        return self.loop is not None and self.loop.status != "done"
+
+    def made(self, channel: EnvChannel) -> None:
+        self.channel = channel
+
+    async def base(self) -> Env:
+        """Where a graph begins that a node's code calls: on a fork of the node's world."""
+        assert self.within is not None, "only for a graph in a node"
+        if self.lent is None:
+            branch, state, _ = await self.within.lend()
+            self.lent = {**self.within.run.first(state, branch.checkpoint), "branch": branch.path, "base": state.id}
+        return self.lent
+
+    async def take_back(self) -> None:
+        """Bring what the graph did into the world of the node that called it."""
+        env = self.left or self.env
+        if self.within is None or env is None or "base" not in env:
+            return
+        if "child" in env:
+            env = joined([env])
+        state = (await self.within.run.settle(env)).snapshot
+        await self.within.take_back(env["base"], state.id)
 
 
 class Session:
     def __init__(
-        self, open_services: OpenServices, plan: Plan, workspace: Path | None, deadline_s: float | None
+        self,
+        open_services: OpenServices,
+        plan: Plan,
+        workspace: Path | None,
+        deadline_s: float | None,
+        observer: Observer | None = None,
     ) -> None:
         self.portal = Portal()
         self.plan = plan
+        self.observer = observer  # told of what the services emit; before they are opened
         self._open_services = open_services
         self._workspace = workspace
         self._deadline_s = deadline_s
@@ -65,22 +127,40 @@ class Session:
 
     async def start(self, invocation: Invocation, task: Task, env: Env | None) -> Env | None:
         """A thread begins: import the workspace. None where it has begun already."""
+        if invocation.within is not None:
+            return await invocation.base()
         if env is not None:
             return None
         return await self._first(await self._enter(invocation, await self._run_id(invocation, task), new=True))
 
-    async def begin(self, invocation: Invocation, task: Task, env: Env | None) -> Attempt:
-        """The attempt at a node, its branch found. Raises `RunNotFound` for a thread of another home."""
+    def quick(self, invocation: Invocation, task: Task, env: Env | None, saved: Saved) -> Attempt | None:
+        """The attempt at a node that need not stand before it asks for something. On any thread. None where there
+        is something to be done first: a thread to be opened, siblings to be merged, a recorded result to be found."""
+        if env is None or "join" in env or task.attempt > 1:
+            return None
+        within = invocation.within
+        run = invocation.runs.get(RunId(env["run"])) if within is None else within.run
+        if run is None or run.record.id != env["run"] or run.journal.knows(task.key):
+            return None
+        calls = invocation.calls[run.record.id] if within is None else within.calls
+        return Attempt(self.portal, run, task, env, calls, saved, held=env)
+
+    async def begin(self, invocation: Invocation, task: Task, env: Env | None, saved: Saved) -> Attempt:
+        """The attempt at a node. Raises `RunNotFound` for a thread of another home."""
+        if (within := invocation.within) is not None:
+            ours = env is not None and env["run"] == within.run.record.id
+            at = env if env is not None and ours else await invocation.base()
+            return Attempt(self.portal, within.run, task, at, within.calls, saved, held=env)
         if env is None:
             run = await self._enter(invocation, await self._run_id(invocation, task), new=True)
         else:
             run = await self._enter(invocation, RunId(env["run"]))
-        step = await run.superstep(task, env or await self._first(run))
-        return Attempt(self.portal, run, task, step, invocation.calls[run.record.id])
+        at = env or await self._first(run)
+        return Attempt(self.portal, run, task, at, invocation.calls[run.record.id], saved, held=env)
 
     async def end(self, invocation: Invocation, error: BaseException | None) -> None:
         """An invocation is over. Raises `NodesConflict` where its last superstep does not merge."""
-        env = invocation.env() if error is None else None
+        env = invocation.env if error is None and not invocation.is_interrupted else None
         try:
             if env is not None and "join" in env and env["run"] in invocation.calls:
                 await self._runs[RunId(env["run"])].settle(env)
@@ -90,8 +170,25 @@ class Session:
         finally:
             for run_id in invocation.calls:
                 self._users[run_id].discard(invocation)
+                if self._users[run_id]:
+                    await self._runs[run_id].write_noted()
                 if not self._users[run_id] and run_id in self._runs:
-                    await self._runs.pop(run_id).close(*_outcome(error))
+                    await self._runs.pop(run_id).close(*_outcome(invocation, error))
+
+    async def caught_up(self, invocation: Invocation, *, goes_on: bool) -> None:
+        """A thread was invoked and nothing was left to run: if its run still counts as running, then its process was
+        killed between its last commit and its end, which is made up for now."""
+        env = invocation.env
+        assert env is not None, "only where ran_nothing"
+        services = await self.services()
+        run_id = RunId(env["run"])
+        try:
+            record = await services.store.run(run_id)
+        except RunNotFound:  # of another home, and nothing is to be run in this one
+            return
+        if record.status is RunStatus.RUNNING and run_id not in self._runs and not is_held(services.locks, run_id):
+            run = await GraphRun.open(services, record, self.plan)
+            await run.close(RunStatus.WAITING if goes_on else RunStatus.DONE)
 
     async def snapshot(self, env: Env) -> SnapshotId:
         """The snapshot that a checkpoint's value means, siblings merged. Raises `NodesConflict`, `WorldLost`."""
@@ -106,25 +203,37 @@ class Session:
         finally:
             await self.end(asking, None)
 
+    async def edit(self, env: Env, change: Callable[[SyncSandbox], object]) -> Env:
+        """Where a world stands after `change` was made to a fork of it, on a branch of its own."""
+        asking = Invocation(None, addressed=True)
+        run = await self._enter(asking, RunId(env["run"]))
+        failure: BaseException | None = None
+        try:
+            here = await run.settle(env)
+            old = Branch(here.branch, here.snapshot, here.checkpoint)
+            branch, _ = await run.lent(f"edit {new_run_id()}", "an edit", old, here.snapshot)
+            world, _ = await run.worlds.acquire(branch)
+            face = FarSandbox(world, self.portal)
+            await asyncio.to_thread(change, SyncSandbox(face, asyncio.get_running_loop()))
+            sealed = await world.seal()
+            await run.edited(branch, sealed)
+            return {**run.first(sealed, branch.checkpoint), "branch": branch.path}
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            await self.end(asking, failure)
+
     async def services(self) -> Services:
-        if self._services is None:
+        failed = self._services is not None and self._services.done() and self._services.exception() is not None
+        if self._services is None or failed:  # another call may have more luck
             self._services = asyncio.get_running_loop().create_future()
-            self._keeper = asyncio.create_task(self._keep_open(self._services))
+            self._keeper = self.portal.keep(
+                _keep_open(self._open_services(self.observer), self._services, self._closing)
+            )
         return await asyncio.shield(self._services)
 
     # Below: how it is done
-
-    async def _keep_open(self, opened: asyncio.Future[Services]) -> None:
-        """One task opens and closes the services: what they hold may belong to it."""
-        try:
-            async with self._open_services() as services:
-                opened.set_result(services)
-                await self._closing.wait()
-        except Exception as error:
-            if opened.done():
-                raise
-            self._services = None  # the next call may have more luck
-            opened.set_exception(error)
 
     async def _close(self) -> None:
         self._closing.set()
@@ -146,8 +255,12 @@ class Session:
             self._users[run_id].add(invocation)
             self.last_run_id = run_id
             if run_id not in invocation.calls:
+                if (saver := invocation.saver) is not None:
+                    run.with_checkpoints = await asyncio.to_thread(saver.join, services.store)
+                invocation.runs[run_id] = run
                 # every invocation has the whole deadline: a thread may lie still for days between two of them
-                limit = None if self._deadline_s is None else self._deadline_s + run.journal.consumed_s()
+                given = self._deadline_s if invocation.deadline_s is None else invocation.deadline_s
+                limit = None if given is None else given + run.journal.consumed_s()
                 record = replace(run.record, deadline_s=limit)
                 invocation.calls[run_id] = LLMCalls(record, self.plan, run.journal, services.llm, services.clock)
             return run
@@ -182,9 +295,23 @@ class Session:
         return run.first(base, CheckpointId(checkpoint_id(run.record.id, 0)))
 
 
-def _outcome(error: BaseException | None) -> tuple[RunStatus, str]:
+async def _keep_open(
+    opening: AbstractAsyncContextManager[Services], opened: asyncio.Future[Services], closing: asyncio.Event
+) -> None:
+    """One task opens and closes the services: what they hold may belong to it. It does not hold the session."""
+    try:
+        async with opening as services:
+            opened.set_result(services)
+            await closing.wait()
+    except Exception as error:
+        if opened.done():
+            raise
+        opened.set_exception(error)
+
+
+def _outcome(invocation: Invocation, error: BaseException | None) -> tuple[RunStatus, str]:
     if error is None:
-        return RunStatus.DONE, ""
+        return (RunStatus.WAITING if invocation.is_interrupted else RunStatus.DONE), ""
     if isinstance(error, Exception):
         return RunStatus.FAILED, f"{type(error).__name__}: {error}"
     return RunStatus.CANCELLED, "cancelled"

@@ -8,21 +8,28 @@ to: what runs on from there is a new branch.
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+from collections import deque
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
-from ramify.compiler.plan import OpKind, Plan, PlanOp
+from ramify.compiler.plan import STEPS, OpKind, Plan, PlanOp
 from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
 from ramify.runtime import codec
-from ramify.runtime.driver import Services, world_spec
+from ramify.runtime.costs import CostModel
+from ramify.runtime.driver import Services, reuse_of, world_spec
 from ramify.runtime.events import RunEnded, RunStarted
-from ramify.runtime.journal import Journal
+from ramify.runtime.journal import Durable, Journal
 from ramify.runtime.langgraph.channel import Env
 from ramify.runtime.langgraph.errors import WorldLost
 from ramify.runtime.langgraph.join import merged
-from ramify.runtime.locks import RunLock
+from ramify.runtime.locks import working_on
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus, RunRecord, RunStatus, RunUpdate
+from ramify.runtime.reuse import Reuse
 from ramify.runtime.worlds import Branch, WorldPool
+
+_LINGER_S = 0.05
+"""How long rows that nothing waits for may gather."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,7 @@ class Task:
     width: int  # how many these are
     attempt: int = 1
     durable: bool = False  # the thread's checkpoints outlive the invocation
+    inner: bool = False  # run by a node's own code: not in the plan, which has the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +64,7 @@ class Superstep:
     line: Branch
     start: Position
     place: str | None = None
+    base: str | None = None  # `Env.base`
     children: dict[int, Branch] = field(default_factory=dict)
 
     def branch(self, index: int) -> Branch:
@@ -79,9 +88,17 @@ class GraphRun:
         self._lines: dict[BranchPath, Branch] = {}
         self._heads: dict[str, str] = {}  # branch to the key of the row that it stands at
         self._forks = 0
+        self.with_checkpoints = False  # LangGraph's are committed with the rows, and follow those of finished nodes
         self._supersteps: dict[str, Superstep] = {}
+        self._loop = asyncio.get_running_loop()
+        self._noted = deque[OpRecord]()
+        self._is_lingering = False
+        self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
-        self._stack = ExitStack()
+        self._stack = AsyncExitStack()
+        self.clock = services.clock
+        self.costs = CostModel()
+        self._runs = {op.step: op for op in reversed(plan.ops) if op.kind in STEPS}
         ops = {op.kind: op for op in plan.ops}
         self._fork_op = ops.get(OpKind.FORK, plan.catch_all)
         self._merge_op = ops.get(OpKind.MERGE, plan.catch_all)
@@ -92,15 +109,23 @@ class GraphRun:
         cls, services: Services, record: RunRecord, plan: Plan, skipped: tuple[Skipped, ...] = ()
     ) -> GraphRun:
         """Take a run over from where its journal ends. Raises `RunLocked` where another process works on it."""
-        with ExitStack() as stack:
-            stack.enter_context(RunLock(services.locks, record.id))
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(working_on(services.locks, services.store, record.id))
             ops = await services.store.ops(record.id)
             llm = await services.store.llm(record.id)
             resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
             if record.status is not RunStatus.RUNNING:
                 await services.store.commit(record.id, update=RunUpdate(status=RunStatus.RUNNING))
                 record = replace(record, status=RunStatus.RUNNING)
-            journal = Journal(services.store, record, ops=ops, llm=llm, clock=services.clock, emit=services.emit)
+            journal = Journal(
+                services.store,
+                record,
+                ops=ops,
+                llm=llm,
+                flush=services.snapshots.flush,
+                clock=services.clock,
+                emit=services.emit,
+            )
             run = cls(services, record, plan, journal)
             for row in ops:
                 run._remember(row)
@@ -108,36 +133,79 @@ class GraphRun:
         services.emit(RunStarted(record, resumed=resumed, skipped=skipped))
         return run
 
+    @cached_property
+    def reuse(self) -> Reuse:
+        """Made when a command asks whether it was run before: it looks at all that worlds see of this machine."""
+        made = reuse_of(self.services, self.record, self.journal)
+        self._stack.callback(made.close)
+        return made
+
     async def close(self, status: RunStatus, error: str = "") -> None:
-        with self._stack:
+        async with self._stack:
             await self.worlds.close()
+            if self._writing is not None:
+                await asyncio.wait([self._writing])
+            await self.write_noted()
             await self.journal.finish(RunUpdate(status=status, error=error))
             self.journal.close()
             self.services.emit(RunEnded(self.record, status))
 
-    def node_op(self, node: str) -> PlanOp:
-        runs = (op for op in self.plan.ops if op.kind is OpKind.RUN and op.step == node)
-        return next(runs, self.plan.catch_all)
+    def task_op(self, task: Task) -> PlanOp:
+        """The plan's operation for a node; its catch-all for what a node's own code runs."""
+        return self.plan.catch_all if task.inner else self._runs.get(task.node, self.plan.catch_all)
 
     def seal_op(self, op: PlanOp) -> PlanOp | None:
         if op.kind is OpKind.BREAK:
             return op if op.attrs.get("seal", True) else None
         return self.plan.after(op, OpKind.SEAL)
 
-    async def record_rows(self, *rows: OpRecord, checkpoint: tuple[Branch, Snapshot, str] | None = None) -> None:
-        await self.journal.record(*rows, checkpoint=checkpoint)
+    async def record_rows(
+        self,
+        *rows: OpRecord,
+        checkpoint: tuple[Branch, Snapshot, str] | None = None,
+        durable: Durable = Durable.NOW,
+    ) -> None:
+        """Record these, and what was noted before with them."""
+        noted = [self._noted.popleft() for _ in range(len(self._noted))]
+        try:
+            await self.journal.record(*noted, *rows, checkpoint=checkpoint, durable=durable)
+        except BaseException:
+            self._noted.extendleft(reversed(noted))
+            raise
         for row in rows:
             self._remember(row)
 
+    def note(self, row: OpRecord) -> None:
+        """Record a row that nothing waits for: with the next that is waited for, or a little later by itself. On any
+        thread."""
+        self._noted.append(row)
+        if not self._is_lingering:
+            self._is_lingering = True
+            self._loop.call_soon_threadsafe(self._linger)
+
+    def _linger(self) -> None:
+        self._writing = asyncio.create_task(self._write_behind())
+
+    async def _write_behind(self) -> None:
+        await asyncio.sleep(_LINGER_S)
+        self._is_lingering = False
+        with suppress(Exception):  # they are noted still: whoever records next, or ends the run, meets the error
+            await self.write_noted()
+
+    async def write_noted(self) -> None:
+        if self._noted:
+            await self.record_rows()
+
     def row(self, kind: OpKind, op: PlanOp, key: str, branch: BranchPath, **changes: object) -> OpRecord:
-        blank = OpRecord(self.record.id, 0, key, op.id, kind, branch, OpStatus.DONE, ended_at=self.services.clock())
-        return replace(blank, **changes)  # type: ignore[arg-type]
+        said = {"status": OpStatus.DONE, "ended_at": self.services.clock(), **changes}
+        return OpRecord(self.record.id, 0, key, op.id, kind, branch, **said)  # type: ignore[arg-type]
 
     def _remember(self, row: OpRecord) -> None:
         if row.status is not OpStatus.DONE:
             return
         if row.kind is OpKind.RUN:
-            self._heads[row.branch] = row.key
+            if row.snapshot_in != row.snapshot_out:  # else its branch stands where it stood
+                self._heads[row.branch] = row.key
         elif row.kind is OpKind.FORK:
             self._forks += 1
             if "line" in row.attrs:
@@ -159,8 +227,65 @@ class GraphRun:
         """Where this task's superstep stands; the same answer for each of its tasks. Raises `NodesConflict`."""
         async with self._lock:
             if task.superstep not in self._supersteps:
+                await self.journal.settled()
                 self._supersteps[task.superstep] = await self._stand(task, env)
             return self._supersteps[task.superstep]
+
+    async def lent(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
+        """A new branch for what a node's code runs on a fork of the node's world; and the place of that fork."""
+        async with self._lock:  # the place is counted by the rows
+            return await self._lent(key, inside, parent, snapshot)
+
+    async def _lent(self, key: str, inside: str, parent: Branch, snapshot: Snapshot) -> tuple[Branch, str]:
+        place = f"{self._fork_op.id}.{self._forks}"
+        branch = Branch(BranchPath(f"{parent.path}/{place}.0"), snapshot, parent.checkpoint)
+        row = self.row(
+            OpKind.FORK,
+            self._fork_op,
+            key,
+            parent.path,
+            result_json=codec.encode({"children": 1, "place": place}),
+            result_digest=codec.digest(1),
+            snapshot_in=snapshot.id,
+            snapshot_out=snapshot.id,
+            started_at=self.services.clock(),
+            summary=f"inside {inside}",
+        )
+        changed = snapshot.id != parent.snapshot.id
+        await self.record_rows(row, checkpoint=(branch, snapshot, f"inside {inside}") if changed else None)
+        return branch, place
+
+    async def edited(self, branch: Branch, sealed: Snapshot) -> None:
+        """Record that a person changed the world on a branch made for that."""
+        op = self.plan.catch_all
+        row = self.row(
+            OpKind.SEAL,
+            op,
+            f"edit {branch.path}|SEAL",
+            branch.path,
+            result_digest=sealed.content_key,
+            snapshot_in=branch.snapshot.id,
+            snapshot_out=sealed.id,
+            started_at=self.services.clock(),
+            summary="edited by hand",
+        )
+        await self.record_rows(row, checkpoint=(branch, sealed, "edited by hand"))
+
+    async def taken_back(self, key: str, task: Task, parent: Branch, base: Snapshot, theirs: Snapshot) -> None:
+        """Record that the node's world took in what ran on a fork of it."""
+        row = self.row(
+            OpKind.MERGE,
+            self._merge_op,
+            key,
+            parent.path,
+            result_digest=theirs.content_key,
+            snapshot_in=parent.snapshot.id,
+            snapshot_out=theirs.id,
+            started_at=self.services.clock(),
+            summary=f"back in {task.node}",
+            attrs={"base": base.id},
+        )
+        await self.record_rows(row, checkpoint=(parent, theirs, f"inside {task.node}"))
 
     async def settle(self, env: Env) -> Position:
         """The position that the channel's value means; what it leaves to be merged is merged now."""
@@ -179,13 +304,13 @@ class GraphRun:
         else:
             line.snapshot, line.checkpoint = start.snapshot, start.checkpoint
         if task.width == 1:
-            return Superstep(line, start)
+            return Superstep(line, start, base=env.get("base"))
         if line.unsealed and line.world is not None:  # children can only stand on a sealed state
-            line.snapshot, line.unsealed = await line.world.seal(), False
+            line.snapshot, line.unsealed = await line.world.seal(flush=False), False
         start = replace(start, snapshot=line.snapshot, unsealed=False)
         if place is None:
             place = await self._record_fork(f"{task.superstep}|FORK", start, path, task.width)
-        return Superstep(line, start, place)
+        return Superstep(line, start, place, env.get("base"))
 
     async def _path(self, task: Task, start: Position) -> tuple[BranchPath, str | None]:
         """The branch that the superstep acts on and, where the journal knows it, the place of its fork."""
@@ -195,7 +320,9 @@ class GraphRun:
             return row.branch, None
         if (row := self.journal.served(f"{task.superstep}|BRANCH")) is not None:
             return BranchPath(row.attrs["line"]), None
-        if self._heads.get(start.branch, "") == start.at:
+        line = self._lines.get(start.branch)
+        taken = line is not None and line.lock.locked() and task.width == 1 and not start.unsealed
+        if self._heads.get(start.branch, "") == start.at and not taken:  # else a copy of the thread runs on it
             return start.branch, None
         place = f"{self._fork_op.id}.{self._forks}"
         path = BranchPath(f"{start.branch}/{place}.0")
@@ -220,11 +347,11 @@ class GraphRun:
             summary=f"{children} tasks" if attrs is None else "gone back to, and on from here",
             attrs=attrs or {},
         )
-        await self.record_rows(row)
+        await self.record_rows(row, durable=Durable.NEXT_ROW)
         return place
 
     async def _settle(self, env: Env) -> Position:
-        snapshot = await self._snapshot(env["snapshot"])
+        snapshot = await self.snapshot(env["snapshot"])
         here = Position(
             BranchPath(env["branch"]),
             env["at"],
@@ -234,16 +361,16 @@ class GraphRun:
         )
         if "join" not in env:
             return here
-        key = f"join {codec.digest([env['branch'], env['at'], env['snapshot'], env['join']])[:24]}"
+        key = join_key(env)
         if (row := self.journal.served(f"{key}|RELEASE")) is not None and row.snapshot_out is not None:
-            snapshot = await self._snapshot(row.snapshot_out)
+            snapshot = await self.snapshot(row.snapshot_out)
             return Position(here.branch, row.key, snapshot, CheckpointId(row.attrs["checkpoint"]))
         return await self._join(here, key, env["join"])
 
     async def _join(self, here: Position, key: str, children: list[list[str]]) -> Position:
         """Merge the tasks of a superstep, in the order of their paths, and release their branches."""
         line = Branch(here.branch, here.snapshot, here.checkpoint)
-        theirs = [(node, await self._snapshot(id)) for id, node, _, _ in children]
+        theirs = [(node, await self.snapshot(id)) for id, node, _, _ in children]
         steps = await asyncio.to_thread(merged, self.services.snapshots, here.snapshot, theirs)
         for (_, node, path, checkpoint), (_, child), result in zip(children, theirs, steps, strict=True):
             if result is None:
@@ -251,7 +378,7 @@ class GraphRun:
             merge_key = f"{key}|MERGE|{path}"
             if (known := self.journal.served(merge_key)) is not None and known.snapshot_out is not None:
                 line.snapshot, line.checkpoint = (
-                    await self._snapshot(known.snapshot_out),
+                    await self.snapshot(known.snapshot_out),
                     self.journal.checkpoint_of(known),
                 )
                 continue
@@ -272,7 +399,7 @@ class GraphRun:
                     "theirs_checkpoint": checkpoint,
                 },
             )
-            await self.record_rows(row, checkpoint=(line, result, f"merge {node}"))
+            await self.record_rows(row, checkpoint=(line, result, f"merge {node}"), durable=Durable.NEXT_ROW)
             line.snapshot = result
         place = children[0][2].removeprefix(f"{here.branch}/").rpartition(".")[0]
         adopted = sum(result is not None for result in steps)
@@ -289,8 +416,13 @@ class GraphRun:
             summary=f"{len(children)} joined, {adopted} with changes",
             attrs={"at": here.at, "checkpoint": line.checkpoint},
         )
-        await self.record_rows(release)
+        await self.record_rows(release, durable=Durable.NEXT_ROW)
         return Position(here.branch, release.key, line.snapshot, line.checkpoint)
 
-    async def _snapshot(self, id: str) -> Snapshot:
+    async def snapshot(self, id: str) -> Snapshot:
         return await asyncio.to_thread(self.services.snapshots.get, SnapshotId(id))
+
+
+def join_key(env: Env) -> str:
+    """What the journal knows a join by: the rows of its merges and of its release begin with it."""
+    return f"join {codec.digest([env['branch'], env['at'], env['snapshot'], env['join']])[:24]}"

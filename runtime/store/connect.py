@@ -1,18 +1,29 @@
-"""A SQLite file as an engine that begins its own transactions and waits for locks."""
+"""Engines: one that reads, for any task of the event loop, and one whose only connection writes.
+
+SQLite: transactions begin when ours do, and wait for locks. PostgreSQL: our tables stand in a schema of their own,
+since a database may be shared (LangGraph's saver has a table `checkpoints`, too).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sqlite3
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from ramify.runtime.errors import StoreError
+from ramify.runtime.store.address import Address
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S
+
+SCHEMA = "ramify"
+CONNECT_TIMEOUT_S = 5
 
 PRAGMAS = (
     f"PRAGMA busy_timeout = {int(BUSY_TIMEOUT_S * 1000)}",  # first: the next ones may have to wait
@@ -28,16 +39,37 @@ def probe(path: Path) -> None:
     sqlite3.connect(path).close()
 
 
-def open_engine(path: Path) -> AsyncEngine:
-    """Transactions of `engine.execution_options(write=True)` take the write lock when they begin: one that read
-    first and asked for the lock later would be refused at once if another process wrote in between."""
-    engine = create_async_engine(URL.create("sqlite+aiosqlite", database=os.fspath(path)))
-    prepare(engine.sync_engine)
+def reader(address: Address) -> AsyncEngine:
+    """Raises `StoreError` where PostgreSQL's driver is not installed."""
+    if address.file is not None:
+        engine = create_async_engine(address.url.set(drivername="sqlite+aiosqlite"))
+        prepare(engine.sync_engine)
+        return engine
+    try:
+        engine = create_async_engine(address.url, pool_pre_ping=True, connect_args=_SERVER)
+    except ModuleNotFoundError as error:
+        raise StoreError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
+    event.listen(engine.sync_engine, "connect", _in_our_schema)
     return engine
 
 
+def writer(address: Address) -> Engine:
+    """Its transactions take SQLite's write lock when they begin: one that read first and asked for the lock later
+    would be refused at once if another process wrote in between."""
+    if address.file is not None:
+        engine = create_engine(address.url.set(drivername="sqlite"))
+        prepare(engine)
+        return engine.execution_options(write=True)
+    engine = create_engine(address.url, connect_args=_SERVER)
+    event.listen(engine, "connect", _in_our_schema)
+    return engine
+
+
+_SERVER = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ramify"}
+
+
 def prepare(engine: Engine) -> None:
-    """Make an engine on a SQLite file behave as `open_engine` says."""
+    """Make an engine on a SQLite file behave as the above says."""
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
 
@@ -52,7 +84,34 @@ def _on_connect(connection: Any, _record: object) -> None:
 
 def _on_begin(connection: Connection) -> None:
     write = connection.get_execution_options().get("write", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+    with drivers_own(connection):
+        connection.connection.cursor().execute("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+@contextmanager
+def drivers_own(connection: Connection) -> Iterator[None]:
+    """Statements of each transaction go to the driver itself inside, since SQLAlchemy takes longer over them than the
+    database does. The driver's errors come out as SQLAlchemy's, as from anything else."""
+    dialect = connection.dialect
+    driver = dialect.loaded_dbapi
+    try:
+        yield
+    except driver.Error as error:
+        gone = dialect.is_disconnect(error, None, None)
+        if gone:
+            connection.invalidate()
+        raise DBAPIError.instance(
+            None, None, error, driver.Error, connection_invalidated=gone, dialect=dialect
+        ) from error
+
+
+def _in_our_schema(connection: Any, _record: object) -> None:
+    cursor = connection.cursor()
+    # first, not alone: the saver's tables stand where its user has them, and may be written in the same transaction
+    cursor.execute(f"SELECT set_config('search_path', '{SCHEMA}, ' || current_setting('search_path'), false)")
+    cursor.execute("SET synchronous_commit TO on")  # a commit that was answered survives a power cut
+    cursor.close()
+    connection.commit()
 
 
 def sync_folder(folder: Path) -> None:
@@ -64,7 +123,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> None:
     """Await `work`; a cancelled caller hears of it only when the work is over, done or failed."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

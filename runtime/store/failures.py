@@ -1,15 +1,15 @@
-"""The database's errors in our words: what is wrong, with which file, and what to do."""
+"""The database's errors in our words: what is wrong, with which database, and what to do."""
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 
 from ramify.runtime.errors import StoreError
+from ramify.runtime.store.address import Address
 
 BUSY_TIMEOUT_S = 30.0
 
@@ -27,29 +27,74 @@ ADVICE = {
     "SQLITE_CONSTRAINT": "a row of that name is there already, or names one that is not: is the run worked on twice?",
 }
 
+# By PostgreSQL's SQLSTATE, or the class that its first two characters are.
+SERVER_ADVICE = {
+    "08": "the connection broke: see that the server runs, then `ramify resume`",
+    "23": ADVICE["SQLITE_CONSTRAINT"],
+    "25006": "it cannot be written: it is read-only (a standby?)",
+    "28": "it does not let this user in: check the address",
+    "3D000": "there is no such database: create it",
+    "42501": "this user may not: let it create the schema `ramify`, or use it",
+    "53100": "the server's disk is full: free some space, then `ramify resume`",
+    "53300": "the server takes no more connections: end some, then `ramify resume`",
+    "57P": "the server was shut down: start it, then `ramify resume`",
+}
+NO_SERVER = "no server answers there: see that it runs, then `ramify resume`"
+
 
 @contextmanager
-def in_our_words(path: Path) -> Iterator[None]:
+def in_our_words(address: Address) -> Iterator[None]:
     """Turn whatever the database or the folder under it raises into a `StoreError`."""
     try:
         yield
     except DBAPIError as error:
-        raise StoreError(f"the database {path} refused: {_describe(error.orig)}") from error
+        raise StoreError(f"the database {address} refused: {_describe(error)}") from error
     except sqlite3.Error as error:
-        raise StoreError(f"the database {path} refused: {_describe(error)}") from error
+        raise StoreError(f"the database {address} refused: {_of_sqlite(error)}") from error
     except SQLAlchemyError as error:
-        raise StoreError(f"the database {path} cannot be used: {error}") from error
+        raise StoreError(f"the database {address} cannot be used: {error}") from error
     except OSError as error:
         raise StoreError(
-            f"the database {path} cannot be used: {error.strerror or error} ({error.filename}): "
+            f"the database {address} cannot be used: {error.strerror or error} ({error.filename}): "
             "check the folder's permissions, or use another --home"
         ) from error
 
 
-def _describe(error: BaseException | None) -> str:
+def _describe(error: DBAPIError) -> str:
+    if isinstance(error.orig, sqlite3.Error):
+        return _of_sqlite(error.orig)
+    state = _state(error)
+    text = str(error.orig).strip().partition("\n")[0]
+    if not state:
+        return f"{text}: {NO_SERVER}" if is_gone(error) else text
+    advice = next((SERVER_ADVICE[k] for k in (state, state[:3], state[:2]) if k in SERVER_ADVICE), None)
+    return f"{text} ({state}): {advice}" if advice else f"{text} ({state})"
+
+
+def _of_sqlite(error: sqlite3.Error) -> str:
     name = getattr(error, "sqlite_errorname", None)
-    if not isinstance(error, sqlite3.Error) or not isinstance(name, str):
+    if not isinstance(name, str):
         return str(error)
     primary = "_".join(name.split("_")[:2])
     advice = ADVICE.get(primary)
     return f"{error} ({name}): {advice}" if advice else f"{error} ({name})"
+
+
+def _state(error: DBAPIError) -> str:
+    state = getattr(error.orig, "sqlstate", None)
+    return state if isinstance(state, str) else ""
+
+
+def is_gone(error: BaseException) -> bool:
+    """Whether a server went away, is on its way back, or has no room for us now: the same may do later."""
+    if not isinstance(error, DBAPIError) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = _state(error)
+    if state:
+        return state[:2] == "08" or state in ("57P01", "57P02", "57P03", "53300")
+    return error.connection_invalidated or isinstance(error, OperationalError)
+
+
+def clashed(error: BaseException) -> bool:
+    """Whether PostgreSQL gave this transaction up for another's sake: the same may do now."""
+    return isinstance(error, DBAPIError) and _state(error) in ("40001", "40P01")

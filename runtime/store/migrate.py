@@ -1,136 +1,68 @@
-"""How a database gets to the present schema: an ordered tuple of functions, one a version.
+"""How a database gets to the present tables. Alembic does it, and is imported only where there is something to do.
 
-The version stands in the database itself (`PRAGMA user_version`). A migration that was released is never edited:
-what changes the schema is one more function at the end of `MIGRATIONS`, and the same change in `tables.py`.
+SQLite says its version itself (`PRAGMA user_version`), as it did before there was alembic: such homes are taken over
+where they stand. PostgreSQL has a table for it, alembic's, in our schema.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 from sqlalchemy import Connection
 
 from ramify.runtime.errors import StoreError
+from ramify.runtime.store.address import Address
+from ramify.runtime.store.connect import SCHEMA
 
-V1 = """
-CREATE TABLE blobs (digest TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL);
-CREATE TABLE runs (
-    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    name TEXT NOT NULL,
-    workflow TEXT NOT NULL,
-    frontend TEXT NOT NULL,
-    workspace TEXT NOT NULL,
-    base_snapshot TEXT NOT NULL,
-    plan_blob TEXT NOT NULL REFERENCES blobs (digest),
-    args_blob TEXT NOT NULL REFERENCES blobs (digest),
-    settings_json TEXT NOT NULL,
-    status TEXT NOT NULL,
-    created_at FLOAT NOT NULL,
-    updated_at FLOAT NOT NULL,
-    deadline_s FLOAT,
-    consumed_s FLOAT NOT NULL,
-    result_blob TEXT REFERENCES blobs (digest),
-    error TEXT,
-    thread_id TEXT
-);
-CREATE TABLE ops (
-    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-    run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-    seq INTEGER NOT NULL,
-    key TEXT NOT NULL,
-    op_id TEXT NOT NULL,
-    kind TEXT NOT NULL,
-    branch TEXT NOT NULL,
-    status TEXT NOT NULL,
-    step TEXT,
-    args_digest TEXT NOT NULL,
-    result_blob TEXT REFERENCES blobs (digest),
-    result_digest TEXT NOT NULL,
-    snapshot_in TEXT,
-    snapshot_out TEXT,
-    lineage_key TEXT,
-    reused_from TEXT,
-    started_at FLOAT NOT NULL,
-    ended_at FLOAT NOT NULL,
-    summary TEXT NOT NULL,
-    error TEXT,
-    attrs_json TEXT NOT NULL,
-    UNIQUE (run_id, seq)
-);
-CREATE INDEX ops_lineage ON ops (lineage_key);
-CREATE INDEX ops_result_blob ON ops (result_blob);
-CREATE TABLE llm (
-    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-    run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-    seq INTEGER NOT NULL,
-    key TEXT NOT NULL,
-    op_id TEXT NOT NULL,
-    branch TEXT NOT NULL,
-    step_key TEXT,
-    request_blob TEXT NOT NULL REFERENCES blobs (digest),
-    request_digest TEXT NOT NULL,
-    result_blob TEXT NOT NULL REFERENCES blobs (digest),
-    result_digest TEXT NOT NULL,
-    tags_json TEXT NOT NULL,
-    reused_from TEXT,
-    started_at FLOAT NOT NULL,
-    ended_at FLOAT NOT NULL,
-    UNIQUE (run_id, seq)
-);
-CREATE INDEX llm_request_blob ON llm (request_blob);
-CREATE INDEX llm_result_blob ON llm (result_blob);
-CREATE TABLE checkpoints (
-    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
-    run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
-    seq INTEGER NOT NULL,
-    branch TEXT NOT NULL,
-    snapshot_id TEXT NOT NULL,
-    content_key TEXT NOT NULL,
-    parents_json TEXT NOT NULL,
-    created_at FLOAT NOT NULL,
-    label TEXT NOT NULL
-);
-CREATE INDEX checkpoints_run ON checkpoints (run_id);
-"""
-
-
-def first_tables(connection: Connection) -> None:
-    for statement in V1.split(";"):
-        if statement.strip():
-            connection.exec_driver_sql(statement)
-
-
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (first_tables,)
+REVISIONS = ("0001", "0002", "0003", "0004")
+VERSION_TABLE = "ramify_version"
+_MIGRATION_LOCK = 0x72616D696679  # PostgreSQL's advisory locks have numbers: "ramify"
 
 
 def version_of(connection: Connection) -> int:
-    """How many migrations this database has had."""
-    return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    """How many revisions this database has had; one more than there are for one that this ramify does not know."""
+    if connection.dialect.name == "sqlite":
+        return int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
+    if connection.exec_driver_sql(f"SELECT to_regclass('{SCHEMA}.{VERSION_TABLE}')").scalar_one() is None:
+        return 0
+    found = connection.exec_driver_sql(f"SELECT version_num FROM {SCHEMA}.{VERSION_TABLE}").scalars().all()
+    names = [str(name) for name in found]
+    if not names:
+        return 0
+    return REVISIONS.index(names[0]) + 1 if names[0] in REVISIONS else len(REVISIONS) + 1
 
 
-def check(connection: Connection, path: Path) -> bool:
+def check(connection: Connection, address: Address) -> bool:
     """Whether the database is at the present version; False where `migrate` has work to do.
 
     Raises `StoreError` for a database that a newer ramify wrote, or that is none of ours.
     """
     version = version_of(connection)
-    if version > len(MIGRATIONS):
+    if version > len(REVISIONS):
         raise StoreError(
-            f"{path} was written by a newer ramify (schema {version}, this one knows {len(MIGRATIONS)}): "
+            f"{address} was written by a newer ramify (schema {version}, this one knows {len(REVISIONS)}): "
             "upgrade ramify, or use another home (--home DIR)"
         )
-    if version == 0 and connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar_one():
-        raise StoreError(f"{path} is a database of another program: use another home (--home DIR)")
-    return version == len(MIGRATIONS)
+    if version == 0 and connection.exec_driver_sql(_TABLES_THERE[connection.dialect.name]).scalar_one():
+        raise StoreError(f"{address} is a database of another program: use another home (--home DIR)")
+    return version == len(REVISIONS)
 
 
-def migrate(connection: Connection, path: Path) -> None:
+_TABLES_THERE = {
+    # the saver's tables may be there before ours
+    "sqlite": "SELECT count(*) FROM sqlite_master WHERE substr(tbl_name, 1, 7) <> 'ramify_'",
+    "postgresql": f"SELECT count(*) FROM pg_tables WHERE schemaname = '{SCHEMA}'",
+}
+
+
+def migrate(connection: Connection, address: Address) -> None:
     """Bring the database to the present version. The caller's write transaction makes it all or nothing."""
-    if check(connection, path):  # asked again, under the lock: another process may have been first
+    on_server = connection.dialect.name == "postgresql"
+    if on_server:
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})")
+        connection.exec_driver_sql(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+    if check(connection, address):  # asked again, under the lock: another process may have been first
         return
-    for step in MIGRATIONS[version_of(connection) :]:
-        step(connection)
-    connection.exec_driver_sql(f"PRAGMA user_version = {len(MIGRATIONS)}")
+    from ramify.runtime.store.upgrade import upgrade
+
+    upgrade(connection, version_of(connection))
+    if not on_server:
+        connection.exec_driver_sql(f"PRAGMA user_version = {len(REVISIONS)}")

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
-from sqlalchemy import FromClause, Select, Table, select
+from sqlalchemy import Select, Table, select
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.records import (
     CheckpointRecord,
+    EffectRecord,
+    EffectStatus,
     LLMRecord,
     OpRecord,
     OpStatus,
+    RunId,
     RunRecord,
     RunStatus,
     Settings,
@@ -29,8 +32,10 @@ BLOBS: Mapping[Table, tuple[str, ...]] = {
     tables.runs: ("plan", "args", "result"),
     tables.ops: ("result",),
     tables.llm: ("request", "result"),
+    tables.effects: ("args", "result"),
 }
 """The fields NAME_json of a record whose text stands in `blobs`; the row's column is NAME_blob."""
+_BLOB = "_blob"
 
 
 def digest(text: str) -> str:
@@ -38,7 +43,7 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def texts(table: Table, record: RunRecord | OpRecord | LLMRecord) -> list[str]:
+def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord) -> list[str]:
     """The long texts that must be in `blobs` before the record's row."""
     found = (getattr(record, f"{name}_json") for name in BLOBS[table])
     return [text for text in found if text is not None]
@@ -68,20 +73,40 @@ def llm_row(call: LLMRecord) -> dict[str, Any]:
     return _with_blobs(tables.llm, call)
 
 
+def effect_row(effect: EffectRecord) -> dict[str, Any]:
+    return _with_blobs(tables.effects, effect)
+
+
 def checkpoint_row(checkpoint: CheckpointRecord) -> dict[str, Any]:
     return {**_row(checkpoint, "parents"), "parents_json": json.dumps(checkpoint.parents)}
 
 
 def query(table: Table) -> Select[Any]:
-    """Every column of a table but its number, each NAME_blob replaced by its text as NAME_json."""
-    names = BLOBS.get(table, ())
-    source: FromClause = table
-    columns: list[Any] = [c for c in table.c if c.name != "n" and c.name not in {f"{name}_blob" for name in names}]
-    for name in names:
-        blob = tables.blobs.alias(f"{name}_text")
-        source = source.outerjoin(blob, table.c[f"{name}_blob"] == blob.c.digest)
-        columns.append(blob.c.text.label(f"{name}_json"))
-    return select(*columns).select_from(source)
+    """Every column of a table but its number. Long texts are there by name: `with_texts` puts them in."""
+    return select(*(column for column in table.c if column.name != "n"))
+
+
+def names_in(found: Sequence[Row]) -> set[str]:
+    """The long texts that rows of one query name."""
+    columns = _blob_columns(found)
+    return {row[column] for row in found for column in columns if row[column] is not None}
+
+
+def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:
+    """NAME_json in the place of each NAME_blob, in rows of one query."""
+    columns = [(column, f"{column.removesuffix(_BLOB)}_json") for column in _blob_columns(found)]
+    made: list[Row] = []
+    for row in found:
+        filled = dict(row)
+        for column, name in columns:
+            blob = filled.pop(column)
+            filled[name] = None if blob is None else texts[blob]
+        made.append(filled)
+    return made
+
+
+def _blob_columns(found: Sequence[Row]) -> list[str]:
+    return [column for column in found[0] if column.endswith(_BLOB)] if found else []
 
 
 def run_record(row: Row) -> RunRecord:
@@ -96,8 +121,19 @@ def op_record(row: Row) -> OpRecord:
     return OpRecord(**{**values, "attrs": attrs, "kind": OpKind(row["kind"]), "status": OpStatus(row["status"])})
 
 
+def call_and_settings(row: Row) -> tuple[LLMRecord, RunId, Settings]:
+    values = dict(row)
+    settings = Settings(**json.loads(values.pop("settings_of")))
+    call = llm_record(values)
+    return call, call.run_id, settings
+
+
 def llm_record(row: Row) -> LLMRecord:
     return LLMRecord(**row)
+
+
+def effect_record(row: Row) -> EffectRecord:
+    return EffectRecord(**{**row, "status": EffectStatus(row["status"])})
 
 
 def checkpoint_record(row: Row) -> CheckpointRecord:

@@ -1,109 +1,109 @@
-"""RunStore: what the runtime remembers, on SQLite.
+"""RunStore: what the runtime remembers, on SQLite or PostgreSQL.
 
-One `commit` is one transaction and one fsync: the rows of an operation, the checkpoint that it made, the model
-calls that it used and the run's own row are there together or not at all. The database is in WAL mode, so readers
-(`ramify ls` beside a run) never wait for the writer. Writers take the write lock when they begin, so that a
-transaction never fails half way for having read something old.
+One `commit` is one transaction: the rows of an operation, the checkpoint that it made, the model calls that it used
+and the run's own row are there together or not at all. Commits that are asked for at the same time share one (and
+one fsync). Readers (`ramify ls` beside a run) never wait for the writer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import CompoundSelect, Select, Table, bindparam, exists, select, union
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, Engine, Select, Table, select, text, union
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.errors import RunNotFound, StoreError
+from ramify.runtime.errors import RunLocked, RunNotFound, StoreError
 from ramify.runtime.records import (
-    LEGAL_TRANSITIONS,
     CheckpointId,
     CheckpointRecord,
+    EffectRecord,
     LLMRecord,
     OpRecord,
     OpStatus,
     RunId,
     RunRecord,
-    RunStatus,
     RunUpdate,
+    Settings,
 )
-from ramify.runtime.store import rows, tables, tallies
-from ramify.runtime.store.connect import open_engine, probe, sync_folder, to_its_end
-from ramify.runtime.store.failures import in_our_words
+from ramify.runtime.store import address as addresses
+from ramify.runtime.store import blobs, committer, rows, statements, tables, tallies
+from ramify.runtime.store.committer import PATIENCE_S, Barrier, Coming, Committer, Job
+from ramify.runtime.store.connect import probe, reader, sync_folder, to_its_end, writer
+from ramify.runtime.store.failures import in_our_words, is_gone
 from ramify.runtime.store.migrate import check, migrate
 from ramify.runtime.store.tallies import Tally
 
 T = TypeVar("T")
 
-
-BLOB_COLUMNS = tuple(table.c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names)
-
-DROP_UNUSED_BLOB = tables.blobs.delete().where(
-    tables.blobs.c.digest == bindparam("name"),
-    *(~exists().where(column == tables.blobs.c.digest) for column in BLOB_COLUMNS),
-)
+_HOLD_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
 class RunStore:
-    """The database file at `path`, made with its folders where it is missing. Use as an async context manager.
+    """The database at `address`: a file, made with its folders where it is missing, `sqlite:///FILE`, or
+    `postgresql://…`. Use as an async context manager.
 
-    `clock` gives Unix seconds; it stamps `updated_at` on each commit. Every method raises `StoreError` where the
-    file cannot be used, saying what to do.
+    `clock` gives Unix seconds; it stamps `updated_at` on each commit. A server that is gone is waited for, up to
+    `patience_s`. Every method raises `StoreError` where the database cannot be used, saying what to do.
     """
 
-    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
-        self.path = path
+    def __init__(self, address: str | Path, *, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
+        self.address = addresses.parse(address)
         self._clock = clock
-        self._writing = asyncio.Lock()
-        self._engine: AsyncEngine | None = None
+        self._patience_s = patience_s
+        self._reader: AsyncEngine | None = None
+        self._writer: Engine | None = None
+        self._committer: Committer | None = None
 
     async def __aenter__(self) -> Self:
-        with in_our_words(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            await asyncio.to_thread(probe, self.path)
-        self._engine = open_engine(self.path)
-        try:
-            async with self._read() as connection:
-                current = await connection.run_sync(check, self.path)
-            if not current:
-                async with self._write() as connection:
-                    await connection.run_sync(migrate, self.path)
-                sync_folder(self.path.parent)
-        except BaseException:
-            await self._engine.dispose()
-            raise
+        with in_our_words(self.address):
+            if (file := self.address.file) is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                await asyncio.to_thread(probe, file)
+            self._reader, self._writer = reader(self.address), writer(self.address)
+            try:
+                await asyncio.to_thread(self._bring_up_to_date, self._writer)
+            except BaseException:
+                await self._dispose()
+                raise
+        self._committer = Committer(self._writer, clock=self._clock, patience_s=self._patience_s)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        async with self._writing:
-            await self._opened().dispose()
-            self._engine = None
+        committing, self._committer = self._opened(), None
+        await to_its_end(self._close(committing))
+
+    async def _close(self, committing: Committer) -> None:
+        await asyncio.to_thread(committing.close)
+        await self._dispose()
 
     # Runs
 
     async def create_run(self, run: RunRecord, base: CheckpointRecord | None = None) -> None:
         """A new row and its base checkpoint; `StoreError` where a run of that id exists."""
 
-        async def work(connection: AsyncConnection) -> None:
-            await _put_blobs(connection, rows.texts(tables.runs, run))
-            await _put(connection, tables.runs, [rows.run_row(run)])
+        def work(connection: Connection) -> None:
+            statements.put(connection, tables.runs, [rows.run_row(run)])
             if base is not None:
-                await _put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
+                statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
 
-        await self._transact(work)
+        await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
 
     async def run(self, run_id: RunId) -> RunRecord:
         found = await self._fetch(rows.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
         if not found:
-            raise _no_run(run_id)
+            raise statements.no_run(run_id)
         return found[0]
 
     async def runs(self, limit: int | None = None) -> list[RunRecord]:
@@ -113,17 +113,67 @@ class RunStore:
 
     async def delete_run(self, run_id: RunId) -> None:
         """Forget a run with all its rows, and the long texts that no other row names."""
+        await self._write(Job(lambda connection: statements.delete_run(connection, run_id)))
 
-        async def work(connection: AsyncConnection) -> None:
-            named = [{"name": name} for name in (await connection.execute(_blobs_of(run_id))).scalars() if name]
-            gone = await connection.execute(tables.runs.delete().where(tables.runs.c.id == run_id))
-            if gone.rowcount == 0:
-                raise _no_run(run_id)
-            await connection.execute(DROP_UNUSED_BLOB, named)
+    @asynccontextmanager
+    async def held(self, run_id: RunId) -> AsyncIterator[None]:
+        """While this block runs, no process on another machine works on the run; `RunLocked` where one does.
 
-        await self._transact(work)
+        A SQLite file belongs to one machine, whose processes the run's lock file keeps apart (locks.py).
+        """
+        if self.address.on_server:
+            await self._hold(run_id)
+        try:
+            yield
+        finally:
+            if self.address.on_server:
+                await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
+
+    async def _hold(self, run_id: RunId) -> None:
+        """A server takes a moment to see that the process which held a run was killed."""
+        for pause in _HOLD_AGAIN_S:
+            try:
+                await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
+                return
+            except RunLocked:
+                await asyncio.sleep(pause)
+        await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
+
+    async def held_anywhere(self, run_ids: Iterable[RunId]) -> set[RunId]:
+        """Those of these runs that a process, on whatever machine, works on; none where the database is a file."""
+        if not self.address.on_server:
+            return set()
+        wanted = list(run_ids)
+        return await self._read(lambda connection: connection.run_sync(committer.held_elsewhere, wanted))
+
+    @asynccontextmanager
+    async def asking_to_stop(self, run_id: RunId) -> AsyncIterator[None]:
+        """While this block runs, whichever process works on the run is asked to stop it: by a lock at the server that
+        goes with this connection, so no wish outlives who had it. Where the database is a file: `locks.py`."""
+        if not self.address.on_server:
+            yield
+            return
+        assert self._reader is not None
+        lock = {"lock": committer.lock_number(run_id, "stop")}
+        async with self._reader.connect() as connection:
+            await connection.execute(text("SELECT pg_advisory_lock_shared(:lock)"), lock)
+            try:
+                yield
+            finally:
+                await connection.execute(text("SELECT pg_advisory_unlock_shared(:lock)"), lock)
+
+    async def asked_to_stop(self, run_id: RunId) -> bool:
+        """Whether a process, on whatever machine, is `asking_to_stop` the run."""
+        if not self.address.on_server:
+            return False
+        wished = await self._read(lambda c: c.run_sync(committer.held_elsewhere, [run_id], "stop"))
+        return bool(wished)
 
     # The journal
+
+    def coming(self) -> Coming:
+        """Announce a commit that follows soon, so that others that are ready wait a little to share its fsync."""
+        return self._opened().coming()
 
     async def commit(
         self,
@@ -132,38 +182,102 @@ class RunStore:
         ops: Sequence[OpRecord] = (),
         llm: Sequence[LLMRecord] = (),
         checkpoints: Sequence[CheckpointRecord] = (),
+        effects: Sequence[EffectRecord] = (),
+        undone_after: int | None = None,
         update: RunUpdate | None = None,
+        barrier: Barrier | None = None,
+        coming: Coming | None = None,
+        begin: RunRecord | None = None,
     ) -> None:
         """All of it in one transaction, or nothing. Durable when this returns.
+
+        `begin`: the run's own row where it is not there yet, for a run that begins with a past.
+
+        `undone_after`: the rows with a higher number that are there and DONE become UNDONE. `barrier` makes durable
+        what the rows name; it is called once for all commits of a transaction that give the same one.
 
         A cancelled caller waits for the transaction's end, so that what it knows is what the disk holds. A run that
         goes back to RUNNING loses its error. Raises `RunNotFound`; `StoreError` for an illegal change of status,
         for a row of another run, or a sequence number that is taken.
         """
+        job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin)
+        await self._write(job, coming)
+
+    def commit_soon(
+        self,
+        run_id: RunId,
+        *,
+        ops: Sequence[OpRecord],
+        checkpoints: Sequence[CheckpointRecord] = (),
+        update: RunUpdate | None = None,
+        barrier: Barrier | None = None,
+        coming: Coming | None = None,
+        linger_s: float,
+    ) -> asyncio.Future[None]:
+        """As `commit`, not waited for: durable with the next commit, and after `linger_s` at the latest."""
+        job = self._job(run_id, ops, (), checkpoints, (), None, update, barrier)
+        durable = asyncio.wrap_future(self._opened().submit(replace(job, linger_s=linger_s), coming))
+        return asyncio.ensure_future(self._wait(durable))
+
+    def lead(self, address: str | Path) -> Committer | None:
+        """The thread that commits, where that address is this very database: others may hand it their rows."""
+        other = addresses.parse(address)
+        if self.address.file is None or other.file is None:
+            return self._opened() if other.url == self.address.url else None
+        same = other.file.exists() and self.address.file.exists() and other.file.samefile(self.address.file)
+        return self._opened() if same else None
+
+    def _job(
+        self,
+        run_id: RunId,
+        ops: Sequence[OpRecord],
+        llm: Sequence[LLMRecord],
+        checkpoints: Sequence[CheckpointRecord],
+        effects: Sequence[EffectRecord],
+        undone_after: int | None,
+        update: RunUpdate | None,
+        barrier: Barrier | None,
+        begin: RunRecord | None = None,
+    ) -> Job:
         owners = {op.run_id for op in ops} | {call.run_id for call in llm} | {one.run_id for one in checkpoints}
+        owners |= {effect.run_id for effect in effects}
         strangers = owners - {run_id}
         if strangers:
             raise StoreError(f"a commit of run {run_id} holds rows of {', '.join(sorted(strangers))}")
+        change = update or RunUpdate()
+        long_texts = [text for op in ops for text in rows.texts(tables.ops, op)]
+        long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
+        long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
+        long_texts += [] if change.result_json is None else [change.result_json]
+        long_texts += [] if begin is None else rows.texts(tables.runs, begin)
 
-        async def work(connection: AsyncConnection) -> None:
-            await self._update_run(connection, run_id, update or RunUpdate())
-            long_texts = [text for op in ops for text in rows.texts(tables.ops, op)]
-            long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
-            await _put_blobs(connection, long_texts)
-            await _put(connection, tables.ops, [rows.op_row(op) for op in ops])
-            await _put(connection, tables.llm, [rows.llm_row(call) for call in llm])
-            await _put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
+        def work(connection: Connection) -> None:
+            if begin is not None:
+                statements.put(connection, tables.runs, [rows.run_row(begin)])
+            statements.update_run(connection, run_id, change, self._clock)
+            if undone_after is not None:
+                connection.execute(statements.undo(run_id, undone_after))
+            statements.put(connection, tables.ops, [rows.op_row(op) for op in ops])
+            statements.put(connection, tables.llm, [rows.llm_row(call) for call in llm])
+            statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
+            statements.put_effects(connection, effects)
 
-        await self._transact(work)
+        return Job(work, run_id, long_texts, barrier, begins=begin is not None)
 
-    async def ops(self, run_id: RunId) -> list[OpRecord]:
-        return await self._of_run(tables.ops, run_id, rows.op_record)
+    async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
+        """A run's journal, or what came to it after the row numbered `after`."""
+        return await self._of_run(tables.ops, run_id, rows.op_record, after)
 
-    async def llm(self, run_id: RunId) -> list[LLMRecord]:
-        return await self._of_run(tables.llm, run_id, rows.llm_record)
+    async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
+        return await self._of_run(tables.llm, run_id, rows.llm_record, after)
 
-    async def checkpoints(self, run_id: RunId) -> list[CheckpointRecord]:
-        return await self._of_run(tables.checkpoints, run_id, rows.checkpoint_record)
+    async def effects(self, run_id: RunId) -> list[EffectRecord]:
+        """The ledger of a run, in the order of the intents."""
+        query = rows.query(tables.effects).where(tables.effects.c.run_id == run_id).order_by(tables.effects.c.n)
+        return await self._fetch(query, rows.effect_record)
+
+    async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
+        return await self._of_run(tables.checkpoints, run_id, rows.checkpoint_record, after)
 
     async def checkpoint(self, checkpoint_id: CheckpointId) -> CheckpointRecord:
         query = rows.query(tables.checkpoints).where(tables.checkpoints.c.id == checkpoint_id)
@@ -179,6 +293,13 @@ class RunStore:
         found = await self._fetch(query.order_by(ops.n.desc()).limit(1), rows.op_record)
         return found[0] if found else None
 
+    async def equal_calls(self, request_json: str) -> list[tuple[LLMRecord, RunId, Settings]]:
+        """The calls of all runs that made exactly this request, newest first, and what their runs stood on."""
+        llm, runs = tables.llm, tables.runs
+        query = rows.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
+        query = query.join(runs, runs.c.id == llm.c.run_id).where(llm.c.request_blob == rows.digest(request_json))
+        return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.call_and_settings)
+
     async def live_snapshots(self) -> set[SnapshotId]:
         """Every snapshot that a row names."""
         columns = (
@@ -187,99 +308,95 @@ class RunStore:
             tables.ops.c.snapshot_out,
             tables.checkpoints.c.snapshot_id,
         )
-        async with self._read() as connection:
-            found = (await connection.execute(union(*(select(column) for column in columns)))).scalars()
-            return {SnapshotId(name) for name in found if name is not None}
+        found = await self._read(_scalars(union(*(select(column) for column in columns))))
+        return {SnapshotId(name) for name in found if name is not None}
 
     async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
         """How much was done in each of these runs."""
-        async with self._read() as connection:
-            ops = (await connection.execute(tallies.ops_query(run_ids))).mappings().all()
-            llm = (await connection.execute(tallies.llm_query(run_ids))).mappings().all()
+        ops = await self._read(_mappings(tallies.ops_query(run_ids)))
+        llm = await self._read(_mappings(tallies.llm_query(run_ids)))
         done = {row["run_id"]: {name: row[name] for name in row if name != "run_id"} for row in ops}
         calls = {row["run_id"]: row["calls"] for row in llm}
         return {run_id: Tally(**done.get(run_id, {}), llm_calls=calls.get(run_id, 0)) for run_id in run_ids}
 
     # Below: how it is done
 
-    def _opened(self) -> AsyncEngine:
-        if self._engine is None:
-            raise StoreError(f"the database {self.path} is not open: use `async with RunStore(…)`")
-        return self._engine
+    def _bring_up_to_date(self, engine: Engine) -> None:
+        with engine.connect() as connection:
+            with connection.begin():
+                current = check(connection, self.address)
+            if current:
+                return
+            with connection.begin():
+                migrate(connection, self.address)
+        if self.address.file is not None:
+            sync_folder(self.address.file.parent)
 
-    @asynccontextmanager
-    async def _read(self) -> AsyncIterator[AsyncConnection]:
-        with in_our_words(self.path):
-            async with self._opened().connect() as connection:
-                yield connection
+    async def _dispose(self) -> None:
+        if self._writer is not None:
+            self._writer.dispose()
+        if self._reader is not None:
+            await self._reader.dispose()
+        self._reader = self._writer = None
 
-    @asynccontextmanager
-    async def _write(self) -> AsyncIterator[AsyncConnection]:
-        async with self._writing:
-            with in_our_words(self.path):
-                async with self._opened().execution_options(write=True).begin() as connection:
-                    yield connection
+    def _opened(self) -> Committer:
+        if self._committer is None:
+            raise StoreError(f"the database {self.address} is not open: use `async with RunStore(…)`")
+        return self._committer
 
-    async def _transact(self, work: Callable[[AsyncConnection], Coroutine[Any, Any, None]]) -> None:
-        async def whole() -> None:
-            async with self._write() as connection:
-                await work(connection)
+    async def _write(self, job: Job, coming: Coming | None = None) -> None:
+        await self._wait(asyncio.wrap_future(self._opened().submit(job, coming)))
 
-        await to_its_end(whole())
+    async def _wait(self, durable: asyncio.Future[None]) -> None:
+        with in_our_words(self.address):
+            await to_its_end(durable)
+
+    async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """A server that is gone is asked again, for a while."""
+        self._opened()
+        until, pause = time.monotonic() + self._patience_s, committer.FIRST_PAUSE_S
+        with in_our_words(self.address):
+            while True:
+                assert self._reader is not None
+                try:
+                    async with self._reader.connect() as connection:
+                        return await ask(connection)
+                except DBAPIError as error:
+                    if not is_gone(error) or time.monotonic() + pause > until:
+                        raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, committer.LONGEST_PAUSE_S)
 
     async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:
-        async with self._read() as connection:
-            found = (await connection.execute(query)).mappings().all()
         try:
+            found = await self._read(_with_texts(query))
             return [make(row) for row in found]
-        except (ValueError, TypeError) as error:
-            raise StoreError(f"{self.path} holds a row that this version cannot read: {error}") from error
+        except (ValueError, TypeError, KeyError, zlib.error) as error:
+            raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
-    async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T]) -> list[T]:
+    async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
         query = rows.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
-        return await self._fetch(query, make)
-
-    async def _update_run(self, connection: AsyncConnection, run_id: RunId, change: RunUpdate) -> None:
-        table = tables.runs
-        found = (await connection.execute(select(table.c.status).where(table.c.id == run_id))).scalar_one_or_none()
-        if found is None:
-            raise _no_run(run_id)
-        values: dict[str, object] = {"updated_at": self._clock() if change.updated_at is None else change.updated_at}
-        if change.status is not None:
-            before = RunStatus(found)
-            if change.status not in LEGAL_TRANSITIONS[before]:
-                raise StoreError(f"run {run_id} is {before}: it cannot become {change.status}")
-            values["status"] = change.status
-            if change.status is RunStatus.RUNNING:
-                values["error"] = None
-        if change.error is not None:
-            values["error"] = change.error
-        if change.consumed_s is not None:
-            values["consumed_s"] = change.consumed_s
-        if change.deadline_s is not None:
-            values["deadline_s"] = change.deadline_s
-        if change.result_json is not None:
-            await _put_blobs(connection, [change.result_json])
-            values["result_blob"] = rows.digest(change.result_json)
-        await connection.execute(table.update().where(table.c.id == run_id).values(values))
+        return await self._fetch(query.where(table.c.seq > after) if after else query, make)
 
 
-async def _put(connection: AsyncConnection, table: Table, values: list[dict[str, Any]]) -> None:
-    if values:
-        await connection.execute(table.insert(), values)
+def _mappings(query: Any) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+    async def ask(connection: AsyncConnection) -> list[rows.Row]:
+        return [dict(row) for row in (await connection.execute(query)).mappings()]
+
+    return ask
 
 
-async def _put_blobs(connection: AsyncConnection, texts: Iterable[str]) -> None:
-    values = [{"digest": rows.digest(text), "text": text} for text in texts]
-    if values:
-        await connection.execute(insert(tables.blobs).on_conflict_do_nothing(), values)
+def _with_texts(query: Select[Any]) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+    async def ask(connection: AsyncConnection) -> list[rows.Row]:
+        found = [dict(row) for row in (await connection.execute(query)).mappings()]
+        texts = await connection.run_sync(blobs.load, rows.names_in(found))
+        return rows.with_texts(found, texts)
+
+    return ask
 
 
-def _blobs_of(run_id: RunId) -> CompoundSelect[Any]:
-    """The names of all blobs that rows of this run name."""
-    owner = {tables.runs: tables.runs.c.id, tables.ops: tables.ops.c.run_id, tables.llm: tables.llm.c.run_id}
-    return union(*(select(column).where(owner[column.table] == run_id) for column in BLOB_COLUMNS))
+def _scalars(query: Any) -> Callable[[AsyncConnection], Awaitable[Sequence[str | None]]]:
+    async def ask(connection: AsyncConnection) -> Sequence[str | None]:
+        return (await connection.execute(query)).scalars().all()
 
-
-def _no_run(run_id: RunId) -> RunNotFound:
-    return RunNotFound(f"no run {run_id}: `ramify ls` lists the runs")
+    return ask

@@ -1,8 +1,9 @@
-"""The tables as they are now. `migrate.py` makes them; a test holds the two together.
+"""The tables as they are now. The revisions under `versions/` make them; a test holds the two together.
 
 Each table has a number of its own, `n`, that grows with each insert: "newest" means the highest, so that a clock
 that was set back changes nothing. Long texts (plans, arguments, requests, results) stand once in `blobs`, under
-the sha256 of their bytes, and rows name them by it: the database grows by what is new, not by what is repeated.
+the sha256 of their bytes, and rows name them by it: the database grows by what is new, not by what is repeated. One
+that grew out of another is kept as what was added to it (packing.py).
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import (
+    BigInteger,
     Column,
     Dialect,
     Float,
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     TypeDecorator,
@@ -34,12 +37,7 @@ class Text(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        text = str(value)  # a plain string where it was a StrEnum's member
-        if _storable(text):
-            return text
-        return ESCAPED + text.encode("unicode_escape").decode("ascii")
+        return None if value is None else written(str(value))  # a plain string where it was a StrEnum's member
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
         if value is None:
@@ -48,6 +46,11 @@ class Text(TypeDecorator[str]):
         if not text.startswith(ESCAPED):
             return text
         return text[1:].encode("ascii").decode("unicode_escape")
+
+
+def written(text: str) -> str:
+    """A string as it stands in the database: what `Text` gives to the driver."""
+    return text if _storable(text) else ESCAPED + text.encode("unicode_escape").decode("ascii")
 
 
 def _storable(text: str) -> bool:
@@ -62,16 +65,23 @@ def _storable(text: str) -> bool:
 
 metadata = MetaData()
 
+NUMBER = BigInteger().with_variant(Integer, "sqlite")
+
 blobs = Table(
     "blobs",
     metadata,
     Column("digest", PlainText, primary_key=True),
-    Column("text", Text, nullable=False),
+    Column("text", Text, nullable=False),  # empty where it is written against another:
+    Column("base", PlainText),  # that one's digest
+    Column("keep", NUMBER),  # bytes of it that this one begins with
+    Column("tail", LargeBinary),  # what follows them
 )
+LONG = 256
+"""Characters from which on a text is written against another."""
 
 
 def _number() -> Column[int]:
-    return Column("n", Integer, primary_key=True)
+    return Column("n", NUMBER, primary_key=True)
 
 
 def _blob(name: str, *, nullable: bool = True) -> Column[str]:
@@ -111,7 +121,7 @@ ops = Table(
     metadata,
     _number(),
     _run_id(),
-    Column("seq", Integer, nullable=False),
+    Column("seq", NUMBER, nullable=False),
     Column("key", Text, nullable=False),
     Column("op_id", Text, nullable=False),
     Column("kind", Text, nullable=False),
@@ -141,7 +151,7 @@ llm = Table(
     metadata,
     _number(),
     _run_id(),
-    Column("seq", Integer, nullable=False),
+    Column("seq", NUMBER, nullable=False),
     Column("key", Text, nullable=False),
     Column("op_id", Text, nullable=False),
     Column("branch", Text, nullable=False),
@@ -160,13 +170,34 @@ llm = Table(
     sqlite_autoincrement=True,
 )
 
+effects = Table(
+    "effects",
+    metadata,
+    _number(),
+    _run_id(),
+    Column("key", Text, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("branch", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("idempotency_key", Text, nullable=False),
+    _blob("args_blob", nullable=False),
+    _blob("result_blob"),
+    Column("intended_at", Float, nullable=False),
+    Column("settled_at", Float),
+    Column("note", Text, nullable=False),
+    UniqueConstraint("run_id", "key"),
+    Index("effects_args_blob", "args_blob"),
+    Index("effects_result_blob", "result_blob"),
+    sqlite_autoincrement=True,
+)
+
 checkpoints = Table(
     "checkpoints",
     metadata,
     _number(),
     Column("id", Text, nullable=False, unique=True),
     _run_id(),
-    Column("seq", Integer, nullable=False),
+    Column("seq", NUMBER, nullable=False),
     Column("branch", Text, nullable=False),
     Column("snapshot_id", Text, nullable=False),
     Column("content_key", Text, nullable=False),
@@ -176,3 +207,12 @@ checkpoints = Table(
     Index("checkpoints_run", "run_id"),
     sqlite_autoincrement=True,
 )
+
+writers = Table(
+    "writers",
+    metadata,
+    Column("id", PlainText, primary_key=True),
+    Column("batch", NUMBER, nullable=False),
+    Column("at", Float, nullable=False),  # Unix seconds, by the writer's clock
+)
+"""The number of the last batch that each writing process committed, on PostgreSQL."""

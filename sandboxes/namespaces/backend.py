@@ -1,125 +1,319 @@
 """The default backend: a fork is a mount, a seal is a rename.
 
-A world's tree is an overlay: the snapshot's layers below, a fresh upper folder on top. A seal takes the mount away
-for a moment, hands the upper to the store as a new layer and mounts the longer stack. Where a process besides the
-shell lives, or something holds the mount, all are frozen and the upper is copied instead; the world then goes on
-over its old stack, so that its next layer is again everything since that stack.
+A world's tree is an overlay: the snapshot's layers below, a fresh upper folder on top, mounted by the keeper before
+the world has any process; its agent starts when something is asked of it. A seal takes the mount away for a moment,
+hands the upper to the store as a new layer and mounts the longer stack. What lies beside the tree is sealed in the
+same way (surroundings.py). Where a process besides the shell lives, something holds a mount, or the mount is the root
+that the agent itself stands on (an image, of which something changed), all are frozen and
+the uppers are copied instead; the world then goes on over its old stack, so that its next layer is again everything
+since that stack.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import stat
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Self
 
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.staying import Stayed
+from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.backends import AgentBackend
-from ramify.sandboxes.contract import WorldSpec
-from ramify.sandboxes.errors import SandboxError
-from ramify.sandboxes.namespaces.view import HOME, HOST_TREE, PRIVATE
+from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.features import Feature
+from ramify.sandboxes.helper import AgentLink, Helper
+from ramify.sandboxes.namespaces.orders import Over
+from ramify.sandboxes.namespaces.surroundings import Beside, Surroundings, bash_in
+from ramify.sandboxes.namespaces.view import PRIVATE, SCRATCH_PLACES
 from ramify.sandboxes.scratch import remove_tree
+from ramify.sandboxes.tiers import criu, tracing
 from ramify.sandboxes.wire import Attach, Detach, Done, Start, View
-from ramify.sandboxes.worlds import DEFAULT_PATH, AgentWorld, Ground, ShellState, tier_of
+from ramify.sandboxes.worlds import DEFAULT_PATH, AgentWorld, Ground, ShellState
+
+RESOLVER = Path("/etc/resolv.conf")
 
 
 class NamespaceBackend(AgentBackend):
     """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must lie on the store's file system."""
 
     name = "namespaces"
+    _around: Surroundings
 
-    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
-        return NamespaceWorld(ground, snapshot, spec)
+    @classmethod
+    def missing(cls) -> dict[Feature, str]:
+        return {
+            Feature.REPL: tracing.why_not(),
+            Feature.CRIU: "" if criu.command() else f"CRIU is not installed in {criu.folder()}: make criu",
+        }
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        assert self._helper is not None
+        self._around = Surroundings(self._session.folder, self._helper.trees, Path("~").expanduser())
+        self._images: dict[tuple[str, int], LayerId] = {}
+        (self._session.folder / "root").mkdir()
+        return self
+
+    def _new_helper(self) -> Helper:
+        anchors = (Path(self._store.root).resolve(), self._session.folder)
+        return Helper(self._session.folder / "helper.log", anchors)
+
+    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
+        assert self._helper is not None
+        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
+
+    async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
+        return (await self.fork(snapshot, spec, 1))[0]
+
+    async def fork(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
+        if n < 0:
+            raise ValueError(f"a world cannot be forked {n} ways")
+        if spec.image is not None and snapshot.image is None:
+            snapshot = replace(snapshot, image=await self._imported(spec.image))
+        _check_places(spec, self._around.home, image=snapshot.image is not None)
+        worlds = [self._register(snapshot, spec) for _ in range(n)]
+        try:
+            await plant([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
+            begun = await asyncio.gather(*(world.begin() for world in worlds), return_exceptions=True)
+            for failure in begun:
+                if failure is not None:
+                    raise failure
+        except BaseException:
+            await asyncio.gather(*(world.close() for world in worlds))
+            raise
+        return list(worlds)
+
+    async def _imported(self, image: Path) -> LayerId:
+        if not image.exists():
+            raise WorldStartFailed(f"the image {image} is missing: name a root file system, a folder or a tar of one")
+        key = (str(image.resolve()), image.stat().st_mtime_ns)
+        if key not in self._images:
+            self._images[key] = await asyncio.to_thread(self._store.import_image, image)
+        return self._images[key]
 
 
 class NamespaceWorld(AgentWorld):
-    _base: Snapshot  # what is mounted below the upper: older than the last seal, where that had to copy
-    _layers: Attach
-    _untouched: tuple[int, int]  # the upper's own mode and time as we made it
+    def __init__(
+        self, ground: Ground, helper: Helper, around: Surroundings, snapshot: Snapshot, spec: WorldSpec
+    ) -> None:
+        super().__init__(ground, snapshot, spec)
+        self._helper, self._around = helper, around
+        self._base = snapshot  # what is mounted below the uppers: older than the last seal, where that had to copy
+        self._beside: list[Beside] = []
+        self._stayed = Stayed()  # what the seals made of the uppers since they were mounted
+        self._mounts = 0  # so many times: overlayfs takes no work folder twice after `volatile`
+        self._planted = False
+        self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time as it was made
 
     @property
     def path(self) -> Path:
-        return Path(f"/proc/{self._living().pid}/root{HOST_TREE}")
+        self._living()
+        return self._helper.trees.path(self._id)
 
     def _tree_inside(self) -> str:
         return str(self._spec.mount_at)
 
     def _default_env(self) -> dict[str, str]:
-        return {"PATH": DEFAULT_PATH, "HOME": HOME}
+        return {"PATH": DEFAULT_PATH, "HOME": self._around.inside}
+
+    # Life
 
     async def _make(self, snapshot: Snapshot) -> Start:
-        await asyncio.to_thread(self._make_folders, snapshot)
+        self._stayed.forget()
+        if not self._planted:
+            await plant([self], snapshot)
+        self._planted = False
+        image = None if snapshot.image is None else self._ground.store.outside_dirs(snapshot)[0]
+        await self._lay_out(snapshot, image)
         return Start(
             tree=self._tree_inside(),
             private=PRIVATE,
-            bash=self._ground.bash,
+            bash=self._ground.bash if image is None else bash_in(image),
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
             view=View(
                 folder=str(self._folder),
                 store=str(self._ground.hidden[0]),
-                hidden=[str(path) for path in self._ground.hidden],
-                visible=[str(path) for path in self._spec.visible],
+                root=str(self._folder.parent / "root"),
+                points=[*(beside.point for beside in self._beside), self._tree_inside()],
+                hidden=[*map(str, self._ground.hidden), *self._around.exposed],
+                visible=[str(path) for path in self._visible()],
+                network=self._spec.network,
+                image=image is not None,
             ),
-            layers=self._layers,
         )
 
-    def _make_folders(self, snapshot: Snapshot) -> None:
-        (self._folder / "root").mkdir(parents=True)
-        self._fresh_upper(snapshot)
+    async def _lay_out(self, snapshot: Snapshot, image: Path | None) -> None:
+        places = [self._spec.mount_at, *self._visible()]
+        layers = self._ground.store.outside_dirs(snapshot)
+        if image is not None:
+            self._beside = await self._around.over_image(self._folder, image, layers[1:], places)
+        else:
+            self._beside = await self._around.over_host(self._folder, layers, places)
 
-    def _fresh_upper(self, snapshot: Snapshot) -> None:
-        """An empty upper over `snapshot`, and a new work folder: overlayfs takes none twice after `volatile`."""
-        lowers = self._ground.store.lower_dirs(snapshot)
-        upper, work = self._folder / "upper", self._folder / "work"
-        for folder in (upper, work):
-            remove_tree(folder)
-            folder.mkdir()
-        top = lowers[-1].stat()  # the tree's own top folder shows the upper's mode and time
-        upper.chmod(stat.S_IMODE(top.st_mode))
-        os.utime(upper, ns=(top.st_atime_ns, top.st_mtime_ns))
-        self._base = snapshot
-        self._untouched = (upper.stat().st_mode, upper.stat().st_mtime_ns)
-        self._layers = Attach([str(folder) for folder in lowers], str(upper), str(work))
+    def _visible(self) -> tuple[Path, ...]:
+        """With the network comes how to find names in it, where that lies in a hidden place."""
+        if not self._spec.network:
+            return self._spec.visible
+        resolver = RESOLVER.resolve()
+        hides = self._snapshot.image is not None or resolver.is_relative_to("/run")
+        if hides and resolver.is_file():
+            return (*self._spec.visible, resolver if self._snapshot.image is None else RESOLVER)
+        return self._spec.visible
 
-    def _clean(self) -> bool:
-        upper = self._folder / "upper"
-        now = upper.stat()
-        return (now.st_mode, now.st_mtime_ns) == self._untouched and not any(upper.iterdir())
+    async def _link_to(self, start: Start) -> AgentLink:
+        """Late where nothing is to run yet; what was running when the snapshot was taken runs on from now."""
+        late = self._helper.late(start, self._mounted)
+        if start.image or self._spec.startup:
+            await late.start()
+        return late
+
+    async def _mounted(self, given: list[int]) -> None:
+        """Everything that the agent puts in its places, as descriptors."""
+        await self._mount_beside(given)
+        given.append(await self._helper.trees.clone(self._id))
+
+    async def _abandon(self) -> None:
+        try:
+            await super()._abandon()
+        finally:
+            await self._helper.trees.unmount(self._id, lazily=True)
+
+    # Mounts
+
+    def tree_over(self) -> Over:
+        self._mounts += 1
+        return Over(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id)
+
+    def planted(self, snapshot: Snapshot, top: os.stat_result) -> None:
+        self._base, self._planted = snapshot, True
+        self._untouched = {str(self._folder / "upper"): (top.st_mode, top.st_mtime_ns)}
+
+    async def _mount_tree(self) -> None:
+        lowers = self._ground.store.lower_dirs(self._base)
+        fresh = not (self._folder / "upper").exists()
+        await self._helper.trees.mount([str(folder) for folder in lowers], [self.tree_over()])
+        if fresh:
+            self._note(str(self._folder / "upper"))
+
+    async def _mount_beside(self, given: list[int]) -> None:
+        for beside in self._beside:
+            self._mounts += 1
+            fresh = not Path(beside.upper).exists()
+            work = str(self._folder / f"work/{self._mounts}")
+            given += await self._helper.trees.mount(beside.lowers, [beside.over(work)])
+            if fresh:
+                self._note(beside.upper)
+
+    def _note(self, upper: str) -> None:
+        now = Path(upper).stat()
+        self._untouched[upper] = (now.st_mode, now.st_mtime_ns)
+
+    def _clean(self, upper: str) -> bool:
+        if upper not in self._untouched:
+            return True  # never mounted
+        now = Path(upper).stat()
+        return (now.st_mode, now.st_mtime_ns) == self._untouched[upper] and not any(Path(upper).iterdir())
+
+    # Seals
 
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
-        if self._clean():
+        outside = not all(self._clean(beside.upper) for beside in self._beside)
+        if not outside and self._clean(str(self._folder / "upper")):
             if state.same_as(self._snapshot):
                 return self._snapshot
-            return await asyncio.to_thread(self._seal_upper, state, others, move=False)
-        if others or not (await self._ask(Detach(), Done)).ok:
-            return await self._frozen(lambda: self._seal_upper(state, others, move=False))
+            return await asyncio.to_thread(self._seal_uppers, state, outside=False, move=False)
+        root = outside and self._base.image is not None  # nobody can take away the root that they stand on
+        if others or root or not await self._take_away(outside=outside):
+            return await self._frozen(lambda: self._seal_uppers(state, outside=outside, move=False))
         try:
-            sealed = await asyncio.to_thread(self._seal_upper, state, others, move=True)
-            await asyncio.to_thread(self._fresh_upper, sealed)
+            self._base = await asyncio.to_thread(self._seal_uppers, state, outside=outside, move=True)
         finally:
-            await self._attach_again()
-        return sealed
+            await self._put_back(outside=outside)
+        return self._base
 
-    def _seal_upper(self, state: ShellState, others: int, *, move: bool) -> Snapshot:
-        return self._ground.store.seal_upper(
+    def _seal_uppers(self, state: ShellState, *, outside: bool, move: bool) -> Snapshot:
+        if move:
+            remove_tree(self._folder / "work")
+            self._stayed.forget()
+        sealed = self._ground.store.seal_upper(
             self._folder / "upper",
             self._base,
             env=state.env,
             env_unset=state.unset,
             cwd=state.cwd,
-            tier=tier_of(others),
+            processes=state.processes,
+            outside=self._folder / "outside" if outside else None,
             move=move,
+            flush=self._flush and not self._still,  # what stands still waits for no disk: the flush comes after
+            stayed=self._stayed,
         )
+        if self._maps_files:
+            self._stayed.distrust()
+        return sealed
 
-    async def _attach_again(self) -> None:
-        """Mount the tree: the longer stack after a seal; after a failed one the old stack, its upper still there."""
-        work = Path(self._layers.work)
-        await asyncio.to_thread(remove_tree, work)
-        work.mkdir()
+    def _started(self) -> bool:
+        return self._living().pid != 0
+
+    async def _take_away(self, *, outside: bool) -> bool:
+        """Unmount what is to be sealed, everywhere; False, with all as before, where something holds it."""
+        if self._started() and not (await self._ask(Detach(outside), Done)).ok:
+            return False
+        if await self._helper.trees.unmount(self._id):
+            return True
+        await self._attach(outside=outside)
+        return False
+
+    async def _put_back(self, *, outside: bool) -> None:
+        """The longer stack after a seal; after a failed one the old stack, its uppers still there."""
         try:
-            await self._ask(self._layers, Done)
+            await self._mount_tree()
+            if outside:
+                await self._lay_out(self._base, None)
+            await self._attach(outside=outside)
         except SandboxError:
             await self._abandon()  # commands would see the host's folder where the tree should be
             raise
+
+    async def _attach(self, *, outside: bool) -> None:
+        if not self._started():
+            return
+        given: list[int] = []
+        try:
+            if outside:
+                await self._mount_beside(given)
+            given.append(await self._helper.trees.clone(self._id))
+            await self._living().ask(Attach(outside), given)
+        finally:
+            for descriptor in given:
+                os.close(descriptor)
+
+
+async def plant(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
+    """Mount the trees of worlds that have none, over one snapshot."""
+    if not worlds:
+        return
+    first = worlds[0]
+    lowers = first._ground.store.lower_dirs(snapshot)
+    await first._helper.trees.mount([str(folder) for folder in lowers], [world.tree_over() for world in worlds])
+    top = lowers[-1].stat()
+    for world in worlds:
+        world.planted(snapshot, top)
+
+
+def _check_places(spec: WorldSpec, home: Path | None, *, image: bool) -> None:
+    """Raises `WorldStartFailed` for what could not be mounted when the world's agent starts."""
+    for path in spec.visible:
+        if not path.exists():
+            raise WorldStartFailed(f"{path} is to be visible in a world, but does not exist")
+    writable = (*map(Path, SCRATCH_PLACES), *([home] if home is not None else []))
+    if image or spec.mount_at.is_dir() or any(spec.mount_at.is_relative_to(place) for place in writable):
+        return
+    raise WorldStartFailed(
+        f"{spec.mount_at} does not exist on this machine and cannot be made in the world, where only "
+        f"{', '.join(map(str, writable))} can hold new places: create the folder first"
+    )

@@ -16,6 +16,15 @@ CLONE_NEWUSER = 0x1000_0000
 CLONE_NEWPID = 0x2000_0000
 CLONE_NEWNET = 0x4000_0000
 
+KINDS = {
+    "user": CLONE_NEWUSER,
+    "mount": CLONE_NEWNS,
+    "pid": CLONE_NEWPID,
+    "net": CLONE_NEWNET,
+    "ipc": CLONE_NEWIPC,
+    "uts": CLONE_NEWUTS,
+}
+
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 MNT_DETACH = 2
@@ -23,11 +32,17 @@ MNT_DETACH = 2
 AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
 ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
-SYS_MOUNT_SETATTR = 442  # the same on every architecture; since Linux 5.12
+AT_EMPTY_PATH = 0x1000
+OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 4
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture; Linux 5.2, 5.12
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 
 PR_SET_PDEATHSIG = 1
 PR_CAPBSET_DROP = 24
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 47, 2
+CAPABILITY_VERSION = 0x2008_0522
+CAP_SETGID, CAP_SETUID = 6, 7
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
@@ -54,7 +69,7 @@ def _check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    _check(_libc.unshare(flags), "unshare(user, mount, pid, net, ipc, uts)")
+    _check(_libc.unshare(flags), f"unshare({', '.join(name for name, flag in KINDS.items() if flags & flag)})")
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
@@ -70,6 +85,20 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
 
 def bind(source: str, target: str, *, recursive: bool = True) -> None:
     mount(source, target, flags=MS_BIND | (MS_REC if recursive else 0))
+
+
+def clone_tree(path: str, *, recursive: bool = False) -> int:
+    """A descriptor of a copy of the mount at `path` that is attached nowhere; it goes when the descriptor does."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    descriptor = int(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags))
+    _check(descriptor, f"open_tree of {path}")
+    return descriptor
+
+
+def attach(descriptor: int, target: str) -> None:
+    """Put a mount that is attached nowhere at `target`. The descriptor stays the caller's to close."""
+    done = _libc.syscall(SYS_MOVE_MOUNT, descriptor, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    _check(done, f"move_mount to {target}")
 
 
 def set_attributes(target: str, attributes: int, *, recursive: bool = False) -> None:
@@ -102,6 +131,18 @@ def die_with_parent() -> None:
 
 def adopt_orphans() -> None:
     _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def hand_on_privileges(*, but: frozenset[int] = frozenset()) -> None:
+    """Let the next exec keep every capability except for `but`; one that is not root would lose them all by it."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    data = (ctypes.c_uint32 * 6)()  # twice: effective, permitted, inheritable
+    _check(_libc.capget(header, data), "capget")
+    data[2], data[5] = data[1], data[4]
+    _check(_libc.capset(header, data), "capset")
+    for capability in range(64):
+        if capability not in but and data[1 + 3 * (capability // 32)] >> (capability % 32) & 1:
+            _check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability, 0, 0), "prctl(PR_CAP_AMBIENT)")
 
 
 def drop_privileges() -> None:

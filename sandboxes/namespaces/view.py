@@ -1,13 +1,11 @@
-"""What an isolated world sees: the host's root, read-only, with its own /dev, /proc, /tmp, /run and tree.
+"""What an isolated world sees: the host's root, read-only, with its own /dev, /proc, /run, home and tmp; or an image.
 
-Runs inside the world's PID 1 before any command. Folders that ramify itself needs later (the store's layers, the
-world's upper) are held open by descriptor and then covered: an overlay is mounted by `/proc/self/fd/N`, which also
-keeps its options short (a mount's options fit in one page: about 200 layers).
+Runs inside the world's PID 1 before any command. The overlays (the tree, home, tmp; the whole root of an image) are
+made by the keeper and come as descriptors: here they are only put in their places, and taken away for a seal.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import os
@@ -16,14 +14,9 @@ import struct
 from pathlib import Path
 
 from ramify.sandboxes.namespaces import kernel
-from ramify.sandboxes.wire import Attach, View
+from ramify.sandboxes.wire import Link, View
 
 PRIVATE = "/run/ramify"
-HOST_TREE = f"{PRIVATE}/tree"
-"""The tree once more, where only the host's process looks. On the host no such path exists, so a path that was
-resolved (`/proc/PID/root/…` reads as `/`) fails there, where `mount_at` would quietly name the real workspace."""
-
-HOME = "/tmp/home"
 SCRATCH_PLACES = ("/tmp", "/var/tmp", "/run")
 TMPFS = "size=25%"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -31,84 +24,122 @@ SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
 class Mounts:
-    """The world's view, and its tree on top, which goes and comes at a seal."""
+    """The world's view. What lies on the root, from the first place beside the tree to the tree, is one stack."""
 
-    def __init__(self, view: View, tree: str) -> None:
-        self._view = view
-        self._tree = tree
-        self._store = self._folder = -1
+    def __init__(self, view: View, link: Link) -> None:
+        self._view, self._link = view, link
+        self._stack: list[str] = []  # mount points, in the order of mounting
+        self._store = self._folder = self.pids = -1
+        self._shown: list[tuple[str, int]] = []  # the visible places, while they are taken away
 
     def build(self) -> None:
-        """The whole view but the tree. After it, the calling process lives in the new root."""
-        root = f"{self._view.folder}/root"
+        """The whole view. After it, the calling process lives in the new root."""
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        kernel.bind("/", root)
-        harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-        kernel.set_attributes(root, harmless, recursive=True)
-        kernel.bind(self._view.folder, root + self._view.folder, recursive=False)
+        root, passed = self._view.root, self._take()
+        self._store, self._folder = (
+            os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (self._view.store, self._view.folder)
+        )
+        shown = [(path, kernel.clone_tree(path, recursive=True)) for path in self._view.visible]
+        if self._view.image:
+            kernel.attach(passed.pop(0), root)
+        else:
+            kernel.bind("/", root)
+            harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+            kernel.set_attributes(root, harmless, recursive=True)
         _devices(f"{root}/dev")
         kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
         os.chdir(root)
         kernel.pivot_root_here()
-        self._store = os.open(self._view.store, os.O_PATH | os.O_DIRECTORY)
-        self._folder = os.open(self._view.folder, os.O_PATH | os.O_DIRECTORY)
-        self._cover()
+        self._scratch()
+        self._furnish(passed, shown)
+        self.pids = os.open("/proc/sys/kernel/ns_last_pid", os.O_RDWR)  # before /proc is protected
         if os.geteuid() == 0:
             _protect_proc()
         _loopback_up()
 
-    def _cover(self) -> None:
-        shown = [(path, os.open(path, os.O_PATH)) for path in self._view.visible]
-        for place in SCRATCH_PLACES:
-            if Path(place).is_dir() and not Path(place).is_symlink():
+    def _take(self) -> list[int]:
+        passed, self._link.passed = self._link.passed, []
+        return passed
+
+    def _beside(self) -> list[str]:
+        """The places beside the tree that are mounts of their own and come and go."""
+        return self._view.points[1 if self._view.image else 0 : -1]
+
+    def _scratch(self) -> None:
+        for place in ("/run",) if self._view.image else SCRATCH_PLACES:
+            if place not in self._view.points and Path(place).is_dir() and not Path(place).is_symlink():
                 mode = "0755" if place == "/run" else "1777"
                 kernel.mount("tmpfs", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode={mode}")
-        for path, held in shown:
-            _make_mount_point(path, directory=Path(f"/proc/self/fd/{held}").is_dir())
-            kernel.bind(f"/proc/self/fd/{held}", path)
-            os.close(held)
+        Path(PRIVATE).mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _furnish(self, passed: list[int], shown: list[tuple[str, int]]) -> None:
+        """Everything from the first place beside the tree on."""
+        *beside, tree = passed
+        for point, descriptor in zip(self._beside(), beside, strict=True):
+            _make_mount_point(point, directory=True)
+            self._put(point, descriptor)
+        for path, descriptor in shown:
+            _make_mount_point(path, directory=Path(f"/proc/self/fd/{descriptor}").is_dir())
+            self._put(path, descriptor)
+            kernel.set_attributes(path, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=True)
         for path in self._view.hidden:
             if Path(path).is_dir():
                 kernel.mount("tmpfs", path, "tmpfs", kernel.MS_RDONLY, "size=4k,mode=0555")
-        for path in (PRIVATE, HOST_TREE):
-            Path(path).mkdir(mode=0o700)
-        Path(HOME).mkdir(parents=True, exist_ok=True)
+                self._stack.append(path)
+        _make_mount_point(self._view.points[-1], directory=True)
+        self._put(self._view.points[-1], tree)
 
-    def attach(self, layers: Attach) -> None:
-        """Mount the tree: upper over lowers, the top one named first as overlayfs wants it."""
-        _make_mount_point(self._tree, directory=True)
-        with contextlib.ExitStack() as held:
-            folders = [self._hold(held, path, self._store, self._view.store) for path in layers.lowers]
-            upper = self._hold(held, layers.upper, self._folder, self._view.folder)
-            work = self._hold(held, layers.work, self._folder, self._view.folder)
-            lower = ":".join(reversed(folders))
-            # volatile: no sync at all. Sound here: an upper that a crash leaves behind is thrown away.
-            options = f"lowerdir={lower},upperdir={upper},workdir={work},userxattr,volatile,index=off"
-            kernel.mount("overlay", self._tree, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
-        kernel.bind(self._tree, HOST_TREE, recursive=False)
+    def _put(self, point: str, descriptor: int) -> None:
+        kernel.attach(descriptor, point)
+        os.close(descriptor)
+        self._stack.append(point)
 
-    def detach(self) -> bool:
-        """Take the tree away; False, with all as before, where an open file or a directory holds it."""
+    def attach(self, *, outside: bool) -> None:
+        """Put the tree back, with `outside` all beside it first, from the descriptors that came along."""
+        passed = self._take()
+        if outside:
+            self._furnish(passed, self._shown)
+            self._shown = []
+        else:
+            self._put(self._view.points[-1], passed.pop())
+
+    def folder(self) -> int:
+        """A new descriptor of the world's own folder, where what it writes lies."""
+        return os.dup(self._folder)
+
+    def reach(self, path: str) -> str:
+        """A place of the store or of the world's folder, which are covered, as we and our children see it."""
+        for anchor, held in ((self._view.folder, self._folder), (self._view.store, self._store)):
+            if Path(path).is_relative_to(anchor):
+                return f"/proc/{os.getpid()}/fd/{held}/{os.path.relpath(path, anchor)}"
+        raise OSError(f"{path} lies neither in the store nor in the world's folder")
+
+    def detach(self, *, outside: bool) -> bool:
+        """Take the tree away, with `outside` all beside it; False, with all as before, where something holds it."""
+        count = len(self._stack) if outside else 1
+        going = [(point, kernel.clone_tree(point)) for point in self._stack[-count:]]
         try:
-            kernel.umount(HOST_TREE)
-        except OSError as error:
-            if error.errno == errno.EBUSY:
-                return False
-            raise
-        try:
-            kernel.umount(self._tree)
-        except OSError as error:
-            if error.errno == errno.EBUSY:
-                kernel.bind(self._tree, HOST_TREE, recursive=False)
-                return False
-            raise
-        return True
+            for gone in range(count):
+                if not _umounted(going[-1 - gone][0]):
+                    for point, descriptor in going[count - gone :]:
+                        kernel.attach(descriptor, point)
+                    return False
+            del self._stack[-count:]
+            self._shown = [(point, os.dup(fd)) for point, fd in going if point in self._view.visible]
+            return True
+        finally:
+            for _, descriptor in going:
+                os.close(descriptor)
 
-    @staticmethod
-    def _hold(held: contextlib.ExitStack, path: str, anchor: int, anchor_path: str) -> str:
-        descriptor = os.open(os.path.relpath(path, anchor_path), os.O_PATH | os.O_DIRECTORY, dir_fd=anchor)
-        held.callback(os.close, descriptor)
-        return f"/proc/self/fd/{descriptor}"
+
+def _umounted(point: str) -> bool:
+    try:
+        kernel.umount(point)
+    except OSError as error:
+        if error.errno == errno.EBUSY:
+            return False
+        raise
+    return True
 
 
 def _make_mount_point(path: str, *, directory: bool) -> None:
@@ -122,8 +153,7 @@ def _make_mount_point(path: str, *, directory: bool) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"{path} does not exist on this machine and cannot be made in the world, where only "
-            f"{', '.join(SCRATCH_PLACES)} can hold new places: create the folder first",
+            f"{path} does not exist on this machine and cannot be made in the world: create the folder first",
         ) from error
 
 
@@ -158,5 +188,6 @@ def _loopback_up() -> None:
         request = bytearray(struct.pack("16sh22x", b"lo", 0))
         fcntl.ioctl(sock, SIOCGIFFLAGS, request)
         (flags,) = struct.unpack_from("h", request, 16)
-        struct.pack_into("h", request, 16, flags | IFF_UP)
-        fcntl.ioctl(sock, SIOCSIFFLAGS, request)
+        if not flags & IFF_UP:  # the host's own is up
+            struct.pack_into("h", request, 16, flags | IFF_UP)
+            fcntl.ioctl(sock, SIOCSIFFLAGS, request)

@@ -85,6 +85,12 @@ class LocalEngine:
     ) -> None:
         await self._stack.aclose()
 
+    async def ended(self) -> int:
+        """Returns when the engine's process is no more: its exit status."""
+        if self._process is None:
+            raise EngineFailed("the local engine was not started")
+        return await self._process.wait()
+
     async def _start(self, log: Path) -> None:
         settings = {
             "parent": os.getpid(),

@@ -1,73 +1,153 @@
-"""The door to the engine: at most `slots` calls inside, the rest waiting in the policy's order."""
+"""The door to the engines: as many calls inside as they have slots, the rest waiting in the policy's order.
+
+The gateway's host of a Policy. It decides anew whenever a call comes or goes, or its time is up, and performs the
+verdict: refuse, interrupt, let in. To pause a call, or to see KV, is not in a gateway's power, and it says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Protocol
 
-from ramify.serving.policy.types import AdmissionPolicy, Capacity, PendingView, Refusal, RequestId
+from ramify.serving.gateway.replicas import Replica, Replicas
+from ramify.serving.policy.types import Finished, Policy, Refusal, RequestId, RequestView, View
 
 
 class Refused(Exception):
-    """The policy will not start this call."""
+    """The policy will not start this call, or not go on with it."""
 
     def __init__(self, refusal: Refusal) -> None:
         self.refusal = refusal
         super().__init__(refusal.reason)
 
 
-class Admission:
-    """Performs an AdmissionPolicy's verdicts: decides anew whenever a call comes, goes, or its time is up."""
+class Preempted(Exception):
+    """The policy gives this call's slot to another; it waits again."""
 
-    def __init__(self, policy: AdmissionPolicy, slots: int, clock: Callable[[], float]) -> None:
+
+class Seeker(Protocol):
+    """A call, as the door knows it."""
+
+    affinity: str | None  # calls with the same one are best on one replica
+    avoid: frozenset[int]  # replicas that have failed it
+    resumable: bool  # its answer, broken off, can be gone on with
+
+    def view(self) -> RequestView: ...
+
+    def enter(self, now: float, replica: int) -> None:
+        """It has a slot from now on; its view says that it runs."""
+
+    def leave(self, now: float) -> None:
+        """It has none any more."""
+
+    def interrupt(self, why: Exception) -> None:
+        """Make it leave its slot. `why`: Refused or Preempted."""
+
+
+class Admission:
+    """Performs a Policy's verdicts over all replicas. `took` is told the seconds of each."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        replicas: Replicas,
+        clock: Callable[[], float],
+        took: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._policy = policy
-        self._slots = slots
+        self._replicas = replicas
         self._clock = clock
-        self._running = 0
-        self._waiting: dict[RequestId, tuple[PendingView, asyncio.Future[None]]] = {}
+        self._took = took
+        self._waiting: dict[RequestId, tuple[Seeker, asyncio.Future[Replica]]] = {}
+        self._inside: dict[RequestId, Seeker] = {}
+        self._leaving: set[RequestId] = set()  # interrupted, not yet gone
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def running(self) -> int:
-        return self._running
+        return len(self._inside)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
 
     @asynccontextmanager
-    async def slot(self, call: PendingView) -> AsyncIterator[None]:
-        """Wait for a slot, hold it. Raises Refused."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[call.id] = (call, turn)
+    async def slot(self, call: Seeker) -> AsyncIterator[Replica]:
+        """Wait for a slot of some replica, hold it. Raises Refused."""
+        id_ = call.view().id
+        turn: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
+        self._waiting[id_] = (call, turn)
         try:
-            self._decide()
-            await turn
-            yield
+            self.decide()
+            yield await turn
         finally:
-            self._waiting.pop(call.id, None)
+            self._waiting.pop(id_, None)
+            self._leaving.discard(id_)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                self._running -= 1
-            self._decide()
+                turn.result().running -= 1
+                del self._inside[id_]
+                call.leave(self._clock())
+            self.decide()
 
-    def _decide(self) -> None:
-        """Let in and refuse as the policy says."""
+    def observe(self, done: Finished) -> None:
+        self._policy.observe(done)
+
+    def decide(self) -> None:
+        """Refuse, interrupt and let in as the policy says."""
+        if not self._waiting:
+            self._wake(None)
+            return
         now = self._clock()
-        pending = tuple(view for view, _ in self._waiting.values())
-        capacity = Capacity(self._slots, self._running)
-        verdict = self._policy.decide(pending, capacity, now)
-        for refusal in verdict.refuse:
+        waiting = [call.view() for call, _ in self._waiting.values()]
+        running = [call.view() for id_, call in self._inside.items() if id_ not in self._leaving]
+        begun = time.perf_counter()
+        verdict = self._policy.decide(View(self._replicas.capacity(now), waiting, running), now)
+        self._took(time.perf_counter() - begun)
+        for refusal in verdict.drop:
+            self._drop(refusal)
+        self._interrupt(verdict.preempt)
+        self._admit(verdict.admit, now)
+        wakes = (verdict.wake_at, self._replicas.wakes_at(now) if self._waiting else None)
+        self._wake(min((at for at in wakes if at is not None), default=None))
+
+    def _drop(self, refusal: Refusal) -> None:
+        if refusal.id in self._waiting:
             _, turn = self._waiting.pop(refusal.id)
             if not turn.done():
                 turn.set_exception(Refused(refusal))
-        for id_ in verdict.admit[: capacity.free]:
-            _, turn = self._waiting.pop(id_)
-            if not turn.done():
-                turn.set_result(None)
-                self._running += 1
+        elif refusal.id in self._inside and refusal.id not in self._leaving:
+            self._leaving.add(refusal.id)
+            self._inside[refusal.id].interrupt(Refused(refusal))
+
+    def _interrupt(self, ids: Sequence[RequestId]) -> None:
+        """Those that can be gone on with leave their slots; it is free once their request is closed."""
+        for id_ in ids:
+            call = self._inside.get(id_)
+            if call is not None and call.resumable and id_ not in self._leaving:
+                self._leaving.add(id_)
+                call.interrupt(Preempted())
+
+    def _admit(self, ids: Sequence[RequestId], now: float) -> None:
+        """Into slots that are free by now: those that are being left call for another decision when they are."""
+        for id_ in ids:
+            call, turn = self._waiting[id_]
+            if turn.done():
+                continue
+            replica = self._replicas.place(call.view(), now, call.affinity, call.avoid)
+            if replica is None:
+                return
+            del self._waiting[id_]
+            self._inside[id_] = call
+            replica.running += 1
+            call.enter(now, replica.index)
+            turn.set_result(replica)
+
+    def _wake(self, at: float | None) -> None:
         if self._timer:
             self._timer.cancel()
             self._timer = None
-        if verdict.wake_at is not None and self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, verdict.wake_at - now), self._decide)
+        if at is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self.decide)

@@ -16,6 +16,7 @@ class ApiError(Exception):
     param: str | None = None  # the field at fault
     extra: Mapping[str, object] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    lost: bool = False  # the engine's failure, not the request's: another replica may do it
 
     def body(self) -> dict[str, object]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"

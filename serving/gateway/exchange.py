@@ -2,67 +2,97 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 from collections.abc import Mapping
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ramify.serving.errors import BadTags
+from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError, bad_request
-from ramify.serving.tags import HEADER, SLOTags
+from ramify.serving.tags import HEADER, SLOTags, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
+BODY_S = 60.0  # a body that takes longer is a client that means harm, or is gone
 _MAX_DRAIN = 64 * 1024 * 1024  # how much of a body that is too long is read, so that its sender hears the answer
+_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class JsonResponse(Response):
+    """A JSON object in ASCII: half a surrogate pair, which clients can send, has no UTF-8."""
+
+    media_type = "application/json"
+
+    def render(self, content: Mapping[str, object]) -> bytes:
+        return sse.encode(content)
+
+
+def error_response(error: ApiError) -> JsonResponse:
+    return JsonResponse(error.body(), error.status, dict(error.headers))
 
 
 class Out:
     """The way back to one client: a status is sent with the first thing that there is to say, not before."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, *, typed_events: bool = False
+    ) -> None:
         self._asgi = (scope, receive, send)
         self._send = send
-        self._begun = False
+        self._id = request_id
+        self._typed_events = typed_events  # each event of the stream has a name and a type
+        self.begun = False
 
     async def whole(self, body: Mapping[str, object]) -> None:
-        await JSONResponse(dict(body))(*self._asgi)
+        self.begun = True
+        await JsonResponse(body, headers={"x-request-id": self._id})(*self._asgi)
 
-    async def event(self, data: str) -> None:
-        if not self._begun:
-            self._begun = True
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    async def bytes(self, data: bytes) -> None:
+        """A part of a stream of events."""
+        if not self.begun:
+            self.begun = True
+            headers = [*_SSE, (b"x-request-id", self._id.encode())]
             await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self) -> None:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def error(self, error: ApiError) -> None:
         """As a response; as an event, and no `[DONE]`, where the answer has begun."""
-        if self._begun:
-            await self.event(json.dumps(error.body()))
+        if self.begun:
+            said = error.body()
+            typed = {"type": "error", "code": error.code, "message": error.message, "param": error.param, **said}
+            await self.bytes(sse.event(typed, "error") if self._typed_events else sse.event(said))
             await self.end()
         else:
-            await JSONResponse(error.body(), error.status, dict(error.headers))(*self._asgi)
+            response = error_response(error)
+            response.headers["x-request-id"] = self._id
+            await response(*self._asgi)
 
 
 async def body_of(request: Request) -> Mapping[str, object]:
     """The JSON object that was sent. Raises ApiError, naming what is wrong."""
-    kept, size = bytearray(), 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= MAX_BODY:
-            kept += chunk
-        elif size > _MAX_DRAIN:
-            break
-    if size > MAX_BODY:
-        raise bad_request("body", f"body: longer than {MAX_BODY} bytes", status=413)
     try:
-        body = json.loads(kept.decode("utf-8"), parse_constant=_no_constant)
+        async with asyncio.timeout(BODY_S):
+            kept = await _read(request)
+    except TimeoutError:
+        raise bad_request("body", f"body: not all of it came within {BODY_S:g} s", status=408) from None
+    except ClientDisconnect:
+        raise bad_request("body", "body: the client left before its end") from None
+    try:
+        body = json.loads(
+            kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twins
+        )
     except UnicodeDecodeError as error:
         raise bad_request("body", f"body: not UTF-8 at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        raise bad_request("body", "body: nested too deeply") from error
+    except ValueError as error:
         raise bad_request("body", f"body: not JSON: {error}") from error
     if not isinstance(body, dict):
         raise bad_request("body", "body: must be a JSON object")
@@ -70,7 +100,11 @@ async def body_of(request: Request) -> Mapping[str, object]:
 
 
 def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
-    """The tags of all routes together. Raises ApiError, naming the field."""
+    """The tags of all routes together. Raises ApiError, naming the field; also for one in the URL, which would
+    otherwise be a promise that nobody keeps."""
+    for name in request.query_params:
+        if is_tag(name):
+            raise bad_request(name, f"{name}: not read from a URL: say it in the body, or in the header {HEADER}")
     try:
         tags = SLOTags.from_body(body)
         for header in request.headers.getlist(HEADER):
@@ -80,8 +114,38 @@ def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
     return tags
 
 
+async def _read(request: Request) -> bytes:
+    kept, size = bytearray(), 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MAX_BODY:
+            kept += chunk
+        elif size > _MAX_DRAIN:
+            break
+    if size > MAX_BODY:
+        raise bad_request("body", f"body: longer than {MAX_BODY} bytes", status=413)
+    return bytes(kept)
+
+
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is beyond what a number can hold")
+    return value
+
+
+def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's fields. A field said twice has no meaning that two readers would agree on."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twin = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise bad_request(twin, f"{ascii(twin)[1:-1]}: said twice in one object")
+    return found
 
 
 async def left(receive: Receive) -> None:

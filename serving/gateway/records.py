@@ -6,101 +6,14 @@ import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 
-from ramify.serving.policy.types import PendingView, RequestId
+from ramify.serving.gateway.calls import Call, Compound, Outcome
+from ramify.serving.policy.types import RequestId
+from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags
-from ramify.serving.types import Ledger
+from ramify.serving.tracker import Phase
 
 KEEP = 10_000  # calls and compounds remembered; the oldest go first
-
-
-class Outcome(StrEnum):
-    WAITING = "waiting"
-    RUNNING = "running"
-    DONE = "done"
-    REFUSED = "refused"  # by the policy: it could not be done in time
-    FAILED = "failed"  # the engine gave no whole answer
-    GONE = "gone"  # the client left
-
-
-@dataclass(slots=True)
-class Compound:
-    """One workflow run's calls as one unit. Its deadline counts from the first call seen, whoever repeats it."""
-
-    id: str
-    first_at: float
-    deadline: float | None = None
-    calls: int = 0
-    open: int = 0
-    done: int = 0
-    ended_at: float | None = None  # when its last call so far ended
-    last_seen: bool = False  # a call of the last stage has come
-
-    def met(self) -> bool | None:
-        """None while it runs or where it has no deadline; a compound is in time when its last stage was."""
-        if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
-            return None
-        return self.ended_at <= self.deadline
-
-
-@dataclass(slots=True)
-class Call:
-    """One call, on the gateway's clock."""
-
-    id: RequestId
-    path: str
-    tags: SLOTags
-    arrived: float
-    arrived_unix: float
-    deadline: float | None  # the earliest of its own and its compound's
-    compound: Compound | None
-    admitted: float | None = None
-    first_token: float | None = None
-    ended: float | None = None
-    outcome: Outcome = Outcome.WAITING
-    chunks: int = 0
-    late_chunks: int = 0
-
-    def view(self) -> PendingView:
-        tags = self.tags
-        kind = tags.slo_class or ("compound" if self.compound else "deadline" if self.deadline else None)
-        due = self.deadline
-        if due is None and tags.slo_ttft_s is not None:
-            kind, due = kind or "latency", self.arrived + tags.slo_ttft_s
-        admit_by = None if tags.slo_waiting_s is None else self.arrived + tags.slo_waiting_s
-        return PendingView(
-            self.id, self.arrived, due, admit_by, kind or "best_effort", tags.compound_id, tags.compound_stage
-        )
-
-    def token(self, now: float) -> None:
-        """A piece of the answer went out. With `slo_tbt_s`, the n-th is due n steps after the first was."""
-        if self.first_token is None:
-            self.first_token = now
-        if self.tags.slo_tbt_s is not None:
-            base = self.first_token if self.tags.slo_ttft_s is None else self.arrived + self.tags.slo_ttft_s
-            self.late_chunks += now > base + self.chunks * self.tags.slo_tbt_s
-        self.chunks += 1
-
-    def met(self) -> bool | None:
-        """None while it runs and for best effort."""
-        ttft, tbt = self.tags.slo_ttft_s, self.tags.slo_tbt_s
-        if self.ended is None or (self.deadline is None and ttft is None and tbt is None):
-            return None
-        in_time = self.deadline is None or self.ended <= self.deadline
-        begun = ttft is None or (self.first_token is not None and self.first_token <= self.arrived + ttft)
-        return self.outcome is Outcome.DONE and in_time and begun and not self.late_chunks
-
-    def ledger(self, now: float) -> Ledger:
-        """Where the time went. A call that ended without a token saw its first one at its end."""
-        end = now if self.ended is None else self.ended
-        return Ledger(
-            queue_s=(end if self.admitted is None else self.admitted) - self.arrived,
-            first_token_s=(end if self.first_token is None else self.first_token) - self.arrived,
-            total_s=end - self.arrived,
-            deadline_s=None if self.deadline is None else self.deadline - self.arrived,
-            met=self.met(),
-        )
 
 
 @dataclass
@@ -117,30 +30,58 @@ class Records:
     def __post_init__(self) -> None:
         self._calls = deque(maxlen=self.keep)
 
-    def open(self, path: str, tags: SLOTags) -> Call:
+    def open(
+        self,
+        path: str,
+        tags: SLOTags,
+        *,
+        prompt_tokens: int = 0,
+        sketch: LengthSketch | None = None,
+        max_tokens: int | None = None,
+        affinity: str | None = None,
+        resumable: bool = False,
+    ) -> Call:
         """A call has come in."""
         now, wall = self.clock(), self.wall()
         compound = self._compound(tags, now, wall)
         own = None if tags.slo_deadline_s is None else now + tags.slo_deadline_s
         whole = compound.deadline if compound else None
         deadline = min((d for d in (own, whole, _on_clock(tags, now, wall)) if d is not None), default=None)
-        call = Call(RequestId(next(self._ids)), path, tags, now, wall, deadline, compound)
+        call = Call(
+            RequestId(next(self._ids)),
+            path,
+            tags,
+            now,
+            wall,
+            deadline,
+            compound,
+            prompt_tokens=prompt_tokens,
+            sketch=sketch,
+            max_tokens=max_tokens,
+            affinity=affinity,
+            resumable=resumable,
+        )
         self._calls.append(call)
         return call
 
-    def admit(self, call: Call) -> None:
-        call.admitted = self.clock()
-        call.outcome = Outcome.RUNNING
-
-    def close(self, call: Call, outcome: Outcome) -> None:
-        """A call has ended, one way or another. Only the first ending counts."""
+    def close(self, call: Call, outcome: Outcome) -> bool:
+        """A call has ended, one way or another. False where it had ended before: only the first ending counts."""
         if call.ended is not None:
-            return
+            return False
         call.ended, call.outcome = self.clock(), outcome
+        call.track.completed = outcome is Outcome.DONE
+        call.track.move(Phase.ENDED, call.ended)
         if call.compound:
             call.compound.open -= 1
             call.compound.done += outcome is Outcome.DONE
             call.compound.ended_at = call.ended
+        return True
+
+    def open_calls(self, *, compound_id: str | None, fork_group: str | None) -> list[Call]:
+        """Those of a compound or a fork group that have not ended. Without either, none."""
+        wanted = [c for c in self._calls if c.ended is None and (compound_id or fork_group)]
+        wanted = [c for c in wanted if compound_id is None or c.tags.compound_id == compound_id]
+        return [c for c in wanted if fork_group is None or c.tags.fork_group == fork_group]
 
     def snapshot(self, compound_id: str | None = None) -> dict[str, object]:
         """As JSON: all of it, or one compound's."""
@@ -187,6 +128,8 @@ class Records:
             at = _on_clock(tags, now, wall)
             by = None if tags.compound_deadline_s is None else compound.first_at + tags.compound_deadline_s
             compound.deadline = min((d for d in (at, by) if d is not None), default=None)
+        if tags.compound_due_s is not None:  # counted from the stage's first call: its calls are due together
+            compound.dues.setdefault(tags.compound_stage or 0, now + tags.compound_due_s)
         compound.calls += 1
         compound.open += 1
         compound.last_seen = compound.last_seen or tags.compound_last == 1

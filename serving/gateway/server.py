@@ -3,69 +3,102 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, TextIO
 
-from ramify.serving import models
-from ramify.serving.engine.local import LocalEngine
+from ramify.serving.engine.types import EngineKind, EngineSpec
 from ramify.serving.errors import EngineFailed
+from ramify.serving.policy.table import DEFAULT, OptionValue, make_policy
+
+if TYPE_CHECKING:
+    from ramify.serving.gateway.core import Gateway
 
 UPSTREAM_SLOTS = 32  # calls at once for an engine whose own limit we do not know
-_DRAIN_S = 30.0
-_CLOSE_S = 5  # for connections to close once every call has ended
+DRAIN_S = 30.0  # for calls in progress, when a server of its own is told to stop
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings:
+    """What a gateway is run with. `home` is where weights are looked for."""
+
+    home: Path
+    engines: tuple[EngineSpec, ...] = (EngineSpec(EngineKind.LOCAL),)
+    upstream_key: str | None = None  # for engines at URLs
+    model: str | None = None  # for engines of ours; default: SmolLM2-135M
+    slots: int | None = None  # calls at once for each engine
+    prompt_cache: bool = False  # as LocalEngine explains
+    host: str = "127.0.0.1"
+    port: int = 0
+    api_keys: tuple[str, ...] = ()  # of which clients must show one; none: all are let in
+    forward_xargs: bool = False  # engines at URLs read our tags
+    can_resume: bool = False  # the engines go on with an answer whose beginning they are given
+    policy: str = DEFAULT
+    policy_options: dict[str, OptionValue] = field(default_factory=dict)
+    hang_s: float = 120.0
+    drain_s: float = 0.0  # how long leaving waits for calls that still run
+    engine_log: Path | None = None
+    analyzer: bool = False  # run the request analyzer beside it; its state is kept in `home`
+    trace: Path | None = None  # a file for what the policy moves inside vLLM, one JSON line a verdict
 
 
 class LocalGateway:
     """A gateway in this event loop. An async context manager; `base_url` is for any OpenAI client.
 
-    In front of `upstream` (a base URL), or, where none is given, of the embedded engine with the weights of `model`
-    (default: SmolLM2-135M) from `home`; `slots` and `prompt_cache` are then what LocalEngine explains. Raises
-    ModelMissing or EngineFailed where that one cannot start, and EngineFailed where the port cannot be had. Leaving
-    waits at most `drain_s` for calls that still run.
+    In front of `upstream` (a base URL), or of the engines of `settings`, or, where neither is given, of the embedded
+    engine with the weights of `model` from `home`. Raises ModelMissing or EngineFailed where one of ours cannot
+    start, and EngineFailed where the port cannot be had.
     """
 
     def __init__(
         self,
+        settings: GatewaySettings | None = None,
         *,
-        home: Path,
+        home: Path | None = None,
         upstream: str | None = None,
         upstream_key: str | None = None,
         model: str | None = None,
         slots: int | None = None,
         prompt_cache: bool = False,
-        host: str = "127.0.0.1",
         port: int = 0,
-        api_key: str | None = None,
-        forward_xargs: bool = False,
-        drain_s: float = 0.0,
     ) -> None:
+        if settings is None:
+            if home is None:
+                raise TypeError("LocalGateway needs settings, or a home")
+            engine = EngineSpec(EngineKind.LOCAL) if upstream is None else EngineSpec.parse(upstream)
+            settings = GatewaySettings(
+                home=home,
+                engines=(engine,),
+                upstream_key=upstream_key,
+                model=model,
+                slots=slots,
+                prompt_cache=prompt_cache,
+                port=port,
+            )
+        self.settings = settings
         self.base_url = ""
-        self.abort: Callable[[], None] = lambda: None  # break off every call that is in progress
-        self._home = home
-        self._upstream = upstream
-        self._upstream_key = upstream_key
-        self._model = model
-        self._slots = slots
-        self._prompt_cache = prompt_cache
-        self._address = (host, port)
-        self._api_key = api_key
-        self._forward_xargs = forward_xargs
-        self._drain_s = drain_s
+        self.gateway: Gateway | None = None  # while it runs
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        try:
+            from ramify.serving.gateway import running
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("ramify"):
+                raise
+            raise EngineFailed(f"the gateway needs {error.name}: run pip install 'ramify[serve]'") from error
+
+        policy = make_policy(self.settings.policy, **self.settings.policy_options)
         async with AsyncExitStack() as stack:
-            upstream, slots = self._upstream, self._slots or UPSTREAM_SLOTS
-            if upstream is None:
-                engine = await stack.enter_async_context(self._engine())
-                upstream, slots = engine.base_url, engine.slots
-            listener = stack.enter_context(_listening(*self._address))
-            await self._serve(stack, listener, upstream, slots)
+            engines, sockets = await running.start_engines(stack, self.settings)
+            listener = stack.enter_context(_listening(self.settings.host, self.settings.port))
+            self.gateway = await running.start_server(stack, listener, self.settings, policy, engines, sockets)
             host, port = listener.getsockname()[:2]
             self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
             self._stack = stack.pop_all()
@@ -75,110 +108,76 @@ class LocalGateway:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._stack.aclose()
-
-    def _engine(self) -> LocalEngine:
-        name = self._model or models.DEFAULT
-        weights = models.locate(self._home, name)
-        return LocalEngine(weights, alias=name, slots=self._slots or 1, prompt_cache=self._prompt_cache)
-
-    async def _serve(self, stack: AsyncExitStack, listener: socket.socket, upstream: str, slots: int) -> None:
-        try:
-            import uvicorn
-
-            from ramify.serving.gateway.app import create_gateway
-        except ImportError as error:
-            raise EngineFailed(f"the gateway needs {error.name}: run pip install 'ramify[serve]'") from error
-
-        class Server(uvicorn.Server):
-            """Signals are the business of whoever runs this loop."""
-
-            @contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield
-
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets)
-                up.set()
-
-        up = asyncio.Event()
-        app = create_gateway(
-            upstream,
-            slots=slots,
-            api_key=self._api_key,
-            upstream_key=self._upstream_key,
-            forward_xargs=self._forward_xargs,
-        )
-        config = uvicorn.Config(
-            app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=_CLOSE_S
-        )
-        server = Server(config)
-        running = asyncio.create_task(server.serve(sockets=[listener]))
-        self.abort = app.state.gateway.abort
-
-        async def stop() -> None:
-            await app.state.gateway.drain(self._drain_s)
-            server.should_exit = True
-            await running
-
-        stack.push_async_callback(stop)
-        started = asyncio.create_task(up.wait())
-        await asyncio.wait({started, running}, return_when=asyncio.FIRST_COMPLETED)
-        started.cancel()
-        if not up.is_set():
-            await running  # raises why
+        self.gateway = None
 
 
 async def serve(
+    settings: GatewaySettings,
     *,
-    home: Path,
-    host: str = "127.0.0.1",
-    port: int = 8080,
-    upstream: str | None = None,
-    upstream_key: str | None = None,
-    model: str | None = None,
-    slots: int | None = None,
-    api_key: str | None = None,
-    forward_xargs: bool = False,
+    log: TextIO | None = None,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Run a gateway until SIGINT or SIGTERM, then let calls in progress end for up to 30 s; a second signal
-    breaks them off. `ready` gets the base URL when it is up. Errors as in LocalGateway."""
+    """Run a gateway until SIGINT or SIGTERM, then let calls in progress end for as long as `settings` says; a second
+    signal breaks them off. `ready` gets the base URL when it is up, `log` a JSON line for each call. Errors as in
+    LocalGateway."""
+    _many_connections()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def asked() -> None:
-        if stop.is_set():
-            gateway.abort()
+        if stop.is_set() and gateway.gateway is not None:
+            gateway.gateway.abort()
         stop.set()
+        if not gateway.base_url:  # it was still starting
+            running.cancel()
 
-    gateway = LocalGateway(
-        home=home,
-        upstream=upstream,
-        upstream_key=upstream_key,
-        model=model,
-        slots=slots,
-        host=host,
-        port=port,
-        api_key=api_key,
-        forward_xargs=forward_xargs,
-        drain_s=_DRAIN_S,
-    )
+    gateway = LocalGateway(settings)
+    running = asyncio.create_task(_run(gateway, ready, stop))
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, asked)
     try:
-        async with gateway:
-            ready(gateway.base_url)
-            await stop.wait()
+        with _logging(log):
+            await running
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
+
+
+async def _run(gateway: LocalGateway, ready: Callable[[str], None], stop: asyncio.Event) -> None:
+    async with gateway:
+        ready(gateway.base_url)
+        await stop.wait()
+
+
+def _many_connections() -> None:
+    """A stream takes two descriptors, and the usual limit of 1,024 would end at five hundred of them."""
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if allowed != most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@contextmanager
+def _logging(stream: TextIO | None) -> Iterator[None]:
+    if stream is None:
+        yield
+        return
+    from ramify.serving.gateway import logs
+
+    handler = logs.to_stream(stream)
+    try:
+        yield
+    finally:
+        logs.stop(handler)
 
 
 @contextmanager
 def _listening(host: str, port: int) -> Iterator[socket.socket]:
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=1024)
+        listener = socket.create_server((host, port), family=family, backlog=4096)
     except OSError as error:
         raise EngineFailed(f"cannot listen on {host}:{port}: {error.strerror}. Choose another port") from error
     with listener:

@@ -1,4 +1,4 @@
-"""The engine behind the gateway, over HTTP: whole answers and streams, and every failure as an ApiError."""
+"""An engine behind the gateway, over HTTP: whole answers and streams, and every failure as an ApiError."""
 
 from __future__ import annotations
 
@@ -10,27 +10,33 @@ from typing import TypeVar
 import httpx
 
 from ramify.serving import wire
+from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError
 
 _T = TypeVar("_T")
 _CONNECT_S = 10.0
+_JSON = {"content-type": "application/json"}
+_PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
 
 
 class Upstream:
     """One OpenAI-compatible server. `hang_s` of silence and it is taken for hung."""
 
     def __init__(
-        self, base_url: str, *, key: str | None, hang_s: float, transport: httpx.AsyncBaseTransport | None
+        self,
+        base_url: str,
+        *,
+        key: str | None = None,
+        hang_s: float = 120.0,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._root = wire.api_root(base_url)
-        self._shown = wire.redacted(self._root)
+        self.shown = wire.redacted(self._root)
         self._hang_s = hang_s
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
-            transport=transport,
+            transport=transport or _transport(trust_env=not wire.is_loopback(self._root)),
             timeout=httpx.Timeout(None, connect=_CONNECT_S),
-            limits=httpx.Limits(max_connections=None),
-            trust_env=not wire.is_loopback(self._root),
             auth=self._authorised if self._key else None,
         )
 
@@ -41,22 +47,25 @@ class Upstream:
         async with self._opened(self._http.build_request("GET", self._root + path)) as response:
             return await self._whole(response)
 
-    async def post(self, path: str, body: Mapping[str, object]) -> Mapping[str, object]:
+    async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
-        async with self._opened(self._http.build_request("POST", self._root + path, json=body)) as response:
+        async with self._opened(self._post(path, body)) as response:
             return await self._whole(response)
 
-    async def stream(self, path: str, body: Mapping[str, object]) -> AsyncGenerator[str, None]:
-        """The `data:` of each event, up to and with `[DONE]`. Raises ApiError where it ends before that."""
-        async with self._opened(self._http.build_request("POST", self._root + path, json=body)) as response:
+    async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[sse.Event], None]:
+        """The events, as many at a time as came together. Its end is for the caller to judge."""
+        async with self._opened(self._post(path, body)) as response:
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise self._broken("it does not stream")
-            async with aclosing(wire.sse_data(response.aiter_bytes())) as events:
-                while (data := await self._within(_next(events))) is not None:
-                    yield data
-                    if data == wire.DONE:
-                        return
-            raise self._broken("it ended its stream before the answer's end")
+                raise self.broken("it does not stream")
+            async with aclosing(sse.events(response.aiter_bytes())) as events:
+                while (found := await self._within(_next(events))) is not None:
+                    yield found
+
+    def broken(self, problem: str) -> ApiError:
+        return ApiError(502, "upstream_failed", f"the engine at {self.shown} broke its answer: {problem}", lost=True)
+
+    def _post(self, path: str, body: bytes) -> httpx.Request:
+        return self._http.build_request("POST", self._root + path, content=body, headers={**_JSON, **_PLAIN})
 
     @asynccontextmanager
     async def _opened(self, request: httpx.Request) -> AsyncGenerator[httpx.Response, None]:
@@ -64,19 +73,20 @@ class Upstream:
             response = await self._within(self._http.send(request, stream=True))
             try:
                 if response.status_code >= 400:
-                    raise await self._refused(response)
+                    raise await self._refused(response, request.url.path)
                 yield response
             finally:
                 await response.aclose()
         except httpx.ConnectError as error:
-            raise ApiError(503, "upstream_unavailable", f"no engine at {self._shown}: {_told(error)}") from error
+            said = f"no engine at {self.shown}: {_told(error)}"
+            raise ApiError(503, "upstream_unavailable", said, lost=True) from error
         except (httpx.RequestError, wire.Malformed) as error:
-            raise self._broken(_told(error)) from error
+            raise self.broken(_told(error)) from error
 
     async def _whole(self, response: httpx.Response) -> Mapping[str, object]:
         return wire.parse_object(await self._within(response.aread()))
 
-    async def _refused(self, response: httpx.Response) -> ApiError:
+    async def _refused(self, response: httpx.Response, path: str) -> ApiError:
         """The engine's own refusal goes through; its failures are ours, and invite a retry."""
         status = response.status_code
         text = await self._within(response.aread())
@@ -88,16 +98,25 @@ class Upstream:
         message, code = str(detail.get("message") or "no reason given"), detail.get("code")
         if self._key:
             message = message.replace(self._key, "***")
-        if status >= 500:
-            return ApiError(502, "upstream_failed", f"the engine at {self._shown} answered {status}: {message}")
+        if status >= 500 and status != 501:
+            said_by = f"the engine at {self.shown} answered {status}: {message}"
+            return ApiError(502, "upstream_failed", said_by, lost=True)
+        endpoint = path[path.rfind("/v1/") :]
+        if status in (404, 405, 501) and code != "model_not_found" and "model" not in message:
+            said_by = f"the engine at {self.shown} has no {endpoint} ({status}: {message}): use another endpoint"
+            return ApiError(404, "endpoint_unsupported", said_by, "path")
         after = response.headers.get("retry-after")
         param = detail.get("param")
+        again = response.headers.get("x-should-retry")
+        least = {"earliest_feasible_s": detail["earliest_feasible_s"]} if "earliest_feasible_s" in detail else {}
         return ApiError(
             status,
             code if isinstance(code, str) else "upstream_refused",
             message,
             param if isinstance(param, str) else None,
-            headers={"retry-after": after} if after else {},
+            least,
+            {k: v for k, v in (("retry-after", after), ("x-should-retry", again)) if v is not None},
+            lost=status == 429,
         )
 
     async def _within(self, work: Awaitable[_T]) -> _T:
@@ -105,19 +124,21 @@ class Upstream:
             async with asyncio.timeout(self._hang_s):
                 return await work
         except TimeoutError:
-            raise ApiError(
-                504, "upstream_timeout", f"the engine at {self._shown} sent nothing for {self._hang_s:g} s"
-            ) from None
-
-    def _broken(self, problem: str) -> ApiError:
-        return ApiError(502, "upstream_failed", f"the engine at {self._shown} broke its answer: {problem}")
+            said = f"the engine at {self.shown} sent nothing for {self._hang_s:g} s"
+            raise ApiError(504, "upstream_timeout", said, lost=True) from None
 
     def _authorised(self, request: httpx.Request) -> httpx.Request:
         request.headers["authorization"] = f"Bearer {self._key}"
         return request
 
 
-async def _next(events: AsyncGenerator[str, None]) -> str | None:
+def _transport(*, trust_env: bool) -> httpx.AsyncBaseTransport:
+    from ramify.serving.gateway.transport import AiohttpTransport
+
+    return AiohttpTransport(connect_s=_CONNECT_S, trust_env=trust_env)
+
+
+async def _next(events: AsyncGenerator[list[sse.Event], None]) -> list[sse.Event] | None:
     return await anext(events, None)
 
 

@@ -4,34 +4,43 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ramify.serving.policy.types import Capacity, PendingView, Refusal, Verdict
+from ramify.serving.policy.types import Finished, Refusal, RequestView, Verdict, View
 
 
 @dataclass(frozen=True, slots=True)
 class EarliestDeadlineFirst:
     """The call whose deadline comes first goes first; ties go by arrival.
 
-    A call without a deadline is ordered as though it were due `best_effort_s` after its arrival: it stands behind
-    everything that is due sooner, and ages. Only calls with an earlier deadline can pass it, and of those no new
-    ones can come once its own time is near, so it never starves; and it is never refused for being late.
+    A call without a deadline is due when its first token is, and where it names neither, `best_effort_s` after its
+    arrival: it stands behind everything that is due sooner, and ages. Only calls with an earlier deadline can pass
+    it, and of those no new ones can come once its own time is near, so it never starves; and it is never refused for
+    being late.
     A call that is past its deadline, or past the time by which it wanted to be admitted, is refused: starting it
-    would only delay the others.
+    would only delay the others. What runs is left alone.
     """
 
     best_effort_s: float = 120.0
 
-    def decide(self, pending: tuple[PendingView, ...], capacity: Capacity, now: float) -> Verdict:
-        refuse, live, wakes = [], [], []
-        for call in pending:
-            if call.deadline is not None and call.deadline <= now:
-                refuse.append(Refusal(call.id, f"its deadline passed {now - call.deadline:.3f} s ago"))
+    def decide(self, view: View, now: float) -> Verdict:
+        drop, live, wakes = [], [], []
+        for call in view.waiting:
+            due = _due(call)
+            if due is not None and due <= now:
+                drop.append(Refusal(call.id, f"its deadline passed {now - due:.3f} s ago"))
             elif call.admit_by is not None and call.admit_by <= now:
-                refuse.append(Refusal(call.id, f"it was not admitted within {call.admit_by - call.arrived:.3f} s"))
+                drop.append(Refusal(call.id, f"it was not admitted within {call.admit_by - call.arrived:.3f} s"))
             else:
-                live.append(call)
-                wakes += [at for at in (call.deadline, call.admit_by) if at is not None]
-        live.sort(key=lambda call: (self._due(call), call.arrived, call.id))
-        return Verdict(tuple(call.id for call in live), tuple(refuse), min(wakes, default=None))
+                live.append((call.arrived + self.best_effort_s if due is None else due, call.arrived, call.id))
+                wakes += [at for at in (due, call.admit_by) if at is not None]
+        live.sort()
+        order = tuple(id_ for _, _, id_ in live)
+        return Verdict(
+            admit=order[: view.capacity.free], order=order, drop=tuple(drop), wake_at=min(wakes, default=None)
+        )
 
-    def _due(self, call: PendingView) -> float:
-        return call.arrived + self.best_effort_s if call.deadline is None else call.deadline
+    def observe(self, done: Finished) -> None:
+        """Learns nothing."""
+
+
+def _due(call: RequestView) -> float | None:
+    return call.ttft if call.deadline is None else call.deadline

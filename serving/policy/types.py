@@ -1,32 +1,137 @@
-"""What an admission policy sees and says. Plain data; all times are seconds on one clock that the host hands in."""
+"""What a scheduling policy sees and says. Plain data; all times are seconds on one clock that the host hands in.
+
+One policy object runs in three hosts: the gateway in front of any engine, vLLM's own scheduler, and replay. A host
+keeps one `RequestView` for each request and makes a new one only where something changed, so that a policy may keep
+what it worked out for as long as the view is the same object.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NewType, Protocol
+
+from ramify.serving.sketch import LengthSketch
 
 RequestId = NewType("RequestId", int)
 
 
+class State(StrEnum):
+    WAITING = "waiting"  # never started
+    RUNNING = "running"  # holds a slot and KV
+    PAUSED = "paused"  # holds KV, no slot: it goes on where it stood
+    PREEMPTED = "preempted"  # started once, holds nothing: it waits, and its tokens are prefilled again
+
+
+class SloClass(StrEnum):
+    LATENCY = "latency"  # tokens by a timeline: time to first token, then time between tokens
+    DEADLINE = "deadline"  # the whole answer by a time
+    COMPOUND = "compound"  # a part of a workflow, which is due as a whole
+    BEST_EFFORT = "best_effort"
+
+
 @dataclass(frozen=True, slots=True)
-class PendingView:
-    """A call that waits to be let into the engine."""
+class StageEstimate:
+    """A later stage of a compound request, as the compiler's plan or a matched pattern has it."""
+
+    calls: float
+    prefill: float  # tokens a call, net of what the prefix cache is expected to hold
+    output_median: float  # tokens a call
+    tool_s_before: float = 0.0  # no GPU time: what passes before its calls arrive
+
+
+@dataclass(frozen=True, slots=True)
+class CompoundView:
+    """A workflow's run as one unit. All its calls of one stage share this object."""
+
+    id: str
+    stage: int = 0
+    stages: int | None = None  # how many there will be; None: not known
+    width: int = 1  # calls in this stage, arrived or not
+    last: bool = False  # this stage ends the workflow
+    deadline: float | None = None  # of the whole workflow
+    rest: tuple[StageEstimate, ...] = ()  # the stages after this one
+    due: float | None = None  # of this stage, by its share of the deadline (D_s = φ(s)·D): a goal, no limit
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A fork group: `size` siblings of one prompt, of which the workflow joins on the first `need`."""
+
+    id: str
+    size: int
+    need: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """One LLM call. Immutable: a host replaces it when it has moved on (every few tokens is often enough)."""
 
     id: RequestId
     arrived: float
-    deadline: float | None = None  # when its answer is needed; None: best effort
+    slo_class: SloClass = SloClass.BEST_EFFORT
+    deadline: float | None = None  # when its whole answer is needed; None: no such limit
+    ttft: float | None = None  # when its first token is needed, as a time and not as a duration
+    tbt: float | None = None  # seconds between tokens; the n-th token is due at ttft + n * tbt
     admit_by: float | None = None  # when it is no longer worth starting; None: never
-    slo_class: str = "best_effort"
-    compound_id: str | None = None
-    stage: int | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, expected in the prefix cache when it starts
+    computed: int = 0  # tokens whose KV it holds now; 0 while it waits
+    generated: int = 0  # output tokens so far, also those before a preemption
+    sketch: LengthSketch | None = None  # of the whole answer's length; None: nothing is known
+    weight: float = 1.0  # what its goodput is worth to the operator
+    state: State = State.WAITING
+    compound: CompoundView | None = None
+    group: GroupView | None = None
+    replica: int = 0
+    max_tokens: int | None = None  # where the answer is cut
+
+    @property
+    def to_prefill(self) -> int:
+        """Tokens to be computed before its next new token: the price of a start, or of a start again."""
+        return max(1, self.prompt_tokens + self.generated - max(self.computed, self.cached_tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Time of one engine step in ms, linear in what it holds.
+
+    The defaults are a fit of published H200 kernel tables for an 8-billion-parameter Llama. A host scales it by
+    what it measures.
+    """
+
+    base_ms: float = 4.1
+    per_seq_ms: float = 0.0055  # for each sequence in the batch
+    per_kctx_ms: float = 0.0334  # for each 1000 tokens of context, summed over the batch
+    per_prefill_ms: float = 0.0185  # for each prompt token computed in the step
+
+    def step_ms(self, sequences: float, context_tokens: float, prefill_tokens: float = 0.0) -> float:
+        return (
+            self.base_ms
+            + self.per_seq_ms * sequences
+            + self.per_kctx_ms * context_tokens / 1000
+            + self.per_prefill_ms * prefill_tokens
+        )
+
+    def scaled(self, factor: float) -> StepModel:
+        """The same engine `factor` times slower."""
+        return StepModel(
+            self.base_ms * factor, self.per_seq_ms * factor, self.per_kctx_ms * factor, self.per_prefill_ms * factor
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The engine: how many calls it works on at once, and how many it has."""
+    """The engine: how many calls it works on at once, how many it has, how fast it is and what can be asked of it."""
 
     slots: int
-    running: int
+    running: int = 0
+    kv_free: int | None = None  # tokens of KV not held by anybody; None: the host cannot see it
+    step: StepModel = StepModel()
+    can_preempt: bool = False  # a running call can be put back, to be computed again later
+    can_pause: bool = False  # a running call can keep its KV and give up its slot
+    can_cancel: bool = False  # a running call can be ended for good
 
     @property
     def free(self) -> int:
@@ -34,8 +139,18 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class View:
+    """All that a policy decides over. No request stands twice."""
+
+    capacity: Capacity
+    waiting: Sequence[RequestView] = ()  # WAITING and PREEMPTED, in any order
+    running: Sequence[RequestView] = ()  # RUNNING; empty where the host cannot see into the engine
+    paused: Sequence[RequestView] = ()  # PAUSED
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
-    """A call that is not worth starting. `earliest_feasible_s`: the least deadline, in seconds from now, that
+    """A call that is not worth going on with. `earliest_feasible_s`: the least deadline, in seconds from now, that
     would have been accepted; None where the policy does not know."""
 
     id: RequestId
@@ -45,14 +160,37 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One decision over all that waits. No call stands in both lists."""
+    """One decision over a View. The host performs it in this order: drop, preempt, pause, resume, admit."""
 
-    admit: tuple[RequestId, ...] = ()  # best first; the host lets in the first `capacity.free` of them
-    refuse: tuple[Refusal, ...] = ()
-    wake_at: float | None = None  # decide again then, even where nothing has come or gone
+    admit: tuple[RequestId, ...] = ()  # start now, best first; a prefix of `order`; never more than slots become free
+    order: tuple[RequestId, ...] = ()  # all of View.waiting but the dropped, best first
+    preempt: tuple[RequestId, ...] = ()  # of View.running, worst first; only with can_preempt
+    pause: tuple[RequestId, ...] = ()  # of View.running, worst first, none that is preempted; only with can_pause
+    resume: tuple[RequestId, ...] = ()  # of View.paused, best first; each takes a slot
+    drop: tuple[Refusal, ...] = ()  # of View.waiting; of running and paused only with can_cancel; in no other list
+    budget: int | None = None  # most prompt tokens to compute in one step until the next verdict; None: no limit
+    wake_at: float | None = None  # decide again then, even where nothing has come or gone; always later than now
 
 
-class AdmissionPolicy(Protocol):
-    """Decides which calls the engine gets next. Pure: equal arguments, equal verdict."""
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A request that has ended, for policies that learn from what came of their verdicts."""
 
-    def decide(self, pending: tuple[PendingView, ...], capacity: Capacity, now: float) -> Verdict: ...
+    view: RequestView  # as it was last, `generated` being its whole length
+    at: float
+    met: bool  # its SLO; True for best effort that was answered
+    delivered: int = 0  # tokens that came in time
+
+
+class Policy(Protocol):
+    """Decides which calls the engine works on next.
+
+    Deterministic: two policies that were made alike and given the same calls of `decide` and `observe` answer alike.
+    No clock, no I/O, no chance but a seeded one. What it keeps between calls is only what it could work out again
+    (keys of unchanged views) and what it has learnt by `observe`.
+    """
+
+    def decide(self, view: View, now: float) -> Verdict: ...
+
+    def observe(self, done: Finished) -> None:
+        """A request has ended. Policies that do not learn ignore it."""

@@ -149,9 +149,52 @@ async def uses_a_sandbox_after_its_step() -> None:
     await STRAY.pop().run("touch stray")
 
 
+@step
+async def touches(sandbox: Sandbox, name: str) -> list[str]:
+    await sandbox.run(["touch", name], check=True)
+    return (await sandbox.run("ls")).stdout.split()
+
+
+@workflow(deadline="1h")
+async def touches_two(name: str) -> list[str]:
+    await touches(f"{name}1")
+    return await touches(f"{name}2")
+
+
 @workflow
+async def runs_workflows() -> list[list[str]]:
+    first = await touches_two("a")
+    async with fork(["b", "c"]) as branches:
+        found = []
+        for branch in branches:
+            async with branch.enter():
+                found.append(await touches_two(branch.item))
+        await branches[1].adopt()
+    if STRAY:
+        raise RuntimeError("stopped")
+    return [first, *found, await touches("d")]
+
+
+HIDDEN_FLOWS = {"two": touches_two}  # from the compiler, which would refuse it
+
+
+@step
 async def runs_a_workflow() -> Any:
-    return await cancelled()
+    return await HIDDEN_FLOWS["two"]("x")
+
+
+@workflow
+async def runs_a_workflow_in_a_step() -> Any:
+    return await runs_a_workflow()
+
+
+@workflow(workspace="/nowhere")
+async def elsewhere() -> None: ...
+
+
+@workflow
+async def runs_one_of_another_workspace() -> None:
+    await elsewhere()
 
 
 @workflow

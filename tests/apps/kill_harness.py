@@ -1,5 +1,6 @@
-"""Runs `search` once unkilled, then kills it with SIGKILL at random moments and resumes it, in forks of one warm
-process. Prints one JSON object a trial: what the journal holds in the end, and how the trial went.
+"""Runs `search` once unkilled, then kills it at random moments and resumes it, in forks of one warm process. A moment
+is one of its CPU time, by a kernel timer whose signal nobody handles: how busy the machine is changes nothing.
+Prints one JSON object a trial: what the journal holds in the end, and how the trial went.
 
 Usage: kill_harness.py FOLDER SANDBOX TRIALS SEED
 """
@@ -39,10 +40,12 @@ async def work(folder: Path, sandbox: str, run_id: str | None) -> dict[str, Any]
         LLMClient("http://model.test/v1", transport=model) as client,
         Runtime(home=folder / "home", sandbox=sandbox, llm=client) as runtime,
     ):
+        opened = time.process_time()
         if run_id is None:
             result = await runtime.run(search_app.search, NAMES, workspace=folder / "workspace")
         else:
             result = await runtime.resume(run_id)
+        ended = time.process_time()
         run = await runtime.record()
         rows = [r for r in await runtime.journal() if r.status is OpStatus.DONE]
         calls = await runtime.llm_calls()
@@ -53,14 +56,16 @@ async def work(folder: Path, sandbox: str, run_id: str | None) -> dict[str, Any]
             "calls": sorted((c.key, c.result_digest) for c in calls),
             "tree": last.content_key,
             "status": run.status,
+            "between": (opened, ended),
         }
 
 
-def spawn(folder: Path, sandbox: str, run_id: str | None) -> int:
+def spawn(folder: Path, sandbox: str, run_id: str | None, kill_after_s: float = 0.0) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
+        signal.setitimer(signal.ITIMER_PROF, kill_after_s)
         done = asyncio.run(work(folder, sandbox, run_id))
         (folder / "done.json").write_text(json.dumps(done))
     finally:
@@ -78,30 +83,24 @@ def make(folder: Path) -> None:
     (folder / "workspace" / "hello.txt").write_text("hello\n")
 
 
-def trial(folder: Path, sandbox: str, delay: float | None) -> dict[str, Any]:
+def trial(folder: Path, sandbox: str, kill_after_s: float) -> dict[str, Any]:
     make(folder)
-    begun = time.monotonic()
-    pid = spawn(folder, sandbox, None)
-    if delay is not None:
-        time.sleep(delay)
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    took = time.monotonic() - begun
+    os.waitpid(spawn(folder, sandbox, None, kill_after_s), 0)
     resumed = False
     if not (folder / "done.json").exists():
         run_id = asyncio.run(unfinished(folder))
         resumed = run_id is not None
         os.waitpid(spawn(folder, sandbox, run_id), 0)  # killed before its first row: simply run again
-    return {"resumed": resumed, "took": took, **json.loads((folder / "done.json").read_text())}
+    return {"resumed": resumed, **json.loads((folder / "done.json").read_text())}
 
 
 def main() -> None:
     folder, sandbox, trials, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     chance = random.Random(seed)
-    whole = trial(folder / "whole", sandbox, None)
+    whole = trial(folder / "whole", sandbox, 0.0)
     print(json.dumps(whole), flush=True)
     for number in range(trials):
-        print(json.dumps(trial(folder / str(number), sandbox, chance.uniform(0, whole["took"]))), flush=True)
+        print(json.dumps(trial(folder / str(number), sandbox, chance.uniform(*whole["between"]))), flush=True)
 
 
 if __name__ == "__main__":

@@ -92,3 +92,40 @@ def test_a_builder_that_raises_is_the_users(ramify: Any, tmp_path: Path) -> None
     assert said.status == 1
     assert 'raise ValueError("not today")' in said.err
     assert "could not make its graph" in said.err
+
+
+def test_a_pass_can_be_left_out_and_no_other_name(ramify: Any, target: str) -> None:
+    assert "lookahead" in ramify("compile", target).json["passes"]
+    assert "lookahead" not in ramify("compile", target, "--without", "lookahead").json["passes"]
+    said = ramify("compile", target, "--without", "effects")
+    assert said.status == 2
+    assert "choose from placement" in said.err
+
+
+def test_mermaid(ramify: Any, target: str) -> None:
+    assert ramify("compile", target, "--emit", "mermaid").out.startswith("flowchart TD")
+
+
+def test_the_schema_of_plans_needs_no_runs(ramify: Any, target: str) -> None:
+    assert ramify("compile", target, "--emit", "schema").json["title"] == "A plan of Ramify"
+
+
+def test_a_workflow_that_has_run_is_planned_by_its_runs(ramify: Any, target: str, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    learned = target.replace(":go", ":asks")
+    path = Path(target.rpartition(":")[0])
+    path.write_text(SOURCE + ASKS)
+    sealed = [op["kind"] for op in ramify("compile", learned).json["ops"]].count("SEAL")
+    for _ in range(6):
+        assert ramify("run", learned, "--sandbox", "copy", "--workspace", workspace).status == 0
+    after = ramify("compile", learned).json
+    assert [op["kind"] for op in after["ops"]].count("SEAL") == sealed - 1, "the first left its world as it was"
+    assert [op["kind"] for op in ramify("compile", learned, "--unmeasured").json["ops"]].count("SEAL") == sealed
+
+
+ASKS = """
+@workflow
+async def asks() -> int:
+    return await look() + await look()
+"""

@@ -37,7 +37,7 @@ def test_stat(home: Any) -> None:
 
 
 def test_as_json(home: Any, ramify: Any) -> None:
-    changes = ramify("diff", "@:base", "@", "--json").json
+    changes = ramify("diff", "@:base", "@", "--json").json["files"]
     assert [(one["path"], one["kind"]) for one in changes] == [
         ("caf\udce9.txt", "added"),
         ("gone.txt", "removed"),

@@ -9,17 +9,23 @@ def test_the_verdict_is_the_exit_status(ramify: Any, tmp_path: Any) -> None:
     said = ramify("doctor", "--json")
     told = said.json
     backends = {one["name"]: one for one in told["sandboxes"]}
-    assert set(backends) == {"namespaces", "copy"}
+    assert set(backends) == {"namespaces", "docker", "copy"}
     assert told["ok"] is backends["namespaces"]["available"]
     assert said.status == (0 if told["ok"] else 1)
     assert bool(backends["namespaces"]["reason"]) is not told["ok"]
     assert (told["home"], told["versions"]["ramify"]) == (str(tmp_path / "home"), __version__)
+    assert backends["copy"]["features"]["file_isolation"]["yes"] is False
+    for one in backends.values():
+        assert all(bool(flag["reason"]) is not flag["yes"] for flag in one["features"].values())
     assert told["models"] == {"smollm2-135m": None}
 
 
 def test_for_people(ramify: Any, tmp_path: Any) -> None:
     said = ramify("doctor")
-    assert said.out.startswith("SANDBOX     WORKS")
+    head, works, *_ = said.out.splitlines()
+    assert head.split() == ["SANDBOX", "namespaces", "docker", "copy"]
+    assert works.startswith("works here")
+    assert "copy, isolates files: no. commands run as you" in said.out
     assert f"home      {tmp_path}/home (no runs yet)" in said.out.splitlines()
     assert "ramify models pull" in said.out
 
@@ -33,6 +39,6 @@ def test_a_machine_without_namespaces(ramify: Any, monkeypatch: Any) -> None:
 
 
 def _broken() -> Any:
-    from ramify.sandboxes.contract import Capabilities
+    from ramify.sandboxes.features import Capabilities, flags
 
-    return Capabilities(backend="namespaces", available=False, reason="no user namespaces here")
+    return Capabilities("namespaces", flags({}), reason="no user namespaces here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,10 +39,35 @@ def test_help_documents_commands_and_exit_codes() -> None:
 
 
 @pytest.mark.parametrize("name", [*cli.commands, "models pull", "models ls"])
-def test_every_command_has_help(name: str, ramify: Any) -> None:
+def test_every_command_has_help_with_an_example(name: str, ramify: Any) -> None:
     said = ramify(*name.split(), "--help")
     assert said.status == 0
     assert said.out.startswith(f"Usage: ramify {name}")
+    examples = re.findall(rf"Example: .*ramify {name}(?: |$)", " ".join(said.out.split()) + " ")
+    assert examples, said.out
+
+
+LISTINGS = ("ls", "log", "show", "tree", "diff", "effects", "explain", "doctor", "fsck", "gc")
+
+
+@pytest.mark.parametrize("name", LISTINGS)
+def test_what_lists_or_tells_does_it_in_json_too(name: str) -> None:
+    assert "--json" in [option for parameter in cli.commands[name].params for option in parameter.opts]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str, ramify: Any) -> None:
+    said = ramify("completion", shell)
+    assert said.status == 0
+    assert "_RAMIFY_COMPLETE" in said.out
+    words = {"COMP_WORDS": "ramify resume --a", "COMP_CWORD": "2"} | {"fish": {"COMP_CWORD": "--a"}}.get(shell, {})
+    asked = call(env={**os.environ, "_RAMIFY_COMPLETE": f"{shell}_complete", **words})
+    assert {"--answer", "--app", "--apply", "--api-key"} <= set(re.findall(r"--[a-z-]+", asked.stdout)), asked
+
+
+def test_colours_are_for_terminals_alone(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("ls", "log", "show", "tree", "effects", "explain"):
+        assert "\x1b" not in ramify(command).out
 
 
 @pytest.mark.parametrize(

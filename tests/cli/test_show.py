@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from ramify.cli.show import deadline_line, op_lines, run_lines, slo_lines
-from ramify.cli.slo import call_times
+from ramify.browse.calls import call_times
+from ramify.cli.operations import op_lines
+from ramify.cli.show import deadline_line, run_lines, slo_lines
 from ramify.runtime.records import RunStatus
 from ramify.runtime.store import Tally
 

@@ -36,6 +36,7 @@ def test_every_form_of_a_sample_is_as_it_was(compiled: tuple[str, Compilation]) 
         "spec": compilation.spec_text(),
         "ir": compilation.ir_text(),
         "dot": compilation.dot(),
+        "mmd": compilation.mermaid(),
         "plan.json": compilation.plan.to_json(),
     }
     for ending, exact in forms.items():

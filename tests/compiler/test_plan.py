@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.compiler.plan import (
+    STEPS,
     Block,
     Effect,
     GraphBreak,
@@ -45,8 +46,8 @@ def plans(draw: st.DrawFn) -> Plan:
     ids = draw(st.lists(texts.map(lambda text: OpId("op" + text)), unique=True, max_size=5))
     ops = [CATCH_ALL]
     for op_id in ids:
-        kind = draw(st.sampled_from([k for k in OpKind if steps or k is not OpKind.RUN]))
-        step = draw(st.sampled_from(steps)).name if kind is OpKind.RUN else None
+        kind = draw(st.sampled_from([k for k in OpKind if steps or k not in STEPS]))
+        step = draw(st.sampled_from(steps)).name if kind in STEPS else None
         ops.append(
             PlanOp(op_id, kind, draw(values), draw(values), draw(st.none() | sites), step, draw(attrs)),
         )

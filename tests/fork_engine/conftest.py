@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.fork_engine import folder as stores
+from ramify.fork_engine.store import NO_PROCESSES, SnapshotStore
+from ramify.fork_engine.types import Processes, Snapshot
 
 Described = dict[str, tuple[Any, ...]]
 
@@ -46,6 +47,12 @@ def describe_tree(root: Path, *, times: bool = True) -> Described:
             for at in paths:
                 shown[at] += (tuple(sorted(paths)),)
     return shown
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test cuts the power, and a flush is the whole file system's: it waits for what all others here wrote."""
+    monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
 
 
 @pytest.fixture
@@ -96,7 +103,7 @@ class Bench:
         env: Mapping[str, str] | None = None,
         env_unset: tuple[str, ...] = (),
         cwd: str = "",
-        tier: ProcessTier = ProcessTier.NONE,
+        processes: Processes = NO_PROCESSES,
     ) -> Snapshot:
         """A child of `parent` with these files written, removed, and whatever `do` does."""
         tree = self.tree(parent)
@@ -107,7 +114,7 @@ class Bench:
         write_files(tree, files or {})
         if do is not None:
             do(tree)
-        return self.store.seal_tree(tree, parent, env=env or {}, env_unset=env_unset, cwd=cwd, tier=tier)
+        return self.store.seal_tree(tree, parent, env=env or {}, env_unset=env_unset, cwd=cwd, processes=processes)
 
     def on_disk(self, part: str) -> list[str]:
         return sorted(path.name for path in (self.store.root / part).iterdir())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -54,3 +55,22 @@ def test_an_error_of_the_disk_is_not_swallowed(tmp_path: Path, monkeypatch: pyte
 def test_a_flush_that_fails_is_an_error() -> None:
     with pytest.raises(OSError, match="Bad file descriptor"):
         content.sync_file_system(-1)
+
+
+@pytest.mark.parametrize("data", [{}, {0: b"first"}, {100 << 20: b"middle"}, {(200 << 20) - 4: b"last"}])
+def test_a_digest_asks_for_large_holes_and_reads_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[int, bytes]
+) -> None:
+    fd = os.open(tmp_path / "sparse", os.O_CREAT | os.O_RDWR)
+    os.ftruncate(fd, 200 << 20)
+    for offset, there in data.items():
+        os.pwrite(fd, there, offset)
+    by_reading = hashlib.sha256()
+    with open(fd, "rb", closefd=False) as stream:
+        while chunk := stream.read(1 << 20):
+            by_reading.update(chunk)
+    read, pread = list[int](), os.pread
+    monkeypatch.setattr(os, "pread", lambda *args: (got := pread(*args), read.append(len(got)))[0])
+    assert content.digest_fd(fd) == by_reading.hexdigest()
+    assert sum(read) <= 2 << 20
+    os.close(fd)

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 
-from ramify.fork_engine.keys import DEFAULT_VOLATILE, Volatile, base_digest, content_key
+from ramify.fork_engine.keys import DEFAULT_VOLATILE, UNDEFINED, Stacks, Volatile, base_digest, content_key
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.types import Entry, EntryKind, LayerId
-from ramify.fork_engine.view import Located, View
+from ramify.fork_engine.types import (
+    ContentKey,
+    Entry,
+    EntryKind,
+    LayerId,
+    Processes,
+    ProcessTier,
+    Snapshot,
+    SnapshotId,
+)
+from ramify.fork_engine.view import Located, OpenView, View
 
 
 @pytest.mark.parametrize(
@@ -46,9 +56,22 @@ def test_golden() -> None:
     digest = base_digest(base, volatile)
     assert digest == sha256(b'[["dir",493,""],[["a",["file",420,"aa"]]]]')
     delta = {"a": None, "b": Located(Entry(EntryKind.FIFO, 0o600, mtime_ns=7), LayerId("l"))}
-    assert content_key(View(base, delta), digest, volatile, {"E": "1"}, ("U",), "") == sha256(
+    state = Snapshot(SnapshotId(""), (base.id,), ContentKey(""), {"E": "1"}, ("U",))
+    stacks = Stacks(View(base, delta), digest)
+    assert content_key(state, stacks, volatile) == sha256(
         b'{"base":"' + digest.encode() + b'","cwd":"","env":{"E":"1"},"env_unset":["U"],'
         b'"files":[["a",null],["b",["fifo",384,""]]],"root":["dir",493,""]}'
+    )
+    for live in (Processes(ProcessTier.DROPPED, dropped=1), Processes(ProcessTier.REPL), Processes(ProcessTier.CRIU)):
+        assert content_key(replace(state, processes=live), stacks, volatile) == UNDEFINED
+    outside = Manifest({"tmp": top, "tmp/x": Entry(EntryKind.FIFO), "h": Entry(EntryKind.WHITEOUT)}, top)
+    declared = Processes(ProcessTier.COMMANDS, shell="5", commands=("serve",), reason="not said")
+    assert content_key(
+        replace(state, processes=declared), replace(stacks, outside=OpenView().stacked(outside), image="8"), volatile
+    ) == sha256(
+        b'{"base":"' + digest.encode() + b'","commands":["serve"],"cwd":"","env":{"E":"1"},"env_unset":["U"],'
+        b'"files":[["a",null],["b",["fifo",384,""]]],"image":"8","outside":[["h",["whiteout",0,""]]],'
+        b'"root":["dir",493,""],"shell":"5"}'
     )
 
 

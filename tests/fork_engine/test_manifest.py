@@ -7,6 +7,7 @@ import json
 
 import pytest
 
+from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.errors import SnapshotCorrupt
 from ramify.fork_engine.manifest import Manifest, canonical_json, decode
 from ramify.fork_engine.types import Entry, EntryKind, LayerId
@@ -69,3 +70,23 @@ def test_a_format_of_the_future_is_named() -> None:
     encoded = canonical_json({**json.loads(ENCODED), "format": 2})
     with pytest.raises(SnapshotCorrupt, match="format 2"):
         decode(encoded, LayerId(hashlib.sha256(encoded).hexdigest()))
+
+
+NO_MANIFESTS = [
+    b"{}", b"[]", b"null", b"not JSON", b"[" * 100_000,
+    b'{"format":1}',
+    b'{"format":1,"root":{},"entries":[]}',
+    b'{"format":1,"root":{"kind":"dir"},"entries":[{"path":"x","kind":"weird"}]}',
+    b'{"format":1,"root":{"kind":"dir"},"entries":[{"path":"x","kind":"file","size":"big"}]}',
+    b'{"format":1,"root":{"kind":"dir"},"entries":[{"path":"x","kind":"file","xattrs":5}]}',
+    b'{"format":1,"root":{"kind":"dir"},"entries":[{"path":"x","kind":"file","more":1}]}',
+    b'{"format":1,"root":{"kind":"dir"},"entries":[{"path":"x","kind":"file","link":"nowhere"}]}',
+    b'{"format":1,"root":{"kind":"dir"},"entries":[{"path":"a","kind":"file","link":"b"},{"path":"b","kind":"file"}]}',
+    b'{"format":1,"root":{"kind":"dir"},"entries":[{"path":"a","kind":"dir"},{"path":"b","kind":"file","link":"a"}]}',
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("encoded", NO_MANIFESTS, ids=lambda encoded: encoded[:60].decode())
+def test_what_is_no_manifest_is_refused_though_its_digest_is_right(encoded: bytes) -> None:
+    with pytest.raises(SnapshotCorrupt):
+        decode(encoded, LayerId(digest_bytes(encoded)))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine.errors import MergeConflict
-from ramify.fork_engine.types import ConflictKind, MergeStrategy, ProcessTier
+from ramify.fork_engine.errors import ForkEngineError, MergeConflict
+from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier
 
-OURS, THEIRS = MergeStrategy.OURS, MergeStrategy.THEIRS
+OURS, THEIRS, UNION, FAIL = MergeStrategy.OURS, MergeStrategy.THEIRS, MergeStrategy.UNION, MergeStrategy.FAIL
 LINES = "".join(f"{n}\n" for n in range(12))
 
 
@@ -61,7 +61,7 @@ def test_mode_of_one_side_and_bytes_of_the_other(bench: Any) -> None:
         assert (bench.tree(merged) / "f").stat().st_mode & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("ends", ["\r\n", "\n", "\u2028"])
+@pytest.mark.parametrize("ends", ["\r\n", "\n", "\r"])
 def test_line_ends_are_kept(bench: Any, ends: str) -> None:
     text = [f"{n}{ends}" for n in range(9)]
     base = bench.base({"f": "".join(text)})
@@ -171,7 +171,7 @@ def test_many_conflicts_are_all_listed(bench: Any) -> None:
 def test_environments_merge_by_variable(bench: Any) -> None:
     base = bench.after(bench.base({"d/a": "1"}), env={"A": "1", "B": "1", "C": "1"})
     one = bench.after(base, env={"A": "2", "B": "1"}, env_unset=("C",), cwd="d")
-    two = bench.after(base, env={"A": "1", "B": "1", "C": "1", "D": "4"}, tier=ProcessTier.DROPPED)
+    two = bench.after(base, env={"A": "1", "B": "1", "C": "1", "D": "4"}, processes=Processes(ProcessTier.DROPPED))
     merged = bench.store.merge(base, one, two)
     assert (merged.env, merged.env_unset, merged.cwd) == ({"A": "2", "B": "1", "D": "4"}, ("C",), "d")
     assert merged.tier is ProcessTier.DROPPED
@@ -214,3 +214,218 @@ def test_sides_of_different_imports(bench: Any) -> None:
     other = bench.base({"a": "1", "b": "2"})
     one = bench.after(base, {"a": "2"})
     assert bench.texts(bench.store.merge(base, one, other)) == {"a": "2", "b": "2"}
+
+
+def test_both_parents_are_named(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    one, two = bench.after(base, {"b": "2"}), bench.after(base, {"c": "3"})
+    merged = bench.store.merge(base, one, two)
+    assert merged.parents == (one.id, two.id) and one.parents == (base.id,) and base.parents == ()
+    assert bench.store.get(merged.id).parents == merged.parents
+
+
+def test_union(bench: Any) -> None:
+    base = bench.base({"log": "0\n", "gone": "1", "t": "1", "bin": b"\0", "d/x": "x"})
+    one = bench.after(base, {"log": "0\none", "t": "2", "d/y": "y"}, remove=("gone",))
+    two = bench.after(base, {"log": "0\ntwo\n", "gone": "2"}, remove=("t", "d"))
+    for ours, theirs, lines in ((one, two, "0\none\ntwo\n"), (two, one, "0\ntwo\none")):
+        merged = bench.store.merge(base, ours, theirs, strategy=UNION)
+        assert bench.texts(merged) == {"log": lines, "gone": "2", "t": "2", "bin": "\0", "d/y": "y"}
+    added = [bench.after(base, {"new": side}) for side in ("a\n", "b\n")]
+    assert bench.texts(bench.store.merge(base, *added, strategy=UNION))["new"] == "a\nb\n"
+    modes = [bench.after(base, do=lambda tree, m=m: (tree / "t").chmod(m)) for m in (0o640, 0o604)]
+    assert bench.store.entries(bench.store.merge(base, *modes, strategy=UNION))["t"].mode == 0o644
+
+
+def test_what_no_union_settles_is_left(bench: Any) -> None:
+    base = bench.base({"bin": b"\0", "d/x": "x"})
+    one = bench.after(base, {"bin": b"\0one"}, env={"A": "1"}, cwd="d")
+    two = bench.after(base, {"bin": b"\0two"}, env={"A": "2"})
+    with pytest.raises(MergeConflict) as raised:
+        bench.store.merge(base, one, two, strategy=UNION)
+    assert [conflict.path for conflict in raised.value.conflicts] == ["bin", "A"]
+
+
+def test_a_function_settles(bench: Any) -> None:
+    base = bench.after(bench.base({"a": "1", "b": "1", "c": "1", "gone": "1", "l": "1"}), env={"V": "1"})
+    one = bench.after(base, {"a": "2", "b": "2", "c": "2", "gone": "2"}, env={"V": "2"}, do=relink("x"))
+    two = bench.after(base, {"a": "3", "b": "3", "c": "3"}, env={"V": "3"}, remove=("gone",), do=relink("y"))
+    asked: dict[str, tuple[ConflictKind, bytes | None, bytes | None, bytes | None]] = {}
+
+    def settle(
+        conflict: Conflict, base: bytes | None, ours: bytes | None, theirs: bytes | None
+    ) -> bytes | MergeStrategy:
+        asked[conflict.path] = (conflict.kind, base, ours, theirs)
+        return {"a": b"both", "b": THEIRS, "c": OURS, "gone": b"kept", "V": b"4", "l": b"a file"}[conflict.path]
+
+    merged = bench.store.merge(base, one, two, strategy=settle)
+    assert bench.texts(merged) == {"a": "both", "b": "3", "c": "2", "gone": "kept", "l": "a file"}
+    assert merged.env == {"V": "4"}
+    assert asked == {
+        "a": (ConflictKind.BOTH_CHANGED, b"1", b"2", b"3"),
+        "b": (ConflictKind.BOTH_CHANGED, b"1", b"2", b"3"),
+        "c": (ConflictKind.BOTH_CHANGED, b"1", b"2", b"3"),
+        "gone": (ConflictKind.CHANGED_REMOVED, b"1", b"2", None),
+        "l": (ConflictKind.BOTH_CHANGED, b"1", b"x", b"y"),
+        "V": (ConflictKind.ENV, b"1", b"2", b"3"),
+    }
+    with pytest.raises(MergeConflict) as raised:
+        bench.store.merge(base, one, two, strategy=lambda conflict, *_: FAIL if conflict.path == "b" else OURS)
+    assert [conflict.path for conflict in raised.value.conflicts] == ["b"]
+
+
+def test_a_function_may_keep_part_of_a_removed_folder(bench: Any) -> None:
+    base = bench.base({"d/old": "0"})
+    one = bench.after(base, {"d/a": "1", "d/s/b": "1"})
+    two = bench.after(base, remove=("d",))
+    for ours, theirs in ((one, two), (two, one)):
+        mine = OURS if ours is one else THEIRS
+        other = THEIRS if ours is one else OURS
+        merged = bench.store.merge(
+            base, ours, theirs, strategy=lambda c, *_, m=mine, o=other: m if c.path == "d/s/b" else o
+        )
+        assert bench.texts(merged) == {"d/s/b": "1"}
+
+
+def test_what_tools_leave_behind_is_no_conflict(bench: Any) -> None:
+    base = bench.base({"m.py": "1", "p/m.py": "1"})
+    one = bench.after(base, {"__pycache__/m.pyc": b"\0one", "p/__pycache__/m.pyc": b"\0"})
+    two = bench.after(base, {"__pycache__/m.pyc": b"\0two"}, remove=("p",))
+    assert bench.texts(bench.store.merge(base, one, two)) == {"m.py": "1", "__pycache__/m.pyc": "\0one"}
+    assert bench.texts(bench.store.merge(base, two, one)) == {"m.py": "1", "__pycache__/m.pyc": "\0two"}
+    theirs = bench.store.merge(base, one, two, strategy=THEIRS)
+    assert bench.texts(theirs)["__pycache__/m.pyc"] == "\0two"
+
+
+def test_huge_texts_are_not_merged_by_line(bench: Any) -> None:
+    text = "line\n" * (1 << 20)
+    base = bench.base({"a": text})
+    one, two = bench.after(base, {"a": "first\n" + text}), bench.after(base, {"a": text + "last\n"})
+    with pytest.raises(MergeConflict):
+        bench.store.merge(base, one, two)
+
+
+def dumped(bench: Any) -> Processes:
+    folder = bench.place()
+    folder.mkdir()
+    (folder / "core").write_bytes(b"core")
+    return Processes(ProcessTier.CRIU, image=bench.store.adopt_image(folder))
+
+
+COMMANDS = Processes(ProcessTier.COMMANDS, commands=("serve",))
+
+
+def test_processes_of_one_side_go_on(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    quiet = bench.after(base, {"b": "1"})
+    for ran in (dumped(bench), COMMANDS, Processes(ProcessTier.REPL)):
+        live = bench.after(base, {"c": "1"}, processes=ran)
+        assert bench.store.merge(base, quiet, live).processes == ran
+        assert bench.store.merge(base, live, quiet).processes == ran
+        later = bench.after(live, {"d": "1"}, processes=ran)
+        ended = bench.after(live, {"e": "1"})
+        assert bench.store.merge(live, later, ended).processes == Processes()
+
+
+def test_processes_of_both_sides_are_a_conflict(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    live = dumped(bench)
+    one = bench.after(base, {"b": "1"}, processes=live)
+    two = bench.after(base, {"c": "1"}, processes=COMMANDS)
+    with pytest.raises(MergeConflict) as raised:
+        bench.store.merge(base, one, two)
+    assert [(c.path, c.kind) for c in raised.value.conflicts] == [("processes", ConflictKind.PROCESSES)]
+    assert bench.store.merge(base, one, two, strategy=OURS).processes == live
+    assert bench.store.merge(base, one, two, strategy=THEIRS).processes == COMMANDS
+    assert bench.store.merge(base, one, two, strategy=lambda *_: THEIRS).processes == COMMANDS
+    with pytest.raises(MergeConflict):
+        bench.store.merge(base, one, two, strategy=UNION)
+    more = bench.after(base, {"b": "1"}, processes=Processes(ProcessTier.COMMANDS, commands=("watch", "serve")))
+    assert bench.store.merge(base, two, more, strategy=UNION).processes.commands == ("serve", "watch")
+
+
+def test_a_shell_is_kept_where_all_of_it_fits(bench: Any) -> None:
+    mine, yours = (bench.store.put_blob(state) for state in (b"mine", b"yours"))
+    base = bench.base({"a": "1"})
+    one = bench.after(base, {"b": "1"}, env={"A": "1"}, processes=Processes(shell=mine))
+    files = bench.after(base, {"c": "1"})
+    assert bench.store.merge(base, files, one).processes == Processes(shell=mine)
+    other = bench.after(base, {"c": "1"}, env={"B": "1"})
+    fresh = bench.store.merge(base, other, one).processes  # its variables are of both sides now
+    assert fresh.shell == "" and "fresh" in fresh.reason
+    two = bench.after(base, {"c": "1"}, processes=Processes(shell=yours))
+    assert bench.store.merge(base, one, two).processes.shell == ""
+
+
+def test_what_lies_beside_the_workspace_is_merged_too(bench: Any) -> None:
+    def beside(parent: Any, files: dict[str, str], *, remove: tuple[str, ...] = ()) -> Any:
+        outside = bench.place()
+        for path, text in files.items():
+            (outside / path).parent.mkdir(parents=True, exist_ok=True)
+            (outside / path).write_text(text)
+        for path in remove:
+            (outside / path).parent.mkdir(parents=True, exist_ok=True)
+            os.mknod(outside / path, 0o020000, 0)
+        return bench.store.seal_upper(bench.upper(parent), parent, **bench.seal, outside=outside, move=True)
+
+    def shown(snapshot: Any) -> dict[str, str]:
+        view = bench.store.outside(snapshot)
+        return {p: e.kind.value for p, e in view.items() if e.kind.value != "dir"}
+
+    base = beside(bench.base({"a": "1"}), {"home/u/x": "1", "home/u/y": "1"})
+    one = beside(base, {"home/u/x": "2", "tmp/t": "1"})
+    two = beside(base, {"home/u/n": "1", "tmp/t": "2"}, remove=("home/u/y", "home/u/hosts"))
+    merged = bench.store.merge(base, one, two)
+    assert shown(merged) == {
+        "home/u/x": "file", "home/u/n": "file", "tmp/t": "file", "home/u/y": "whiteout", "home/u/hosts": "whiteout",
+    }  # fmt: skip
+    assert (bench.store.outside_dirs(merged)[-1] / "home/u/n").read_text() == "1"
+    clash = beside(base, {"home/u/new": "1"}, remove=("home/u/x",))
+    with pytest.raises(MergeConflict) as raised:
+        bench.store.merge(base, one, clash)
+    assert [(c.path, c.kind) for c in raised.value.conflicts] == [("/home/u/x", ConflictKind.CHANGED_REMOVED)]
+    assert shown(bench.store.merge(base, one, clash, strategy=THEIRS))["home/u/x"] == "whiteout"
+    assert shown(bench.store.merge(base, one, clash, strategy=OURS))["home/u/x"] == "file"
+    assert shown(bench.store.merge(base, clash, one, strategy=UNION))["home/u/x"] == "file"
+
+
+@pytest.mark.parametrize("answer", [None, 7, "mine", b"".join])
+def test_a_function_that_gives_no_answer_is_refused(bench: Any, answer: Any) -> None:
+    base = bench.base({"a": "1\n"})
+    ours, theirs = bench.after(base, {"a": "2\n"}), bench.after(base, {"a": "3\n"})
+    with pytest.raises(ForkEngineError, match="a: asked how to settle"):
+        bench.store.merge(base, ours, theirs, strategy=lambda *_: answer)
+
+
+def test_a_function_may_name_a_strategy(bench: Any) -> None:
+    base = bench.base({"a": "1\n"})
+    ours, theirs = bench.after(base, {"a": "2\n"}), bench.after(base, {"a": "3\n"})
+    assert bench.texts(bench.store.merge(base, ours, theirs, strategy=lambda *_: "theirs")) == {"a": "3\n"}
+
+
+@pytest.mark.parametrize("within", ["\f", "\v", "\x1c", "\x85", "\u2028"])
+def test_only_line_ends_end_lines(bench: Any, within: str) -> None:
+    """What str.splitlines takes for an end, and nobody's editor does."""
+    base = bench.base({"a": f"1{within}2{within}3\n"})
+    ours = bench.after(base, {"a": f"x{within}2{within}3\n"})
+    theirs = bench.after(base, {"a": f"1{within}2{within}y\n"})
+    with pytest.raises(MergeConflict):
+        bench.store.merge(base, ours, theirs)
+
+
+def test_a_hard_link_of_both_sides_lasts_through_a_merge_by_line(bench: Any) -> None:
+    base = bench.after(bench.base({"a": "1\n2\n3\n"}), do=lambda tree: os.link(tree / "a", tree / "b"))
+    ours, theirs = bench.after(base, {"b": "0\n2\n3\n"}), bench.after(base, {"a": "1\n2\n4\n"})
+    merged = bench.store.merge(base, ours, theirs)
+    assert bench.texts(merged) == {"a": "0\n2\n4\n", "b": "0\n2\n4\n"}
+    assert bench.store.entries(merged)["b"].link == "a"
+    assert (bench.tree(merged) / "a").samefile(bench.folder / f"place{bench.made}" / "b")
+
+
+def test_a_merge_that_adds_nothing_is_ours_and_not_its_own_parent(bench: Any) -> None:
+    base = bench.base({"a": "1", "b": "1"})
+    ours = bench.after(base, {"a": "2", "b": "2"})
+    theirs = bench.after(base, {"a": "2"}, do=lambda tree: os.utime(tree / "a", ns=(1, 1)))
+    merged = bench.store.merge(base, ours, theirs, strategy=MergeStrategy.OURS)
+    assert merged.id == ours.id
+    assert bench.store.get(ours.id).parents == merged.parents == (base.id,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.keys import snapshot_id
 from ramify.fork_engine.manifest import canonical_json
 from ramify.fork_engine.snapshots import decode, encode
-from ramify.fork_engine.types import ContentKey, LayerId, ProcessTier, Snapshot, SnapshotId
+from ramify.fork_engine.types import ContentKey, LayerId, Processes, ProcessTier, Snapshot, SnapshotId
 
 LAYERS = (LayerId("1" * 64), LayerId("2" * 64))
 ENV = {"B": "\udcff", "A": "1"}
@@ -25,17 +26,74 @@ SPELLED = (
 )
 
 
-def made() -> Snapshot:
-    id = snapshot_id(LAYERS, ENV, ("Y", "X"), "d", ProcessTier.DROPPED)
-    return Snapshot(id, LAYERS, ContentKey("3" * 64), ENV, ("X", "Y"), "d", ProcessTier.DROPPED)
+def made(**fields: Any) -> Snapshot:
+    plain = Snapshot(
+        id=SnapshotId(""),
+        layers=LAYERS,
+        content_key=ContentKey("3" * 64),
+        env=ENV,
+        env_unset=("X", "Y"),
+        cwd="d",
+        processes=Processes(ProcessTier.DROPPED),
+    )
+    draft = replace(plain, **fields)
+    return replace(draft, id=snapshot_id(draft))
 
 
 def test_golden() -> None:
+    """What version 1 knew is spelled as it spelled it, so that its ids hold."""
     snapshot = made()
     assert snapshot.id == hashlib.sha256(SPELLED.encode()).hexdigest()
-    fields = {**json.loads(SPELLED), "format": 1, "content_key": "3" * 64, "volatile": ["*.pyc"]}
+    assert made(env_unset=("Y", "X")).id == snapshot.id
+    fields = {
+        **json.loads(SPELLED),
+        "format": 2,
+        "content_key": "3" * 64,
+        "volatile": ["*.pyc"],
+        "parents": [],
+        "reason": "",
+    }
     check = hashlib.sha256(canonical_json(fields)).hexdigest()
     assert encode(snapshot, ("*.pyc",)) == canonical_json({**fields, "check": check})
+
+
+WHOLE = Processes(ProcessTier.CRIU, "5" * 64, "6" * 64, ("serve &",), 2, "why")
+
+
+def test_golden_of_all_that_version_2_knows() -> None:
+    snapshot = made(
+        outside=(LayerId("7" * 64),), image=LayerId("8" * 64), processes=WHOLE, parents=(SnapshotId("9" * 64),)
+    )
+    spelled = {
+        **json.loads(SPELLED),
+        "tier": "criu",
+        "outside": ["7" * 64],
+        "image": "8" * 64,
+        "shell": "5" * 64,
+        "process_image": "6" * 64,
+        "commands": ["serve &"],
+        "dropped": 2,
+    }
+    assert snapshot.id == hashlib.sha256(canonical_json(spelled)).hexdigest()
+    fields = {
+        **spelled,
+        "format": 2,
+        "content_key": "3" * 64,
+        "volatile": [],
+        "parents": ["9" * 64],
+        "reason": "why",
+    }
+    check = hashlib.sha256(canonical_json(fields)).hexdigest()
+    encoded = encode(snapshot, ())
+    assert encoded == canonical_json({**fields, "check": check})
+    back, _ = decode(encoded, snapshot.id)
+    assert back == snapshot and back.parents == snapshot.parents and back.processes.reason == "why"
+
+
+def test_version_1_is_read() -> None:
+    fields = {**json.loads(SPELLED), "format": 1, "content_key": "3" * 64, "volatile": ["*.pyc"]}
+    check = hashlib.sha256(canonical_json(fields)).hexdigest()
+    assert decode(canonical_json({**fields, "check": check}), made().id) == (made(), ("*.pyc",))
 
 
 def test_round_trip() -> None:

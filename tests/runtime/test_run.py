@@ -150,7 +150,7 @@ async def test_equal_states_are_worked_on_once(runtime: Runtime, workspace: Path
     assert flag.read_text() == "xx"  # once for the three equal branches, once for the other state
     reused = [r for r in await runtime.journal() if r.reused_from and r.kind is OpKind.RUN]
     assert len(reused) == 2
-    assert {r.snapshot_out for r in reused} == {reused[0].snapshot_out}
+    assert len({runtime.snapshots.get(r.snapshot_out).content_key for r in reused if r.snapshot_out}) == 1
 
 
 async def test_a_run_without_a_workspace_starts_empty(runtime: Runtime) -> None:

@@ -3,31 +3,48 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ramify.fork_engine import folder as stores
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import doctor
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.copying import CopyBackend
+from ramify.sandboxes.docker.backend import DockerBackend
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.testing import Answer, ScriptedBackend
+from ramify.sandboxes.tiers import criu
 
 
 @functools.cache
-def why_no_namespaces() -> str:
+def why_not(marker: str) -> str:
+    """Why tests with this marker cannot run here; "" where they can."""
+    if marker == "docker":
+        return doctor.docker().reason
+    if marker == "criu":
+        return "" if criu.command() else f"CRIU is not installed in {criu.folder()}: make criu"
     with tempfile.TemporaryDirectory() as scratch:
         return doctor.namespaces(Path(scratch)).reason
 
 
 @pytest.fixture(autouse=True)
-def _needs_namespaces(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("linux_ns") and why_no_namespaces():
-        pytest.skip(why_no_namespaces())
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test cuts the power, and a flush is the whole file system's: it waits for what all others here wrote."""
+    monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
+
+
+@pytest.fixture(autouse=True)
+def _needs(request: pytest.FixtureRequest) -> None:
+    for marker in ("linux_ns", "docker", "criu"):
+        if request.node.get_closest_marker(marker) and why_not(marker):
+            pytest.skip(why_not(marker))
 
 
 def bash_script(tree: Path, command: str) -> Answer:
@@ -66,29 +83,47 @@ def base(store: SnapshotStore, workspace: Path) -> Snapshot:
 
 @pytest.fixture
 def spec(workspace: Path) -> WorldSpec:
-    return WorldSpec(mount_at=workspace, env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"})
-
-
-# To hold another backend to the contract, add it here.
-BACKENDS: dict[str, Callable[[SnapshotStore, Path], Backend]] = {
-    "namespaces": NamespaceBackend,
-    "copy": CopyBackend,
-    "scripted": lambda store, scratch: ScriptedBackend(store, scratch, bash_script),
-}
-SHELLS = [pytest.param("namespaces", marks=pytest.mark.linux_ns), "copy"]
-ALL = [*SHELLS, "scripted"]
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `backend` runs on every backend; one marked `shell` on those that have one."""
-    if "backend" in metafunc.fixturenames:
-        shell = metafunc.module.__name__.endswith("test_shells")
-        metafunc.parametrize("kind", SHELLS if shell else ALL)
+    python = {Path(sys.prefix), Path(sys.base_prefix)}  # a world hides /tmp, and this environment may stand there
+    hidden = tuple(sorted(path for path in python if path.is_relative_to("/tmp") or path.is_relative_to("/var/tmp")))
+    return WorldSpec(mount_at=workspace, env={"PATH": os.environ["PATH"], "LANG": "C.UTF-8"}, visible=hidden)
 
 
 @pytest.fixture
-async def backend(kind: str, store: SnapshotStore, scratch: Path) -> AsyncIterator[Backend]:
-    async with BACKENDS[kind](store, scratch) as opened:
+def stands_in_tmp(spec: WorldSpec) -> set[str]:
+    """The names that a new world has in /tmp: the ways to its workspace and to what it is shown there."""
+    return {path.parts[2] for path in (spec.mount_at, *spec.visible) if path.is_relative_to("/tmp")}
+
+
+@dataclass(frozen=True)
+class BackendCase:
+    """A backend to be held to the contract."""
+
+    name: str
+    open: Callable[[SnapshotStore, Path], Backend]
+    marks: tuple[pytest.MarkDecorator, ...] = ()
+    shell: bool = True  # whether a real bash runs the commands
+
+
+# To hold another backend to the contract, add it here.
+CASES = (
+    BackendCase("namespaces", NamespaceBackend, (pytest.mark.linux_ns,)),
+    BackendCase("docker", DockerBackend, (pytest.mark.docker,)),
+    BackendCase("copy", CopyBackend),
+    BackendCase("scripted", lambda store, scratch: ScriptedBackend(store, scratch, bash_script), shell=False),
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test that takes `backend` runs on every backend; in modules with SHELLS_ONLY, on those with a real shell."""
+    if "backend" in metafunc.fixturenames:
+        shells = getattr(metafunc.module, "SHELLS_ONLY", False)
+        cases = [case for case in CASES if case.shell or not shells]
+        metafunc.parametrize("case", [pytest.param(case, marks=case.marks, id=case.name) for case in cases])
+
+
+@pytest.fixture
+async def backend(case: BackendCase, store: SnapshotStore, scratch: Path) -> AsyncIterator[Backend]:
+    async with case.open(store, scratch) as opened:
         yield opened
 
 

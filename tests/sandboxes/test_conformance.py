@@ -6,14 +6,18 @@ import asyncio
 import os
 import stat
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import ProcessTier, Snapshot
-from ramify.sandboxes.contract import Backend, World, WorldSpec
-from ramify.sandboxes.errors import WorldDied
+from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
+from ramify.sandboxes.contract import MIB, Backend, Limits, World, WorldSpec
+from ramify.sandboxes.errors import SandboxError, Unsupported, WorldDied
+from ramify.sandboxes.features import Feature, wanted
 
 Out = Callable[[World, str], Awaitable[str]]
 
@@ -149,6 +153,64 @@ async def test_siblings_see_nothing_of_each_other(
     first, second = await left.seal(), await right.seal()
     assert len({first.id, second.id, sealed.id}) == 3
     assert left.id != right.id
+
+
+async def test_a_fork_is_n_worlds_at_once(
+    world: World, backend: Backend, spec: WorldSpec, scratch: Path, out: Out
+) -> None:
+    await out(world, "echo parent > who")
+    sealed = await world.seal()
+    forks = await backend.fork(sealed, spec, 3)
+    assert len({fork.id for fork in forks} | {world.id}) == 4
+    assert [fork.snapshot.id for fork in forks] == [sealed.id] * 3
+    await asyncio.gather(*(out(fork, f"cat who; echo {n} > who") for n, fork in enumerate(forks)))
+    assert [(fork.path / "who").read_text() for fork in forks] == ["0\n", "1\n", "2\n"]
+    assert (world.path / "who").read_text() == "parent\n"
+    assert await backend.fork(sealed, spec, 0) == []
+    with pytest.raises(ValueError, match="-1 ways"):
+        await backend.fork(sealed, spec, -1)
+
+
+async def test_a_fork_that_fails_leaves_no_world(
+    backend: Backend, base: Snapshot, spec: WorldSpec, scratch: Path
+) -> None:
+    before = sorted(scratch.rglob("*"))
+    gone = replace(base, layers=(LayerId("0" * 64),))
+    with pytest.raises((SandboxError, ForkEngineError)):
+        await backend.fork(gone, spec, 3)
+    assert sorted(scratch.rglob("*")) == before
+
+
+ASKED: dict[Feature, dict[str, Any]] = {
+    Feature.IMAGES: {"image": Path("/nowhere/image.tar")},
+    Feature.HOST_NETWORK: {"network": True},
+    Feature.COMMANDS: {"startup": ("true",)},
+    Feature.MEMORY_LIMIT: {"limits": Limits(memory_bytes=500 * MIB)},
+    Feature.PROCESS_LIMIT: {"limits": Limits(processes=100)},
+    Feature.FILE_LIMIT: {"limits": Limits(file_bytes=MIB)},
+    Feature.DISK_LIMIT: {"limits": Limits(disk_bytes=100 * MIB)},
+    Feature.OPEN_FILES_LIMIT: {"limits": Limits(open_files=200)},
+    Feature.CPU_LIMIT: {"limits": Limits(cpu_s=5)},
+}
+
+
+async def test_what_a_backend_has_not_is_refused(
+    backend: Backend, base: Snapshot, spec: WorldSpec, scratch: Path
+) -> None:
+    before = sorted(scratch.rglob("*"))
+    for feature, asked in ASKED.items():
+        if not backend.capabilities.can(feature):
+            with pytest.raises(Unsupported) as refused:
+                await backend.materialise(base, replace(spec, **asked))
+            assert (refused.value.backend, refused.value.feature) == (backend.name, feature.value)
+            assert refused.value.reason == backend.capabilities.why_not(feature)
+    assert sorted(scratch.rglob("*")) == before
+
+
+def test_every_wish_of_a_specification_has_its_feature(spec: WorldSpec) -> None:
+    for feature, asked in ASKED.items():
+        assert list(wanted(replace(spec, **asked))) == [feature]
+    assert list(wanted(spec)) == []
 
 
 async def test_rollback_drops_what_was_done(world: World, base: Snapshot, workspace: Path, out: Out) -> None:

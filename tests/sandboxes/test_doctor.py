@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.doctor import capabilities
+from ramify.sandboxes.doctor import capabilities, copy, docker, namespaces
 from ramify.sandboxes.errors import BackendUnavailable
+from ramify.sandboxes.features import Feature
 from ramify.sandboxes.select import open_backend
 
 FORBIDDEN = """
@@ -18,7 +20,7 @@ Path("/proc/sys/user/max_user_namespaces").write_text("0")
 from ramify.sandboxes import doctor
 from ramify.sandboxes.select import open_backend
 from ramify.sandboxes.errors import BackendUnavailable
-able, copy = doctor.capabilities(Path(sys.argv[1]))
+able, _, copy = doctor.capabilities(Path(sys.argv[1]))
 try:
     open_backend("namespaces", None, Path(sys.argv[1]))
 except BackendUnavailable as error:
@@ -28,11 +30,11 @@ except BackendUnavailable as error:
 
 @pytest.mark.linux_ns
 def test_a_machine_that_can_says_so(tmp_path: Path) -> None:
-    namespaces, copy = capabilities(tmp_path / "new")
+    namespaces, _, copy = capabilities(tmp_path / "new")
     assert (namespaces.backend, namespaces.available, namespaces.reason) == ("namespaces", True, "")
-    assert namespaces.isolation
-    assert namespaces.network_isolation
-    assert (copy.backend, copy.available, copy.isolation) == ("copy", True, False)
+    assert namespaces.can(Feature.FILE_ISOLATION)
+    assert namespaces.can(Feature.NETWORK_ISOLATION)
+    assert (copy.backend, copy.available, copy.can(Feature.FILE_ISOLATION)) == ("copy", True, False)
     assert list((tmp_path / "new").iterdir()) == []
 
 
@@ -51,7 +53,7 @@ def test_a_machine_that_forbids_it_says_why_and_what_to_do(tmp_path: Path) -> No
 
 def test_a_scratch_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    namespaces, _ = capabilities(tmp_path / "file" / "below")
+    namespaces, *_ = capabilities(tmp_path / "file" / "below")
     assert not namespaces.available
     assert str(tmp_path / "file" / "below") in namespaces.reason
 
@@ -59,12 +61,40 @@ def test_a_scratch_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_bash_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("os.defpath", str(tmp_path))
-    for able in capabilities(tmp_path):
+    for able in (namespaces(tmp_path), copy()):
         assert not able.available
         assert "bash is not installed" in able.reason
 
 
 def test_a_backend_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="namespaces, copy"):
-        open_backend("docker", None, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="namespaces, docker, copy"):
+        open_backend("magic", None, tmp_path)  # type: ignore[arg-type]
     assert not issubclass(BackendUnavailable, ValueError)
+
+
+def test_an_engine_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("docker", reason="the docker extra is not installed")
+    deaf = tmp_path / "deaf.sock"
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(deaf))
+    for where, said in (
+        ("unix:///nowhere/docker.sock", "no Docker Engine listens on /nowhere/docker.sock: install one"),
+        (f"unix://{deaf}", f"no Docker Engine answers on {deaf}: start dockerd"),
+        ("tcp://127.0.0.1:1", "tcp://127.0.0.1:1 may be on another machine"),
+    ):
+        monkeypatch.setenv("DOCKER_HOST", where)
+        assert said in docker().reason
+        with pytest.raises(BackendUnavailable, match="worlds in containers cannot be made here"):
+            open_backend("docker", None, tmp_path)  # type: ignore[arg-type]
+
+
+def test_the_sdk_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "docker", None)
+    assert "pip install 'ramify[docker]'" in docker().reason
+
+
+def test_every_no_has_a_reason_and_no_yes_has(tmp_path: Path) -> None:
+    for able in capabilities(tmp_path):
+        assert [flag.feature for flag in able.flags] == list(Feature)
+        for flag in able.flags:
+            assert able.can(flag.feature) is not bool(able.why_not(flag.feature))

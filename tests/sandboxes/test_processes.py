@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -58,3 +59,14 @@ def test_kill_ends_all_and_a_gone_process_is_no_error(family: subprocess.Popen[b
     assert below(family) == []
     for process in found:
         processes.send(process, signal.SIGKILL)
+
+
+def test_a_family_is_found_without_a_look_at_the_machine() -> None:
+    script = "import subprocess as s; p = s.Popen(['sleep', '99']); print(p.pid, flush=True); p.wait()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert processes.family(parent.pid) == [parent.pid, child]
+        assert set(processes.family(os.getpid())) >= {os.getpid(), parent.pid, child}
+        os.kill(child, signal.SIGKILL)
+    assert processes.family(parent.pid) == [parent.pid]  # it has ended

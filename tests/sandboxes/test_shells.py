@@ -8,8 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.contract import Backend, World, WorldSpec
+
+SHELLS_ONLY = True  # what a scripted backend cannot be asked
 
 Out = Callable[[World, str], Awaitable[str]]
 
@@ -194,22 +197,64 @@ async def test_cancelling_one_that_waits_leaves_the_other_alone(world: World) ->
 async def test_environment_and_directory_go_with_a_snapshot(
     world: World, backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
-    await out(world, "export NEW='a\nb ü' PATH=$PATH:/extra; unset LANG; not_exported=1; cd package/inner")
+    await out(world, "export NEW='a\nb ü' PATH=$PATH:/extra; unset LANG; cd package/inner")
     sealed = await world.seal()
     assert sealed.layers == base.layers
     assert dict(sealed.env) == {"NEW": "a\nb ü", "PATH": spec.env["PATH"] + ":/extra"}
     assert (sealed.env_unset, sealed.cwd) == (("LANG",), "package/inner")
     assert (await world.seal()).id == sealed.id
     fork = await backend.materialise(sealed, spec)
-    told = await out(
-        fork, 'pwd; echo "$NEW"; echo ${LANG-unset} ${not_exported-unset}; echo $PATH; env | grep -c ^PWD='
-    )
+    told = await out(fork, 'pwd; echo "$NEW"; echo ${LANG-unset}; echo $PATH; env | grep -c ^PWD=')
     lines = told.splitlines()
     assert lines[0].endswith("/package/inner")
-    assert lines[1:] == ["a", "b ü", "unset unset", spec.env["PATH"] + ":/extra", "1"]
+    assert lines[1:] == ["a", "b ü", "unset", spec.env["PATH"] + ":/extra", "1"]
     assert (await fork.seal()).id == sealed.id
     await fork.rollback(base)
     assert await out(fork, "echo ${NEW-none} $LANG; ls") == "none C.UTF-8\nlink\npackage\nreadme.txt\nrun.sh\n"
+
+
+async def test_the_whole_shell_goes_with_a_snapshot(
+    world: World, backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    await out(
+        world,
+        """plain='a b'; declare -A map=([k]=$'v\n'); f() { echo "f $1"; }; alias hello='echo hello'
+        shopt -s expand_aliases nullglob; set -o pipefail -u; umask 027; ulimit -S -n 99; trap 'echo over' EXIT
+        set -- one two; cd package; pushd inner >/dev/null""",
+    )
+    sealed = await world.seal()
+    assert sealed.processes.shell
+    assert sealed.layers == base.layers
+    told = 'echo $plain "${map[k]}"; f x\nhello; umask; ulimit -n; echo $2; dirs -l +1 >&2; cd .. && cd -'
+    told += "; trap -p EXIT; echo $-"
+    expected = await world.run(told)
+    assert expected.ok
+    fork = await backend.materialise(sealed, spec)
+    heard = await fork.run(told)
+    assert heard.stdout.splitlines()[-3].endswith("/package/inner")
+    assert heard.stdout.splitlines()[:-3] == expected.stdout.splitlines()[:-3]
+    assert heard.stdout.splitlines()[-2:] == expected.stdout.splitlines()[-2:]
+    assert heard.stderr.endswith("/package\n")
+    assert (await fork.seal()).processes.shell == (await world.seal()).processes.shell
+    await fork.rollback(base)
+    assert not (await fork.run("f x || hello")).ok
+
+
+async def test_secrets_reach_commands_and_no_snapshot(
+    backend: Backend, base: Snapshot, spec: WorldSpec, store: SnapshotStore, out: Out
+) -> None:
+    secretive = replace(spec, secrets={"TOKEN": "hunter2 hunter2"})
+    world = await backend.materialise(base, secretive)
+    assert await out(world, "echo $TOKEN; env | grep -c TOKEN") == "hunter2 hunter2\n1\n"
+    await out(world, 'export COPY="<$TOKEN>" OTHER=1; plain=$TOKEN; f() { :; }; trap "echo $TOKEN" USR1')
+    sealed = await world.seal()
+    assert dict(sealed.env) == {"OTHER": "1"}
+    assert sealed.env_unset == ()
+    assert b"hunter2" not in store.blob(sealed.processes.shell)
+    fork = await backend.materialise(sealed, spec)
+    assert await out(fork, "echo ${TOKEN-none} ${COPY-none} ${plain-none} $OTHER; f") == "none none none 1\n"
+    fork = await backend.materialise(sealed, replace(spec, secrets={"TOKEN": "another"}))
+    assert await out(fork, "echo $TOKEN") == "another\n"
 
 
 async def test_a_directory_that_is_gone_or_outside_is_the_top(
@@ -276,6 +321,17 @@ async def test_a_seal_is_exact_while_processes_write(
             a, b = [(fork.path / f"{name}{n}").read_bytes().count(b"\n") for name in "ab"]
             assert a - b in (0, 1)
         await fork.close()
+
+
+async def test_a_seal_that_is_not_flushed_can_be_forked(
+    world: World, backend: Backend, spec: WorldSpec, store: SnapshotStore, out: Out
+) -> None:
+    await out(world, "echo x > new; kept=1")
+    sealed = await world.seal(flush=False)
+    fork = await backend.materialise(sealed, spec)
+    assert await out(fork, "cat new; echo $kept") == "x\n1\n"
+    store.flush()
+    assert store.get(sealed.id) == sealed
 
 
 async def test_rollback_ends_processes(world: World, base: Snapshot, out: Out) -> None:

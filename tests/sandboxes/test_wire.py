@@ -25,18 +25,18 @@ from ramify.sandboxes.wire import (
 
 texts = st.text(st.characters(codec=None, exclude_categories=()))  # lone surrogates too: names that are not UTF-8
 environments = st.dictionaries(texts, texts, max_size=3)
-views = st.builds(View, texts, texts, st.lists(texts, max_size=2), st.lists(texts, max_size=2))
-layers = st.builds(Attach, st.lists(texts, max_size=3), texts, texts)
+lists = st.lists(texts, max_size=2)
+views = st.builds(View, texts, texts, texts, lists, lists, lists, st.booleans(), st.booleans())
 messages = st.one_of(
     st.builds(Run, texts, st.binary(), st.none() | st.floats(0, 1e6), environments, st.none() | texts),
     st.builds(Ran, st.integers(0, 255), st.binary(), st.binary(), st.floats(0, 1e6), st.booleans(), st.booleans()),
-    st.builds(Start, texts, texts, texts, environments, texts, st.integers(0), view=views, layers=layers),
+    st.builds(Start, texts, texts, texts, environments, texts, st.integers(0), view=views),
     st.builds(Start, texts, texts, texts, environments, texts, st.integers(0)),
     st.builds(Failed, texts),
     st.builds(Ready, st.integers(1)),
     st.just(Cancel()),
     st.just(Done(False)),
-    layers,
+    st.builds(Attach, st.booleans()),
 )
 
 

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.errors import BadTags
+from ramify.serving.sketch import LEVELS, LengthSketch
 from ramify.serving.tags import CLASSES, HEADER, SLOTags, without_tags
 
 seconds = st.none() | st.floats(0, 1e6)
@@ -21,6 +22,7 @@ some_tags = st.builds(
     slo_ttft_s=seconds,
     slo_tbt_s=seconds,
     slo_waiting_s=seconds,
+    slo_think_s=seconds,
     slo_class=st.none() | st.sampled_from(CLASSES),
     compound_id=texts,
     compound_stage=counts,
@@ -31,7 +33,7 @@ some_tags = st.builds(
     plan_rest=st.none() | st.tuples(*[st.floats(0, 1e6)] * 4),
     fork_group=texts,
     app_id=texts,
-    length_quantiles=st.none() | st.lists(st.floats(0, 1e6), max_size=5).map(tuple),
+    length_quantiles=st.none() | st.floats(2, 1e6).map(lambda limit: LengthSketch.cold(limit).to_wire()),
     goodput_weight=st.none() | st.floats(0.001, 1000),
 )
 
@@ -48,7 +50,7 @@ def test_every_route_brings_the_same_tags(tags: SLOTags) -> None:
 @given(some_tags, st.floats(0, 1e6), st.floats(0, 1e6))
 def test_ageing_adds_up_and_never_goes_below_nothing(tags: SLOTags, a: float, b: float) -> None:
     once, twice = tags.aged(a + b), tags.aged(a).aged(b)
-    for name in ("slo_deadline_s", "slo_ttft_s", "slo_waiting_s", "compound_deadline_s"):
+    for name in ("slo_deadline_s", "slo_ttft_s", "slo_waiting_s", "slo_think_s", "compound_deadline_s"):
         left = getattr(once, name)
         assert left == (None if left is None else pytest.approx(getattr(twice, name), abs=1e-6))
         assert left is None or left >= 0
@@ -91,6 +93,8 @@ def test_a_body_without_its_tags_keeps_everything_else() -> None:
         ("plan_rest", {"calls": 1}),
         ("length_quantiles", [1.0, math.nan]),
         ("length_quantiles", [0.0] * 100_000),
+        ("length_quantiles", [1.0, 2.0]),
+        ("length_quantiles", [9.0] + [1.0] * (len(LEVELS) - 1)),
         ("goodput_weight", 0),
     ],
 )

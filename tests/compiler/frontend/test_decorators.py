@@ -120,7 +120,6 @@ def test_forks_and_helpers(text: str, expected: list[str], compile_source: Compi
         ("await asyncio.gather(*map(helper, x))", "helper is handed to map"),
         ("x.submit(lambda: helper(x))", "lambda: helper(x) is handed to x.submit"),
         ("print(llm)", "llm is handed to print"),
-        ("await other(x)", "workflow other is called inside a workflow"),
         ("context = fork(x)\nasync with context as branches:\n    pass", "fork(...) is not opened"),
         ("await x.map(edit, x)", "edit is handed to x.map"),
     ],

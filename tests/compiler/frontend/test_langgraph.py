@@ -35,6 +35,13 @@ def graph_of(*nodes: str, **actions: Any) -> StateGraph[Any, Any, Any, Any]:
     return graph
 
 
+def all_entered(*nodes: str, **actions: Any) -> StateGraph[Any, Any, Any, Any]:
+    graph = graph_of(*nodes, **actions)
+    for name in nodes[1:]:
+        graph.add_edge(START, name)
+    return graph
+
+
 def plan_of(graph: object) -> Plan:
     return compile_graph(graph, name="flow", ref="app.py:graph").plan
 
@@ -73,7 +80,7 @@ def test_a_branch_without_a_path_map_is_a_graph_break() -> None:
 
 
 def test_a_superstep_of_several_tasks_has_one_fork_one_merge_and_one_release() -> None:
-    plan = plan_of(graph_of("a", "b"))
+    plan = plan_of(all_entered("a", "b"))
     fork, merge = plan.op("fork.superstep"), plan.op("merge.superstep")
     assert (fork.kind, merge.kind) == (OpKind.FORK, OpKind.MERGE)
     assert plan.release_of(fork) == plan.op("release.superstep")
@@ -82,7 +89,7 @@ def test_a_superstep_of_several_tasks_has_one_fork_one_merge_and_one_release() -
 
 
 def test_each_node_is_one_run_with_its_seal_whichever_way_it_is_reached() -> None:
-    plan = plan_of(graph_of("a", "b"))
+    plan = plan_of(all_entered("a", "b"))
     for name in "ab":
         run = plan.op(f"run.{name}")
         assert (run.step, run.site) == (name, None)
@@ -97,7 +104,7 @@ def test_effects_of_nodes() -> None:
         def __call__(self, state: State, sandbox: Sandbox) -> State:
             return state
 
-    plan = plan_of(graph_of("plain", "world", "object", world=with_world, object=Worker()))
+    plan = plan_of(all_entered("plain", "world", "object", world=with_world, object=Worker()))
     assert {step.name: step.effect for step in plan.steps} == {
         "plain": Effect.UNKNOWN,
         "world": Effect.REVERTIBLE,
@@ -139,7 +146,7 @@ def test_what_is_no_graph_is_refused() -> None:
 
 
 def test_the_digest_follows_the_shape_of_the_graph() -> None:
-    one, same, other = graph_of("a", "b"), graph_of("a", "b"), graph_of("a", "b")
+    one, same, other = all_entered("a", "b"), all_entered("a", "b"), all_entered("a", "b")
     other.add_edge("a", "b")
     assert plan_of(one).code_digest == plan_of(same).code_digest != plan_of(other).code_digest
 

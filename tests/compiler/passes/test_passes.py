@@ -38,7 +38,7 @@ async def flow():
     await edit(); await score(); await mail()
 """)
     )
-    assert found == ["ENTER", "edit", "SEAL", "score", "mail", "SEAL", "RELEASE"]
+    assert found == ["ENTER", "edit", "SEAL", "score", "BARRIER", "mail", "SEAL", "RELEASE"]
 
 
 def test_a_fork_of_a_sealed_world_needs_no_seal_of_its_own(compile_source: Callable[..., Any]) -> None:

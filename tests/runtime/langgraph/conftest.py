@@ -11,7 +11,7 @@ from langgraph.graph import StateGraph
 
 import ramify
 from ramify.runtime.langgraph.app import WorldGraph
-from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord
+from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord, RunStatus, RunUpdate
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 
@@ -26,6 +26,11 @@ class Kept:
 
     def _services(self) -> Any:
         return self._app.session.portal.wait(self._app.session.services())
+
+    def leave_running(self) -> None:
+        """What a process leaves that is killed before it says how its newest run ended."""
+        update = RunUpdate(status=RunStatus.RUNNING)
+        self._app.session.portal.wait(self._services().store.commit(self.runs[0].id, update=update))
 
     @property
     def runs(self) -> list[RunRecord]:

@@ -1,7 +1,10 @@
 """A graph with a durable checkpointer, killed at each of several points and taken up again, in forks of one warm
 process. Prints one JSON object a point: how the first process ended, what the second returned, and the log of both.
 
-Usage: kill_app.py FOLDER (sync|async) POINT…
+Usage: kill_app.py FOLDER (sync|async) (graph|entrypoint|fork|subgraph) POINT…
+
+`entrypoint` runs the same nodes as tasks of a function; `fork` goes back to before `a`, and is killed after that; in
+`subgraph`, `b` is in a graph that a node calls.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 
 import ramify
@@ -26,7 +30,7 @@ from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
 
-MODE = sys.argv[2]
+MODE, WHAT = sys.argv[2:4]
 FOLDER, POINT = Path(), ""  # of the trial that this process runs
 
 
@@ -63,7 +67,9 @@ def node(name: str) -> Any:
         log(f"end {name}")
         return {"said": [first, second]}
 
-    return work if MODE == "sync" else awork
+    made = work if MODE == "sync" else awork
+    made.__name__ = name
+    return made
 
 
 def see(sandbox: Sandbox, name: str) -> None:
@@ -90,20 +96,56 @@ def observe(event: Event) -> None:
 def build() -> StateGraph[State]:
     graph = StateGraph(State)
     for name in ("a", "b", "l", "r", "z"):
-        graph.add_node(name, node(name))
+        graph.add_node(name, calling(name) if (name, WHAT) == ("b", "subgraph") else node(name))
     graph.add_edge(START, "a").add_edge("a", "b").add_conditional_edges("b", after_b, ["l", "r"])
     return graph.add_edge(["l", "r"], "z")
 
 
+def calling(name: str) -> Any:
+    """A node whose code runs a graph of one node."""
+    inner = StateGraph(State).add_node(name, node(name)).add_edge(START, name).compile()
+
+    def call(state: State) -> State:
+        return {"said": inner.invoke({"said": []})["said"]}
+
+    async def acall(state: State) -> State:
+        return {"said": (await inner.ainvoke({"said": []}))["said"]}
+
+    return call if MODE == "sync" else acall
+
+
+def as_entrypoint() -> Any:
+    """The same, as tasks."""
+    a, b, left, right, z = (task(node(name)) for name in ("a", "b", "l", "r", "z"))
+
+    @entrypoint()
+    def flow(_: Any) -> State:
+        said = a({}).result()["said"] + b({}).result()["said"]  # type: ignore[call-arg]
+        die("after b, before its writes")
+        sides = [left({}), right({})]  # type: ignore[call-arg]
+        said += [line for side in sides for line in side.result()["said"]]
+        return {"said": said + z({}).result()["said"]}  # type: ignore[call-arg]
+
+    @entrypoint()
+    async def aflow(_: Any) -> State:
+        said = (await a({}))["said"] + (await b({}))["said"]
+        die("after b, before its writes")
+        for side in await asyncio.gather(left({}), right({})):
+            said += side["said"]
+        return {"said": said + (await z({}))["said"]}
+
+    return flow if MODE == "sync" else aflow
+
+
 def work(folder: Path, point: str) -> dict[str, Any]:
     global FOLDER, POINT
-    FOLDER, POINT = folder, point
+    FOLDER, POINT = folder, point if WHAT != "fork" else ""
     client = LLMClient("http://model.test/v1", transport=ScriptedModel(script))
     config: Any = {"configurable": {"thread_id": "1"}}
     with (
         ramify.graph.Saver(folder / "threads.db") as saver,
         ramify.compile(
-            build(),
+            as_entrypoint() if WHAT == "entrypoint" else build(),
             folder / "workspace",
             checkpointer=saver,
             home=folder / "home",
@@ -113,8 +155,18 @@ def work(folder: Path, point: str) -> dict[str, Any]:
             name="kill",
         ) as app,
     ):
-        inputs: Any = {"said": []} if saver.get_tuple(config) is None else None
-        state = app.invoke(inputs, config) if MODE == "sync" else asyncio.run(app.ainvoke(inputs, config))
+
+        def invoke(given: Any, at: Any) -> Any:
+            return app.invoke(given, at) if MODE == "sync" else asyncio.run(app.ainvoke(given, at))
+
+        is_first = saver.get_tuple(config) is None
+        if is_first and WHAT == "fork":
+            invoke({"said": []}, config)
+            (folder / "log").unlink()
+            POINT = point
+            state = invoke(None, next(one.config for one in app.get_state_history(config) if one.next == ("a",)))
+        else:
+            state = invoke({"said": []} if is_first else None, config)
         files = {name: ramify.graph.read(app, config, name).decode() for name in "ablrz"}
         return {"said": state["said"], "files": files}
 
@@ -134,7 +186,7 @@ def in_a_fork(folder: Path, point: str) -> int:
 
 
 def main() -> None:
-    for number, point in enumerate(sys.argv[3:]):
+    for number, point in enumerate(sys.argv[4:]):
         folder = Path(sys.argv[1]) / str(number)
         (folder / "workspace").mkdir(parents=True)
         first = in_a_fork(folder, point)

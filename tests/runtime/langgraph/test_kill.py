@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -19,19 +20,35 @@ EXPECTED = {
 POINTS = ["in a", "RUN a", "after b, before its writes", "in l", "RUN l", "MERGE merged l", "in z", "RUN z"]
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_killed_thread_goes_on_where_it_was(mode: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(APP), str(tmp_path), mode, *POINTS]
+AS = {
+    "graph": POINTS,
+    "entrypoint": ["in a", "RUN a", "after b, before its writes", "in l", "RUN z", "in z"],
+    "subgraph": ["in b", "RUN b", "MERGE back in b", "after b, before its writes"],
+    "fork": ["in a", "RUN a", "SEAL a", "RUN b"],  # LangGraph runs a fork's first node before it saves the fork
+}
+
+
+WAYS = [("sync", "graph"), ("async", "graph"), ("async", "entrypoint"), ("sync", "fork"), ("async", "subgraph")]
+"""`RAMIFY_DEEP=1`: each both ways."""
+if "RAMIFY_DEEP" in os.environ:
+    WAYS = [(mode, what) for what in AS for mode in ("sync", "async")]
+
+
+@pytest.mark.parametrize(("mode", "what"), WAYS)
+def test_a_killed_thread_goes_on_where_it_was(mode: str, what: str, tmp_path: Path) -> None:
+    points = AS[what]
+    command = [sys.executable, str(APP), str(tmp_path), mode, what, *points]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=150, check=True)
     trials = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert [trial["point"] for trial in trials] == POINTS
+    assert [trial["point"] for trial in trials] == points
     for trial in trials:
         point = trial["point"]
         assert (trial["first"], trial["second"]) == (-signal.SIGKILL, 0), f"{point}: {ran.stderr}"
         assert trial["result"] == EXPECTED, point
         lines = Counter(trial["log"])
         for name in "ablrz":
-            beside = name == "r" and point.endswith(" l")  # killed wherever it stood, since its sibling was
+            # killed wherever they stood: a sibling, and what runs while the row of the merge before it is written
+            beside = (name == "r" and point.endswith(" l")) or (name == "z" and point.startswith("MERGE"))
             once = (1, 2) if beside else (1,)
             assert lines[f"begin {name}"] == 2 if point == f"in {name}" else lines[f"begin {name}"] in once, point
             for line in (f"end {name}", f"model {name}1", f"model {name}2"):

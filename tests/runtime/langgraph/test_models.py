@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import time
 from typing import Annotated, Any, TypedDict
 
+import httpx
 import pytest
 from langgraph.channels import UntrackedValue
 from langgraph.checkpoint.memory import InMemorySaver
@@ -15,6 +17,8 @@ from langgraph.types import Command, RetryPolicy, interrupt
 from ramify import llm
 from ramify.runtime import codec
 from ramify.runtime.errors import NotInARun
+from ramify.serving.tags import HEADER, SLOTags
+from ramify.serving.transport import TaggingTransport
 
 CONFIG = {"configurable": {"thread_id": "1"}}
 
@@ -43,6 +47,28 @@ async def test_calls_carry_the_deadline_and_the_run(compile_graph: Any, kept: An
         assert tags["compound_id"] == kept(app).runs[0].id
         assert 0 < tags["slo_deadline_s"] <= 90
         assert (row.op_id, row.branch) == ("run.only", "root")
+
+
+def test_a_client_of_the_nodes_own_carries_the_runs_deadline(compile_graph: Any, kept: Any) -> None:
+    heard: list[SLOTags] = []
+
+    def model(request: httpx.Request) -> httpx.Response:
+        heard.append(SLOTags.from_header(request.headers[HEADER]))
+        return httpx.Response(200, json={})
+
+    transport = TaggingTransport(httpx.MockTransport(model), "http://gateway/v1")
+
+    def asks(state: State) -> State:
+        with httpx.Client(transport=transport) as client:
+            client.post("http://gateway/v1/chat/completions", json={})
+        return {"said": []}
+
+    app = compile_graph(only(asks), deadline="90s")
+    before = time.time()
+    app.invoke({})
+    (tags,) = heard
+    assert tags.compound_id == kept(app).runs[0].id
+    assert tags.compound_deadline_at is not None and before < tags.compound_deadline_at <= time.time() + 90
 
 
 def test_a_synchronous_node_asks_too(compile_graph: Any) -> None:
@@ -105,3 +131,15 @@ async def test_what_langgraph_cannot_keep_is_no_obstacle(compile_graph: Any, kep
 def test_the_model_is_out_of_reach_outside_a_node() -> None:
     with pytest.raises(NotInARun):
         llm.chat("one")
+
+
+async def test_an_invocation_may_have_a_deadline_of_its_own(compile_graph: Any, kept: Any) -> None:
+    async def asks(state: State) -> State:
+        return {"said": [(await llm.chat("one")).text]}
+
+    app = compile_graph(only(asks), deadline="90s", checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1", "ramify_deadline": "10s"}}
+    chunks = [chunk async for chunk in app.astream({}, config, stream_mode=["debug", "updates"])]
+    assert "ramify_deadline" not in str(chunks)
+    (row,) = kept(app).llm
+    assert 0 < codec.decode(row.tags_json)["slo_deadline_s"] <= 10

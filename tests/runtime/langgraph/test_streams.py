@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -13,6 +14,8 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 from langgraph.types import Command, Send, StreamWriter, interrupt
 from typing_extensions import TypedDict
+
+import ramify
 
 MODES = ["values", "updates", "custom", "messages", "debug", "tasks", "checkpoints"]
 
@@ -175,6 +178,14 @@ def test_a_thread_moves_between_the_plain_graph_and_ours(compile_graph: Any) -> 
     ours = compile_graph(linear(), checkpointer=saver, interrupt_before=["nothing"])
     assert ours.invoke(None, config)["log"] == ["one", "two"]
     assert plain.invoke(None, config)["log"] == ["one", "two"]
+
+
+def test_compile_takes_what_langgraphs_does(compile_graph: Any) -> None:
+    theirs = set(inspect.signature(StateGraph.compile).parameters) - {"self"}
+    assert theirs <= set(inspect.signature(ramify.compile).parameters)
+    for graph in (linear(), linear().compile()):
+        app = compile_graph(graph, interrupt_before=["two"], debug=True, name="mine")
+        assert (app.interrupt_before_nodes, app.debug, app.name) == (["two"], True, "mine")
 
 
 def test_the_graph_given_stays_as_it_is(compile_graph: Any) -> None:

@@ -330,6 +330,35 @@ def test_a_step_declared_pure_has_no_world(compile_graph: Any, kept: Any) -> Non
     assert next(row for row in kept(app).ops if row.step == "pure").snapshot_in is None
 
 
+def test_nodes_that_ask_for_nothing_take_nothing(compile_graph: Any, kept: Any) -> None:
+    app = compile_graph(fan(lambda state: {"n": 1}, lambda state: None), checkpointer=InMemorySaver())
+    app.invoke({"seen": []}, CONFIG)
+    found = [(row.kind, row.step, row.snapshot_in) for row in kept(app).ops if row.step in ("left", "right")]
+    assert sorted(found) == [(OpKind.RUN, "left", None), (OpKind.RUN, "right", None)]
+    assert not [row for row in kept(app).ops if row.kind in (OpKind.FORK, OpKind.MERGE, OpKind.RELEASE)]
+
+
+async def test_copies_of_a_thread_on_one_loop_do_not_wait_for_each_other(compile_graph: Any, tmp_path: Path) -> None:
+    """One holds the branch that both stand on, while the other holds up the loop to ask for its world."""
+    has_world = asyncio.Event()
+
+    async def waits(state: State) -> State:
+        (current_sandbox().path / "w").write_text(str(state["n"]))
+        has_world.set()
+        await asyncio.sleep(0.05)
+        return {"seen": [names(current_sandbox())]}
+
+    with ramify.graph.Saver(tmp_path / "threads.db") as saver:
+        app = compile_graph(chain(("a", writer("a")), ("w", waits)), checkpointer=saver, interrupt_before=["w"])
+        await app.ainvoke({"seen": [], "n": 1}, CONFIG)
+        saver.copy_thread("1", "2")
+        other: Any = {"configurable": {"thread_id": "2"}}
+        first = asyncio.create_task(app.ainvoke(None, CONFIG))
+        await has_world.wait()
+        results = [await app.ainvoke(None, other), await first]
+    assert [result["seen"][-1] for result in results] == [["a", "hello.txt", "w"]] * 2
+
+
 def test_a_world_lives_from_one_node_to_the_next(compile_graph: Any, kept: Any) -> None:
     app = compile_graph(chain(("a", writer("a")), ("b", writer("b")), ("c", look)))
     app.invoke({"seen": []})

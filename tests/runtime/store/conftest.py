@@ -1,8 +1,9 @@
-"""Records for the store's tests: plain makers, every field given."""
+"""Records for the store's tests: plain makers, every field given. Tests that take `store` run on both databases."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,11 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.store import RunStore
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+import postgres
+
+WHY_NOT = postgres.why_not()
 
 RUN = RunRecord(
     id=RunId("run-1"),
@@ -97,7 +103,33 @@ def a_checkpoint() -> Make:
     return lambda **fields: replace(CHECKPOINT, **fields)
 
 
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[str]:
+    if WHY_NOT:
+        pytest.skip(WHY_NOT)
+    with postgres.server() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def one_database(postgres_server: str) -> str:
+    return postgres.new_database(postgres_server)
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a database that does not exist yet, or of an empty one."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/home/ramify.db"
+    import psycopg
+
+    database: str = request.getfixturevalue("one_database")
+    with psycopg.connect(database) as connection:  # a new database would cost a second
+        connection.execute("DROP SCHEMA IF EXISTS ramify CASCADE")
+    return database
+
+
 @pytest_asyncio.fixture
-async def store(tmp_path: Path) -> AsyncIterator[RunStore]:
-    async with RunStore(tmp_path / "home" / "ramify.db", clock=lambda: 5000.0) as opened:
+async def store(address: str) -> AsyncIterator[RunStore]:
+    async with RunStore(address, clock=lambda: 5000.0) as opened:
         yield opened

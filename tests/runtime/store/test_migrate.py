@@ -1,48 +1,61 @@
 from __future__ import annotations
 
+import asyncio
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, inspect
+from sqlalchemy import Connection, inspect
 
 from ramify.runtime.errors import StoreError
-from ramify.runtime.store import RunStore
-from ramify.runtime.store.migrate import MIGRATIONS
+from ramify.runtime.records import RunId
+from ramify.runtime.store import RunStore, migrate
+from ramify.runtime.store.address import parse
+from ramify.runtime.store.connect import SCHEMA, writer
 from ramify.runtime.store.tables import metadata
 
-
-def foreign_keys(engine: Engine, table: str) -> list[tuple[str, ...]]:
-    """Asked of SQLite: the inspector overlooks ON DELETE behind a column."""
-    with engine.connect() as connection:
-        return sorted(tuple(row)[2:] for row in connection.exec_driver_sql(f"PRAGMA foreign_key_list({table})"))
+OLD_HOMES = Path(__file__).with_name("old_homes")
 
 
-def shape(engine: Engine) -> dict[str, Any]:
+def shape(connection: Connection) -> dict[str, Any]:
     """What a schema is, without how its statements were written."""
-    seen = inspect(engine)
+    seen = inspect(connection)
     return {
         table: {
             "columns": {c["name"]: (str(c["type"]), c["nullable"]) for c in seen.get_columns(table)},
             "key": seen.get_pk_constraint(table)["constrained_columns"],
             "unique": sorted(u["column_names"] for u in seen.get_unique_constraints(table)),
-            "indexes": {i["name"]: i["column_names"] for i in seen.get_indexes(table)},
-            "foreign": foreign_keys(engine, table),
+            "indexes": {
+                i["name"]: i["column_names"] for i in seen.get_indexes(table) if "duplicates_constraint" not in i
+            },
+            "foreign": foreign_keys(connection, table),
         }
         for table in seen.get_table_names()
+        if table != migrate.VERSION_TABLE
     }
 
 
-async def test_the_migrations_make_the_tables_that_the_code_declares(tmp_path: Path) -> None:
-    async with RunStore(tmp_path / "migrated.db", clock=lambda: 0.0):
+def foreign_keys(connection: Connection, table: str) -> list[tuple[str, ...]]:
+    if connection.dialect.name == "sqlite":  # the inspector overlooks ON DELETE behind a column
+        return sorted(tuple(row)[2:] for row in connection.exec_driver_sql(f"PRAGMA foreign_key_list({table})"))
+    keys = inspect(connection).get_foreign_keys(table)
+    return sorted((k["referred_table"], *k["constrained_columns"], str(k["options"])) for k in keys)
+
+
+async def test_the_revisions_make_the_tables_that_the_code_declares(address: str, tmp_path: Path) -> None:
+    async with RunStore(address, clock=lambda: 0.0):
         pass
-    declared = create_engine(f"sqlite:///{tmp_path}/declared.db")
-    metadata.create_all(declared)
-    migrated = create_engine(f"sqlite:///{tmp_path}/migrated.db")
-    assert shape(migrated) == shape(declared)
-    declared.dispose()
-    migrated.dispose()
+    made = writer(parse(address))
+    with made.begin() as connection:
+        migrated = shape(connection)
+    with made.begin() as connection:
+        metadata.drop_all(connection)
+        metadata.create_all(connection)
+        assert migrated == shape(connection)
+    made.dispose()
 
 
 def version(path: Path, new: int | None = None) -> int:
@@ -54,23 +67,77 @@ def version(path: Path, new: int | None = None) -> int:
     return found
 
 
-async def test_the_version_stands_in_the_database(tmp_path: Path) -> None:
-    path = tmp_path / "ramify.db"
+async def test_the_version_stands_in_the_database(address: str) -> None:
     for _ in range(2):
-        async with RunStore(path, clock=lambda: 0.0):
+        async with RunStore(address, clock=lambda: 0.0):
             pass
-        assert version(path) == len(MIGRATIONS)
+        engine = writer(parse(address))
+        with engine.begin() as connection:
+            assert migrate.version_of(connection) == len(migrate.REVISIONS)
+        engine.dispose()
 
 
-async def test_a_newer_database_is_refused_and_left_alone(tmp_path: Path) -> None:
-    path = tmp_path / "ramify.db"
-    async with RunStore(path, clock=lambda: 0.0):
+NO_ALEMBIC = """
+import asyncio, sys
+from ramify.runtime.store import RunStore
+
+async def main():
+    async with RunStore(sys.argv[1], clock=lambda: 0.0) as store:
+        assert await store.runs() == []
+
+asyncio.run(main())
+assert "alembic" not in sys.modules
+"""
+
+
+async def test_alembic_is_not_imported_where_there_is_nothing_to_do(address: str) -> None:
+    async with RunStore(address, clock=lambda: 0.0):
         pass
-    version(path, len(MIGRATIONS) + 1)
-    with pytest.raises(StoreError, match=r"newer ramify.*upgrade"):
-        async with RunStore(path, clock=lambda: 0.0):
-            pass
-    assert version(path) == len(MIGRATIONS) + 1
+    command = [sys.executable, "-c", NO_ALEMBIC, address]
+    await asyncio.to_thread(subprocess.run, command, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("old", [1, 2, 3])
+async def test_an_old_home_is_taken_over(tmp_path: Path, old: int) -> None:
+    """Databases as earlier versions made them, with a finished run in each."""
+    path = tmp_path / "ramify.db"
+    database = sqlite3.connect(path)
+    database.executescript((OLD_HOMES / f"version{old}.sql").read_text())
+    database.close()
+    assert version(path) == old
+    async with RunStore(path, clock=lambda: 0.0) as store:
+        run = await store.run(RunId("old"))
+        assert (run.name, run.result_json, run.error) == ("repair", '"done"', None)
+        assert [op.summary for op in await store.ops(run.id)] == ["it \u00fdworked"]
+        assert len(await store.effects(run.id)) == min(old - 1, 1)
+        await store.commit(run.id)
+    assert version(path) == len(migrate.REVISIONS)
+    engine = writer(parse(path))
+    with engine.begin() as connection:
+        taken_over = shape(connection)
+    engine.dispose()
+    async with RunStore(tmp_path / "new.db", clock=lambda: 0.0):
+        pass
+    engine = writer(parse(tmp_path / "new.db"))
+    with engine.begin() as connection:
+        assert taken_over == shape(connection)
+    engine.dispose()
+
+
+async def test_a_newer_database_is_refused_and_left_alone(address: str) -> None:
+    async with RunStore(address, clock=lambda: 0.0) as store:
+        where = store.address
+    newer = f"PRAGMA user_version = {len(migrate.REVISIONS) + 1}"
+    if where.on_server:
+        newer = f"UPDATE {SCHEMA}.{migrate.VERSION_TABLE} SET version_num = '9999'"
+    engine = writer(where)
+    with engine.begin() as connection:
+        connection.exec_driver_sql(newer)
+    for _ in range(2):
+        with pytest.raises(StoreError, match=r"newer ramify.*upgrade"):
+            async with RunStore(address, clock=lambda: 0.0):
+                pass
+    engine.dispose()
 
 
 async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
@@ -82,3 +149,19 @@ async def test_another_programs_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="another program"):
         async with RunStore(path, clock=lambda: 0.0):
             pass
+
+
+@pytest.mark.postgres
+async def test_a_server_is_shared_with_programs_that_have_tables_of_the_same_names(
+    request: pytest.FixtureRequest,
+) -> None:
+    address: str = request.getfixturevalue("one_database")
+    import psycopg
+
+    with psycopg.connect(address) as theirs:
+        theirs.execute("DROP SCHEMA IF EXISTS ramify CASCADE")
+        theirs.execute("CREATE TABLE checkpoints (thread_id TEXT)")
+    async with RunStore(address, clock=lambda: 0.0) as store:
+        assert await store.runs() == []
+    with psycopg.connect(address) as theirs:
+        assert theirs.execute("SELECT count(*) FROM checkpoints").fetchone() == (0,)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,16 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.records import LEGAL_TRANSITIONS, OpStatus, RunStatus, RunUpdate
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.connect import writer
 
 Make = Callable[..., Any]
 
 
 def blob_count(store: RunStore) -> int:
-    with sqlite3.connect(store.path) as database:
-        count: int = database.execute("SELECT count(*) FROM blobs").fetchone()[0]
-    database.close()
+    engine = writer(store.address)
+    with engine.begin() as connection:
+        count: int = connection.exec_driver_sql("SELECT count(*) FROM blobs").scalar_one()
+    engine.dispose()
     return count
 
 
@@ -200,9 +201,9 @@ async def test_a_row_that_this_version_does_not_know_is_an_error_not_a_crash(
 ) -> None:
     await store.create_run(a_run())
     await store.commit("run-1", ops=[an_op(kind=OpKind.SEAL)])
-    database = sqlite3.connect(store.path)
-    with database:
-        database.execute("UPDATE ops SET kind = 'TELEPORT'")
-    database.close()
+    engine = writer(store.address)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE ops SET kind = 'TELEPORT'")
+    engine.dispose()
     with pytest.raises(StoreError, match="TELEPORT"):
         await store.ops("run-1")

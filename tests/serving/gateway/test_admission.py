@@ -5,30 +5,60 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from dataclasses import replace
 
 import pytest
 
-from ramify.serving.gateway.admission import Admission, Refused
+from ramify.serving.gateway.admission import Admission, Preempted, Refused
+from ramify.serving.gateway.replicas import Replica, Replicas, Traits
+from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.edf import EarliestDeadlineFirst
-from ramify.serving.policy.types import PendingView, RequestId
+from ramify.serving.policy.types import Finished, Refusal, RequestId, RequestView, SloClass, State, Verdict, View
 
 
-def admission(slots: int) -> Admission:
-    return Admission(EarliestDeadlineFirst(), slots, time.monotonic)
+class Seeker:
+    """A call that keeps what happened to it."""
+
+    def __init__(self, id_: int, due_in: float | None = None, *, resumable: bool = True) -> None:
+        now = time.monotonic()
+        deadline = None if due_in is None else now + due_in
+        kind = SloClass.BEST_EFFORT if due_in is None else SloClass.DEADLINE
+        self.seen = RequestView(RequestId(id_), now, kind, deadline)
+        self.affinity: str | None = None
+        self.avoid: frozenset[int] = frozenset()
+        self.resumable = resumable
+        self.why: list[Exception] = []
+
+    def view(self) -> RequestView:
+        return self.seen
+
+    def enter(self, now: float, replica: int) -> None:
+        self.seen = replace(self.seen, state=State.RUNNING, replica=replica)
+
+    def leave(self, now: float) -> None:
+        self.seen = replace(self.seen, state=State.WAITING)
+
+    def interrupt(self, why: Exception) -> None:
+        self.why.append(why)
 
 
-def call(id_: int, due_in: float | None = None) -> PendingView:
-    now = time.monotonic()
-    return PendingView(RequestId(id_), now, None if due_in is None else now + due_in)
+def replica(index: int = 0, slots: int = 1, *, can_resume: bool = False) -> Replica:
+    return Replica(index, slots, Upstream(f"http://engine{index}"), Traits(can_resume=can_resume))
+
+
+def admission(*replicas: Replica) -> Admission:
+    return Admission(EarliestDeadlineFirst(), Replicas(replicas), time.monotonic)
 
 
 async def test_no_slot_is_lost_however_calls_end() -> None:
-    door, rng, peak = admission(3), random.Random(5), 0
+    one, two = replica(0, 2), replica(1, 1)
+    door, rng, peak = admission(one, two), random.Random(5), 0
 
-    async def one(id_: int) -> None:
+    async def ask(id_: int) -> None:
         nonlocal peak
-        async with door.slot(call(id_, rng.choice([None, 1e3, -1.0]))):
+        async with door.slot(Seeker(id_, rng.choice([None, 1e3, -1.0]))):
             peak = max(peak, door.running)
+            assert one.running <= 2 and two.running <= 1
             for _ in range(rng.randrange(4)):
                 await asyncio.sleep(0)
             if rng.random() < 0.3:
@@ -36,37 +66,97 @@ async def test_no_slot_is_lost_however_calls_end() -> None:
 
     tasks = []
     for id_ in range(300):
-        tasks.append(asyncio.create_task(one(id_)))
+        tasks.append(asyncio.create_task(ask(id_)))
         if rng.random() < 0.4:
             rng.choice(tasks).cancel()
         if rng.random() < 0.5:
             await asyncio.sleep(0)
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert peak == 3
-    assert (door.running, door.waiting) == (0, 0)
+    assert (door.running, door.waiting, one.running, two.running) == (0, 0, 0, 0)
     assert {type(e) for e in ended} == {type(None), ValueError, Refused, asyncio.CancelledError}
 
 
 async def test_a_call_whose_deadline_passes_while_it_waits_is_refused_without_anything_else_happening() -> None:
-    door = admission(1)
-    async with door.slot(call(1)):
+    door = admission(replica())
+    async with door.slot(Seeker(1)):
         with pytest.raises(Refused, match="its deadline passed"):
-            async with door.slot(call(2, 0.02)):
+            async with door.slot(Seeker(2, 0.02)):
                 pytest.fail("there was no slot")
         assert (door.running, door.waiting) == (1, 0)
 
 
 async def test_a_call_that_is_cancelled_in_the_moment_of_its_admission_gives_its_slot_on() -> None:
-    door, entered = admission(1), []
+    door, entered = admission(replica()), []
 
-    async def one(id_: int) -> None:
-        async with door.slot(call(id_)):
+    async def ask(id_: int) -> None:
+        async with door.slot(Seeker(id_)):
             entered.append(id_)
 
-    async with door.slot(call(0)):
-        first, second = asyncio.create_task(one(1)), asyncio.create_task(one(2))
+    async with door.slot(Seeker(0)):
+        first, second = asyncio.create_task(ask(1)), asyncio.create_task(ask(2))
         await asyncio.sleep(0)
     first.cancel()  # admitted by the exit above, but not yet awake
     await asyncio.gather(first, second, return_exceptions=True)
     assert entered == [2]
     assert door.running == 0
+
+
+class Scripted:
+    """Interrupts what it is told to once somebody waits; lets everybody in where there is room."""
+
+    def __init__(self, *, preempt: tuple[int, ...] = (), drop: tuple[int, ...] = ()) -> None:
+        self.views: list[View] = []
+        self.preempt, self.drop = preempt, drop
+
+    def decide(self, view: View, now: float) -> Verdict:
+        self.views.append(view)
+        free = view.capacity.free
+        ids = tuple(call.id for call in view.waiting)
+        here = {call.id for call in view.running}
+        return Verdict(
+            ids[:free] or ids[: len(self.preempt)],
+            ids,
+            preempt=tuple(RequestId(i) for i in self.preempt if i in here and not free),
+            drop=tuple(Refusal(RequestId(i), "too late") for i in self.drop if i in here),
+        )
+
+    def observe(self, done: Finished) -> None:
+        pass
+
+
+async def test_a_verdict_that_interrupts_is_performed_once_and_the_slot_goes_on_when_it_is_left() -> None:
+    policy = Scripted(preempt=(1, 2))
+    door = Admission(policy, Replicas([replica(slots=2, can_resume=True)]), time.monotonic)
+    can, cannot, urgent = Seeker(1), Seeker(2, resumable=False), Seeker(3)
+    async with door.slot(can) as _, door.slot(cannot):
+        waiting = asyncio.create_task(door.slot(urgent).__aenter__())
+        await asyncio.sleep(0)
+        door.decide()
+        assert [type(why) for why in can.why] == [Preempted]
+        assert not cannot.why and not waiting.done()
+        assert policy.views[-1].capacity.can_preempt
+    assert (await waiting).running == 1
+
+
+async def test_a_running_call_that_is_dropped_hears_why() -> None:
+    policy = Scripted(drop=(1,))
+    door = Admission(policy, Replicas([replica()]), time.monotonic)
+    late = Seeker(1)
+    async with door.slot(late):
+        waiting = asyncio.create_task(door.slot(Seeker(2)).__aenter__())
+        await asyncio.sleep(0)
+        door.decide()
+        assert [str(why) for why in late.why] == ["too late"]
+    await waiting
+
+
+async def test_the_policy_sees_what_runs_and_how_fast() -> None:
+    policy = Scripted()
+    door = Admission(policy, Replicas([replica(0, 3), replica(1, 2)]), time.monotonic)
+    running = Seeker(1)
+    async with door.slot(running), door.slot(Seeker(2)):
+        seen = policy.views[-1]
+        assert seen.running[0] is running.seen and seen.running[0].state is State.RUNNING
+    assert (seen.capacity.slots, seen.capacity.running, len(seen.running)) == (5, 1, 1)
+    assert seen.capacity.can_cancel and not (seen.capacity.can_preempt or seen.capacity.can_pause)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import httpx
 import pytest
@@ -74,7 +74,7 @@ async def test_a_body_that_is_too_long_is_refused() -> None:
 
 async def test_a_key_is_asked_for_and_the_engine_gets_its_own() -> None:
     model = ScriptedModel(lambda _: "ok")
-    app = gateway(model, api_key="ours", upstream_key="theirs")
+    app = gateway(model, api_keys=["old", "ours"], upstream_key="theirs")
     async with client_of(app) as client:
         for path in ("/models", "/ramify/requests"):
             assert (await client.get(path)).json()["error"]["code"] == "invalid_api_key"
@@ -181,7 +181,8 @@ async def test_a_refusal_by_the_policy_tells_the_client_not_to_retry() -> None:
         seen = (await client.get("/ramify/requests")).json()["requests"]
     error = response.json()["error"]
     assert (response.status_code, response.headers["x-should-retry"]) == (422, "false")
-    assert (error["code"], error["earliest_feasible_s"]) == ("deadline_infeasible", None)
+    assert (error["code"], error["param"]) == ("deadline_infeasible", "deadline")
+    assert 0 < error["earliest_feasible_s"] < 60
     assert [(r["outcome"], r["met"]) for r in seen] == [("refused", False)]
 
 
@@ -221,3 +222,66 @@ async def test_a_client_that_vanishes_in_mid_stream_ends_the_engines_work() -> N
         assert (await client.get("/ramify/requests")).json()["requests"][0]["outcome"] == "gone"
         health = (await client.get("http://gateway/health")).json()
     assert (health["running"], health["waiting"]) == (0, 0)
+
+
+async def test_an_engine_that_stalls_in_mid_stream_is_an_error_event_and_its_request_is_closed() -> None:
+    closed = asyncio.Event()
+
+    async def stalls() -> AsyncIterator[bytes]:
+        try:
+            yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}\n\n'
+            await asyncio.Event().wait()
+        finally:
+            closed.set()
+
+    sse = {"content-type": "text/event-stream"}
+    engine = httpx.MockTransport(lambda _: httpx.Response(200, headers=sse, content=stalls()))
+    async with client_of(gateway(engine, hang_s=0.05)) as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": True})
+        health = (await client.get("http://gateway/health")).json()
+    first, last = events(response)
+    assert '"content": "a"' in first
+    assert json.loads(last)["error"]["code"] == "upstream_timeout"
+    assert closed.is_set() and (health["running"], health["waiting"]) == (0, 0)
+
+
+REFUSAL = "deadline_infeasible: it is too late [earliest_feasible_s=4.5]"
+
+
+def _by_abort(stream: bool) -> httpx.Response:
+    """vLLM 0.32's scheduler can say why only in the `stop_reason` of an aborted choice."""
+    choice = {"index": 0, "finish_reason": "abort", "stop_reason": REFUSAL}
+    if stream:
+        return _event({"id": "x", "choices": [{**choice, "delta": {}}]})
+    return httpx.Response(
+        200, json={"id": "x", "choices": [{**choice, "message": {"role": "assistant", "content": ""}}]}
+    )
+
+
+def _by_error(stream: bool) -> httpx.Response:
+    """0.33 has an error for it: a 400, or in a stream an event."""
+    error = {"error": {"message": REFUSAL, "type": "BadRequestError", "param": None, "code": 400}}
+    return _event(error) if stream else httpx.Response(400, json=error)
+
+
+def _event(said: object) -> httpx.Response:
+    content = b"data: " + json.dumps(said).encode() + b"\n\n"
+    return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=content)
+
+
+@pytest.mark.parametrize("version", [_by_abort, _by_error], ids=["0.32", "0.33"])
+async def test_what_the_engine_refuses_is_refused_as_the_gateways_own_policy_would(
+    version: Callable[[bool], httpx.Response],
+) -> None:
+    def engine(request: httpx.Request) -> httpx.Response:
+        return version(bool(json.loads(request.content).get("stream")))
+
+    async with client_of(gateway(httpx.MockTransport(engine))) as client:
+        for stream in (False, True):
+            body = {"messages": MESSAGES, "stream": stream, "deadline": 9}
+            response = await client.post("/chat/completions", json=body)
+            error = response.json()["error"]
+            assert (response.status_code, response.headers["x-should-retry"]) == (422, "false")
+            assert (error["code"], error["earliest_feasible_s"]) == ("deadline_infeasible", 4.5)
+        seen = (await client.get("/ramify/requests")).json()["requests"]
+    assert [r["outcome"] for r in seen] == ["refused", "refused"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ramify.serving.gateway.records import Call, Outcome, Records
+from ramify.serving.gateway.calls import Call, Outcome
+from ramify.serving.gateway.records import Records
 from ramify.serving.tags import SLOTags
 
 
@@ -41,18 +42,19 @@ def test_a_deadline_at_a_clock_time_is_carried_onto_our_clock() -> None:
 def test_what_the_policy_sees() -> None:
     book, _ = records()
     latency = book.open("/", SLOTags(slo_ttft_s=1.0, slo_waiting_s=5.0)).view()
-    assert (latency.deadline, latency.admit_by, latency.slo_class) == (51.0, 55.0, "latency")
+    assert (latency.ttft, latency.admit_by, latency.slo_class) == (51.0, 55.0, "latency")
     assert book.open("/", SLOTags()).view().slo_class == "best_effort"
     assert book.open("/", SLOTags(slo_deadline_s=1.0)).view().slo_class == "deadline"
     stage = book.open("/", SLOTags(compound_id="run", compound_stage=2)).view()
-    assert (stage.slo_class, stage.compound_id, stage.stage) == ("compound", "run", 2)
+    assert stage.compound is not None
+    assert (stage.slo_class, stage.compound.id, stage.compound.stage) == ("compound", "run", 2)
 
 
 def run(book: Records, clock: Clock, tags: SLOTags, queue: float, token_times: list[float], end: float) -> Call:
     call = book.open("/", tags)
     start = clock.now
     clock.now = start + queue
-    book.admit(call)
+    call.enter(clock.now, 0)
     for at in token_times:
         call.token(start + at)
     clock.now = start + end

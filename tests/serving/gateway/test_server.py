@@ -177,9 +177,11 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from ramify.serving.gateway.server import serve
+from ramify.serving.engine.types import EngineSpec
+from ramify.serving.gateway.server import GatewaySettings, serve
 ready = lambda url: print(url, flush=True)
-asyncio.run(serve(home=Path("."), port=0, upstream=sys.argv[1], ready=ready))
+settings = GatewaySettings(home=Path("."), engines=(EngineSpec.parse(sys.argv[1]),), drain_s=30)
+asyncio.run(serve(settings, ready=ready))
 print("stopped", flush=True)
 """
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.policy.edf import EarliestDeadlineFirst
-from ramify.serving.policy.types import Capacity, PendingView, RequestId
+from ramify.serving.policy.types import Capacity, RequestId, RequestView, Verdict, View
 
 NOW = 1000.0
 ONE_SLOT = Capacity(slots=1, running=0)
@@ -14,7 +14,7 @@ ONE_SLOT = Capacity(slots=1, running=0)
 moments = st.floats(900, 1200).map(lambda x: round(x, 3))
 calls = st.lists(
     st.builds(
-        PendingView,
+        RequestView,
         id=st.integers(0, 10_000).map(RequestId),
         arrived=st.floats(900, NOW).map(lambda x: round(x, 3)),
         deadline=st.none() | moments,
@@ -25,12 +25,18 @@ calls = st.lists(
 ).map(tuple)
 
 
-def call(id_: int, deadline: float | None, arrived: float = NOW, admit_by: float | None = None) -> PendingView:
-    return PendingView(RequestId(id_), arrived, deadline, admit_by)
+def call(id_: int, deadline: float | None, arrived: float = NOW, admit_by: float | None = None) -> RequestView:
+    return RequestView(RequestId(id_), arrived, deadline=deadline, admit_by=admit_by)
 
 
-def order(*pending: PendingView, policy: EarliestDeadlineFirst | None = None) -> tuple[int, ...]:
-    return (policy or EarliestDeadlineFirst()).decide(pending, ONE_SLOT, NOW).admit
+def decided(
+    pending: tuple[RequestView, ...], now: float = NOW, policy: EarliestDeadlineFirst | None = None
+) -> Verdict:
+    return (policy or EarliestDeadlineFirst()).decide(View(ONE_SLOT, pending), now)
+
+
+def order(*pending: RequestView, policy: EarliestDeadlineFirst | None = None) -> tuple[int, ...]:
+    return decided(pending, NOW, policy).order
 
 
 def test_the_earliest_deadline_goes_first_whatever_the_arrival() -> None:
@@ -47,15 +53,15 @@ def test_best_effort_stands_behind_deadlines_until_it_has_aged() -> None:
 
 
 def test_best_effort_is_never_refused_however_old() -> None:
-    verdict = EarliestDeadlineFirst().decide((call(1, None, NOW - 1e6),), ONE_SLOT, NOW)
-    assert (verdict.admit, verdict.refuse, verdict.wake_at) == ((1,), (), None)
+    verdict = decided((call(1, None, NOW - 1e6),))
+    assert (verdict.order, verdict.drop, verdict.wake_at) == ((1,), (), None)
 
 
 def test_what_is_too_late_is_refused_with_its_reason() -> None:
     late, unpunctual = call(1, NOW - 2), call(2, NOW + 9, NOW - 5, admit_by=NOW)
-    verdict = EarliestDeadlineFirst().decide((late, unpunctual, call(3, NOW + 1)), ONE_SLOT, NOW)
-    assert verdict.admit == (3,)
-    assert [(r.id, r.reason) for r in verdict.refuse] == [
+    verdict = decided((late, unpunctual, call(3, NOW + 1)))
+    assert verdict.order == (3,)
+    assert [(r.id, r.reason) for r in verdict.drop] == [
         (1, "its deadline passed 2.000 s ago"),
         (2, "it was not admitted within 5.000 s"),
     ]
@@ -64,27 +70,28 @@ def test_what_is_too_late_is_refused_with_its_reason() -> None:
 
 @given(calls)
 def test_every_call_is_ordered_or_refused_and_the_order_is_by_urgency(
-    pending: tuple[PendingView, ...],
+    pending: tuple[RequestView, ...],
 ) -> None:
     policy = EarliestDeadlineFirst()
-    verdict = policy.decide(pending, ONE_SLOT, NOW)
-    refused = [refusal.id for refusal in verdict.refuse]
-    assert sorted([*verdict.admit, *refused]) == sorted(c.id for c in pending)
+    verdict = decided(pending)
+    refused = [refusal.id for refusal in verdict.drop]
+    assert verdict.admit == verdict.order[:1]
+    assert sorted([*verdict.order, *refused]) == sorted(c.id for c in pending)
     by_id = {c.id: c for c in pending}
-    due = [by_id[i].deadline or by_id[i].arrived + policy.best_effort_s for i in verdict.admit]
+    due = [by_id[i].deadline or by_id[i].arrived + policy.best_effort_s for i in verdict.order]
     assert due == sorted(due)
-    assert verdict == policy.decide(tuple(reversed(pending)), ONE_SLOT, NOW) or refused
+    assert verdict == decided(tuple(reversed(pending))) or refused
     assert verdict.wake_at is None or verdict.wake_at > NOW
 
 
 @given(calls, st.floats(0, 1000))
 def test_a_waiting_best_effort_call_is_passed_only_by_calls_due_before_it_has_aged(
-    pending: tuple[PendingView, ...], later: float
+    pending: tuple[RequestView, ...], later: float
 ) -> None:
     policy = EarliestDeadlineFirst()
     mine = call(20_000, None)
-    verdict = policy.decide((*pending, mine), ONE_SLOT, NOW + later)
-    passed_by = verdict.admit[: verdict.admit.index(mine.id)]
+    verdict = decided((*pending, mine), NOW + later)
+    passed_by = verdict.order[: verdict.order.index(mine.id)]
     deadlines = {c.id: c.deadline or c.arrived + policy.best_effort_s for c in pending}
     assert all(deadlines[i] <= mine.arrived + policy.best_effort_s for i in passed_by)
 

@@ -1,0 +1,133 @@
+"""Changes of files as text: unified diffs that `git apply` takes, and counts of lines."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Change, Entry, EntryKind, Snapshot
+
+LARGEST = 1_000_000  # bytes of a side; difflib's time grows with the square of the lines that differ
+_GIT_TYPE = {EntryKind.FILE: "100", EntryKind.SYMLINK: "120"}
+_NO_NEWLINE = b"\\ No newline at end of file\n"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePatch:
+    """What became of one path. `text` is its part of the diff; counts are None where lines cannot be compared."""
+
+    path: str
+    text: bytes
+    added: int | None = None
+    removed: int | None = None
+
+
+def file_patch(change: Change, before: bytes, after: bytes) -> FilePatch:
+    """`before` and `after`: the contents, b"" where that side has none."""
+    if change.before is not None and change.after is not None and change.before.kind is not change.after.kind:
+        # a file that became a link, say: as git shows it, first the one goes, then the other comes
+        gone = file_patch(Change(change.path, change.kind, change.before, None), before, b"")
+        come = file_patch(Change(change.path, change.kind, None, change.after), b"", after)
+        return FilePatch(change.path, gone.text + come.text, come.added, gone.removed)
+    head = b"".join(_head(change))
+    if before == after:
+        return FilePatch(change.path, head, 0, 0)
+    old, new = _names(change)
+    if max(len(before), len(after)) > LARGEST or b"\0" in before or b"\0" in after:
+        return FilePatch(change.path, head + b"Binary files %s and %s differ\n" % (old, new))
+    lines = list(difflib.diff_bytes(difflib.unified_diff, _lines(before), _lines(after), old, new, lineterm=b"\n"))
+    body = [line if line.endswith(b"\n") else line + b"\n" + _NO_NEWLINE for line in lines]
+    added = sum(line.startswith(b"+") for line in lines[2:])
+    removed = sum(line.startswith(b"-") for line in lines[2:])
+    return FilePatch(change.path, head + b"".join(body), added, removed)
+
+
+def patches(
+    snapshots: SnapshotStore, changes: Iterable[Change], before: Snapshot, after: Snapshot
+) -> Iterator[FilePatch]:
+    """Of the changes from one snapshot to another, those that a diff can tell."""
+    for change in changes:
+        old = _content(snapshots, before, change.path, change.before)
+        new = _content(snapshots, after, change.path, change.after)
+        if old is not None or new is not None:
+            yield file_patch(change, old or b"", new or b"")
+
+
+def _content(snapshots: SnapshotStore, snapshot: Snapshot, path: str, entry: Entry | None) -> bytes | None:
+    """A file's bytes or a link's target; None for what has no contents, such as a folder."""
+    if entry is None:
+        return None
+    if entry.kind is EntryKind.FILE:
+        return snapshots.read(snapshot, path)
+    return os.fsencode(entry.target) if entry.kind is EntryKind.SYMLINK else None
+
+
+def stat_lines(patches: list[FilePatch], width: int = 40) -> Iterator[bytes]:
+    """As `git diff --stat`: a line a file, then the sum."""
+    longest = max((len(patch.path) for patch in patches), default=0)
+    most = max(((patch.added or 0) + (patch.removed or 0) for patch in patches), default=0)
+    scale = min(1.0, width / most) if most else 1.0
+    for patch in patches:
+        name = os.fsencode(patch.path.ljust(longest))
+        if patch.added is None or patch.removed is None:
+            yield b" %s | binary or large\n" % name
+            continue
+        bars = b"+" * _bar(patch.added, scale) + b"-" * _bar(patch.removed, scale)
+        yield b" %s | %d %s\n" % (name, patch.added + patch.removed, bars)
+    added, removed = (sum(getattr(patch, side) or 0 for patch in patches) for side in ("added", "removed"))
+    yield b" %d file%s changed, %d added, %d removed lines\n" % (
+        len(patches),
+        b"" if len(patches) == 1 else b"s",
+        added,
+        removed,
+    )
+
+
+def _bar(lines: int, scale: float) -> int:
+    return max(1, round(lines * scale)) if lines else 0
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Split at newlines alone, as diff does; `bytes.splitlines` would also split at carriage returns."""
+    *whole, rest = data.split(b"\n")
+    return [line + b"\n" for line in whole] + ([rest] if rest else [])
+
+
+def _mode(entry: Entry) -> str:
+    kind = _GIT_TYPE.get(entry.kind, "100")
+    if entry.kind is EntryKind.SYMLINK:
+        return f"{kind}000"
+    return f"{kind}{'755' if entry.mode & 0o100 else '644'}"
+
+
+def _names(change: Change) -> tuple[bytes, bytes]:
+    path = os.fsencode(change.path)
+    old = b"/dev/null" if change.before is None else _quoted(b"a/" + path)
+    new = b"/dev/null" if change.after is None else _quoted(b"b/" + path)
+    return old, new
+
+
+def _head(change: Change) -> Iterator[bytes]:
+    path = os.fsencode(change.path)
+    yield b"diff --git %s %s\n" % (_quoted(b"a/" + path), _quoted(b"b/" + path))
+    before, after = change.before, change.after
+    if before is None and after is not None:
+        yield f"new file mode {_mode(after)}\n".encode()
+    elif after is None and before is not None:
+        yield f"deleted file mode {_mode(before)}\n".encode()
+    elif before is not None and after is not None and _mode(before) != _mode(after):
+        yield f"old mode {_mode(before)}\nnew mode {_mode(after)}\n".encode()
+
+
+def _quoted(path: bytes) -> bytes:
+    """As git writes a path that holds a quote, a backslash, a control character or a byte beyond ASCII."""
+    if all(0x20 <= byte < 0x7F and byte not in b'"\\' for byte in path):
+        return path
+    escaped = b"".join(
+        b"\\" + bytes([byte]) if byte in b'"\\' else bytes([byte]) if 0x20 <= byte < 0x7F else b"\\%03o" % byte
+        for byte in path
+    )
+    return b'"' + escaped + b'"'

@@ -1,0 +1,124 @@
+"""The page's server as an ASGI application: its files, and a JSON answer a question. Nothing here writes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, Response
+from starlette.routing import Route
+
+from ramify.browse.history import History
+from ramify.browse.web import views
+from ramify.browse.web.errors import NotThere
+from ramify.browse.web.reader import Reader
+from ramify.browse.web.search import search
+from ramify.browse.web.wire import jsonable
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.runtime.errors import RunError
+from ramify.runtime.observed import observed
+from ramify.runtime.records import CheckpointRecord, RunId
+
+STATIC = Path(__file__).parent / "static"
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+def create_app(reader: Reader) -> Starlette:
+    """Without a guard: `server.guarded` puts one in front."""
+    pages = _Answers(reader)
+    files = {file.name: file for file in STATIC.iterdir() if file.suffix in TYPES}
+
+    async def static(request: Request) -> Response:
+        file = files.get(request.path_params.get("name", "index.html"))
+        if file is None:
+            raise HTTPException(404, "no such file")
+        return FileResponse(file, media_type=TYPES[file.suffix])
+
+    return Starlette(
+        routes=[
+            Route("/api/runs", _json(pages.runs)),
+            Route("/api/runs/{run}", _json(pages.history)),
+            Route("/api/runs/{run}/states/{state}", _json(pages.state)),
+            Route("/api/runs/{run}/calls/{seq:int}", _json(pages.call)),
+            Route("/api/runs/{run}/moments/{seq:int}", _json(pages.moment)),
+            Route("/api/runs/{run}/plan", _json(pages.plan)),
+            Route("/api/runs/{run}/search", _json(pages.search)),
+            Route("/api/diff/{run}/{state}/{other_run}/{other_state}", _json(pages.diff)),
+            Route("/", static),
+            Route("/{name}", static),
+        ],
+        exception_handlers={HTTPException: _refused},
+    )
+
+
+class _Answers:
+    """One method a question; what each returns is sent as JSON."""
+
+    def __init__(self, reader: Reader) -> None:
+        self._reader = reader
+
+    async def runs(self, request: Request) -> object:
+        return await self._reader.runs()
+
+    async def history(self, request: Request) -> object:
+        return await self._reader.page(_run(request), request.query_params.get("since", ""))
+
+    async def state(self, request: Request) -> object:
+        history, one = await self._state(request, "run", "state")
+        return await asyncio.to_thread(views.state_view, history, self._reader.snapshots, one)
+
+    async def diff(self, request: Request) -> object:
+        before = await self._state(request, "run", "state")
+        after = await self._state(request, "other_run", "other_state")
+        return await asyncio.to_thread(views.diff_view, self._reader.snapshots, before, after)
+
+    async def call(self, request: Request) -> object:
+        history = await self._reader.history(_run(request))
+        return views.call_view(views.moment(history, request.path_params["seq"]))
+
+    async def moment(self, request: Request) -> object:
+        history = await self._reader.history(_run(request))
+        return views.moment_view(views.moment(history, request.path_params["seq"]))
+
+    async def plan(self, request: Request) -> object:
+        history = await self._reader.history(_run(request))
+        others = await observed(self._reader.store, history.run.workflow, but=history.run.id)
+        return views.plan_view(history, others)
+
+    async def search(self, request: Request) -> object:
+        history = await self._reader.history(_run(request))
+        return await asyncio.to_thread(search, history, request.query_params.get("q", ""))
+
+    async def _state(self, request: Request, run: str, state: str) -> tuple[History, CheckpointRecord]:
+        history = await self._reader.history(_run(request, run))
+        return history, views.checkpoint(history, request.path_params[state])
+
+
+def _run(request: Request, name: str = "run") -> RunId:
+    return RunId(request.path_params[name])
+
+
+def _json(answer: Callable[[Request], Awaitable[object]]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        try:
+            said = await answer(request)
+        except (RunError, ForkEngineError, NotThere) as error:
+            return _sent({"error": str(error)}, 404)
+        return _sent(await asyncio.to_thread(jsonable, said))
+
+    return endpoint
+
+
+def _sent(value: object, status: int = 200) -> Response:
+    # ASCII: a file's name that is not UTF-8 carries surrogates, which JSON can say and UTF-8 cannot
+    return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _sent({"error": error.detail}, error.status_code)

@@ -1,0 +1,85 @@
+"""What was read of the runs that the page looks at, kept so that the next look costs what is new."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ramify.browse.history import History, read
+from ramify.browse.web import rows
+from ramify.browse.web.wire import HistoryPage, RunRow
+from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.records import RunId, RunRecord
+from ramify.runtime.store import RunStore
+
+RUNS = 500  # that the page lists
+_KEPT = 4  # runs: the one that is looked at, and those that were compared with it
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """`generation` counts how often everything was read anew: rows that the page has may be void then."""
+
+    generation: int
+    history: History
+
+
+class Reader:
+    """`status` tells a run's status as the command line does: a running one that no process works on is another."""
+
+    def __init__(self, store: RunStore, snapshots: SnapshotStore, status: Callable[[RunRecord], str]) -> None:
+        self.store = store
+        self.snapshots = snapshots
+        self._status = status
+        self._known: OrderedDict[RunId, _Known] = OrderedDict()
+        self._locks: dict[RunId, asyncio.Lock] = {}
+
+    async def runs(self) -> list[RunRow]:
+        """Newest first, `RUNS` at most."""
+        runs = await self.store.runs(RUNS)
+        tallies = await self.store.tallies([run.id for run in runs])
+        return [rows.run_row(run, self._status(run), tallies[run.id]) for run in runs]
+
+    async def history(self, run: RunId) -> History:
+        """As it is now. Raises `RunNotFound`."""
+        return (await self._read(run)).history
+
+    async def page(self, run: RunId, cursor: str) -> HistoryPage:
+        """What is new since `cursor`, which an earlier page named; everything for any other."""
+        known = await self._read(run)
+        history = known.history
+        tally = (await self.store.tallies([run]))[run]
+        generation, _, after = cursor.partition(".")
+        whole = generation != str(known.generation) or not after.isdecimal()
+        since = -1 if whole else int(after)
+        fresh = since < history.last_seq  # else nothing below has to be looked through
+        return HistoryPage(
+            cursor=f"{known.generation}.{history.last_seq}",
+            whole=whole,
+            run=rows.run_row(history.run, self._status(history.run), tally),
+            moments=tuple(rows.moment_row(one) for one in history.moments if one.seq > since) if fresh else (),
+            lines=tuple(rows.line_row(line) for line in history.lines.values() if rows.is_news(line, since))
+            if fresh
+            else (),
+            checkpoints=tuple(rows.checkpoint_row(one) for one in history.checkpoints if one.seq > since)
+            if fresh
+            else (),
+            effects=tuple(map(rows.effect_row, history.effects)),
+        )
+
+    async def _read(self, run: RunId) -> _Known:
+        async with self._locks.setdefault(run, asyncio.Lock()):
+            before = self._known.get(run)
+            history = await read(self.store, run, since=before.history if before else None)
+            if before is None:
+                now = _Known(0, history)
+            else:
+                grown = history.ops[: len(before.history.ops)] == before.history.ops
+                now = _Known(before.generation + (not grown), history)
+            self._known[run] = now
+            self._known.move_to_end(run)
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+            return now

@@ -1,0 +1,74 @@
+"""Looking for words in everything that a run recorded: names, summaries, results, errors, messages, answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from ramify.browse.history import History, Moment
+from ramify.browse.web.wire import Hit
+from ramify.compiler.plan import OpKind
+from ramify.runtime import codec
+from ramify.serving.types import ChatResult
+
+MOST = 200  # hits: whoever gets more asks for more words
+_AROUND = 60  # characters on either side
+
+
+def search(history: History, words: str) -> list[Hit]:
+    """Rows that hold `words`, letter case aside, in the order of the run; each once, with the first place found."""
+    wanted = words.casefold().strip()
+    if not wanted:
+        return []
+    found: list[Hit] = []
+    for moment in history.moments:
+        if moment.kind is OpKind.SEAL:  # says what the step before it said
+            continue
+        for where, text in _texts(moment):
+            excerpt = _excerpt(text, wanted)
+            if excerpt is not None:
+                found.append(Hit(moment.seq, moment.branch, moment.name, where, excerpt))
+                break
+        if len(found) == MOST:
+            break
+    return found
+
+
+def _texts(moment: Moment) -> Iterator[tuple[str, str]]:
+    yield "name", moment.name
+    yield "summary", moment.summary
+    yield "branch", moment.branch
+    if moment.op is not None:
+        yield "error", moment.op.error or ""
+        yield "result", _plain(moment.op.result_json)
+    if moment.llm is not None:
+        answer: ChatResult = codec.decode(moment.llm.result_json)
+        yield "answer", answer.text
+        yield "messages", _plain(moment.llm.request_json)
+
+
+def _plain(text: str | None) -> str:
+    """The strings and numbers of a recorded value, without JSON's escapes and the codec's own words."""
+    return "" if text is None else "\n".join(_strings(json.loads(text)))
+
+
+def _strings(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        coded = "$" in value
+        for name, item in value.items():
+            if not (coded and name in ("$", "t")):
+                yield from _strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _strings(item)
+    elif value is not None:
+        yield str(value)
+
+
+def _excerpt(text: str, wanted: str) -> str | None:
+    at = text.casefold().find(wanted)
+    if at < 0:
+        return None
+    start, end = max(0, at - _AROUND), at + len(wanted) + _AROUND
+    inner = " ".join(text[start:end].split())
+    return ("…" if start else "") + inner + ("…" if end < len(text) else "")

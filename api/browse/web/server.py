@@ -1,0 +1,119 @@
+"""`ramify browse --web`: the page on a loopback port, until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from ramify.browse.web.errors import CannotListen, PartsMissing
+from ramify.browse.web.opening import opened
+
+if TYPE_CHECKING:
+    from ramify.fork_engine.store import SnapshotStore
+    from ramify.runtime.records import RunRecord
+    from ramify.runtime.store import RunStore
+
+LOOPBACK = "127.0.0.1"  # never anything else: the token goes over the wire in the clear
+_CLOSE_S = 2  # for answers in progress, when the server is told to stop
+
+
+async def browse(
+    store: AbstractAsyncContextManager[RunStore],
+    snapshots: SnapshotStore,
+    status: Callable[[RunRecord], str],
+    *,
+    port: int = 0,
+    fragment: str = "",
+    opens: bool = False,
+    ready: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. `ready` gets the address, token and all, once it answers; `fragment` is the view
+    that it names. `opens`: start the user's web browser, where there is a screen. Raises `CannotListen`,
+    `PartsMissing`."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with store as runs, serving(runs, snapshots, status, port=port) as address:
+            ready(address + fragment)
+            with opened(address + fragment) if opens else nullcontext():
+                await stop.wait()
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+@asynccontextmanager
+async def serving(
+    store: RunStore,
+    snapshots: SnapshotStore,
+    status: Callable[[RunRecord], str],
+    *,
+    port: int = 0,
+    token: str | None = None,
+) -> AsyncIterator[str]:
+    """The page in this event loop, at the address that this gives. `port` 0: any free one. Errors as `browse`."""
+    try:
+        import uvicorn
+
+        from ramify.browse.web.app import create_app
+        from ramify.browse.web.guard import Guard, hosts, new_token
+        from ramify.browse.web.reader import Reader
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ramify"):
+            raise
+        raise PartsMissing(f"the page needs {error.name}: run pip install 'ramify[web]'") from error
+
+    class Server(uvicorn.Server):
+        """Signals are the business of whoever runs this loop."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            up.set()
+
+    up = asyncio.Event()
+    with _listening(port) as listener:
+        port = listener.getsockname()[1]
+        token = token or new_token()
+        app = Guard(create_app(Reader(store, snapshots, status)), token, hosts(port))
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,  # the address of every request holds the token
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+        server = Server(config)
+        running = asyncio.create_task(server.serve(sockets=[listener]))
+        waiting = asyncio.create_task(up.wait())
+        await asyncio.wait({waiting, running}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not up.is_set():
+            await running  # raises why
+        try:
+            yield f"http://{LOOPBACK}:{port}/{token}/"
+        finally:
+            server.should_exit = True
+            await running
+
+
+@contextmanager
+def _listening(port: int) -> Iterator[socket.socket]:
+    try:
+        listener = socket.create_server((LOOPBACK, port), backlog=128)
+    except OSError as error:
+        raise CannotListen(f"cannot listen on {LOOPBACK}:{port}: {error.strerror}. Choose another --port") from error
+    with listener:
+        yield listener

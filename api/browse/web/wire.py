@@ -1,0 +1,264 @@
+"""What the page is sent, as plain data: one dataclass a shape, its fields the JSON's.
+
+Times are Unix seconds where a name ends in `_at`, seconds where it ends in `_s`. Text is as it was recorded: the page
+shows it as text and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    id: str
+    name: str
+    workflow: str
+    workspace: str
+    sandbox: str
+    status: str  # RunStatus, or "interrupted"
+    created_at: float
+    updated_at: float
+    deadline_s: float | None
+    consumed_s: float
+    arguments: str
+    result: str | None
+    error: str | None
+    steps: int
+    forks: int
+    merges: int
+    reused: int
+    failed: int
+    llm_calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """The parts of a model call, counted from its arrival; None: not measured."""
+
+    queued_s: float | None
+    first_token_s: float | None
+    end_s: float
+    deadline_s: float | None
+    met: bool | None  # None: best effort
+    prompt_tokens: int
+    completion_tokens: int
+    note: str  # stage, attempts
+
+
+@dataclass(frozen=True, slots=True)
+class MomentRow:
+    """A row of the journal, or a model call (`call` is set)."""
+
+    seq: int
+    branch: str
+    kind: str
+    name: str
+    summary: str
+    started_at: float
+    ended_at: float
+    status: str
+    reused_from: str | None
+    call: CallRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class LineRow:
+    """A branch. `ended_at` and `forked_at` are sequence numbers of the run."""
+
+    path: str
+    parent: str | None
+    forked_at: int
+    end: str
+    ended_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    id: str
+    seq: int
+    branch: str
+    snapshot: str
+    parents: tuple[str, ...]
+    created_at: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRow:
+    step: str
+    branch: str
+    status: str
+    key: str  # the idempotency key
+    intended_at: float
+    settled_at: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPage:
+    """What is new since `cursor` of the page before; with `whole`, everything, and what was known is void."""
+
+    cursor: str
+    whole: bool
+    run: RunRow
+    moments: tuple[MomentRow, ...]
+    lines: tuple[LineRow, ...]
+    checkpoints: tuple[CheckpointRow, ...]
+    effects: tuple[EffectRow, ...]  # all of them, each time: their statuses change
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """What became of one path. `patch` is None where it was left out (`why`)."""
+
+    path: str
+    change: str
+    size_before: int | None
+    size_after: int | None
+    added: int | None
+    removed: int | None
+    patch: str | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class VariableRow:
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What differs from one state to another."""
+
+    files: tuple[FileRow, ...]
+    variables: tuple[VariableRow, ...]
+    folder_before: str
+    folder_after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    tier: str
+    dropped: int
+    reason: str
+    shell_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateView:
+    checkpoint: CheckpointRow
+    since: CheckpointRow | None  # what `changes` is counted from
+    gone: str  # why the snapshot cannot be read any more; "" where it can
+    layers: int
+    folder: str
+    environment: Mapping[str, str]
+    unset: tuple[str, ...]
+    processes: Processes | None
+    changes: Changes | None
+    moments: tuple[int, ...]  # seqs: what its branch did since the checkpoint before
+    effects: tuple[EffectRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffView:
+    before: CheckpointRow
+    after: CheckpointRow
+    changes: Changes
+    effects_before: tuple[EffectRow, ...]  # that only this side knows
+    effects_after: tuple[EffectRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRow:
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    token: str
+    logprob: float
+    others: tuple[tuple[str, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CallView:
+    seq: int
+    model: str
+    settings: Mapping[str, str]
+    messages: tuple[MessageRow, ...]
+    answer: str
+    finish_reason: str
+    tokens: tuple[TokenRow, ...]  # with their probabilities, where those were asked for
+
+
+@dataclass(frozen=True, slots=True)
+class MomentView:
+    """A row of the journal, whole. `result` is JSON as it was recorded."""
+
+    seq: int
+    key: str
+    op: str
+    result: str | None
+    error: str | None
+    attrs: Mapping[str, str]
+    snapshot_in: str | None
+    snapshot_out: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOpRow:
+    op: str
+    kind: str
+    step: str | None
+    site: str | None
+    effect: str | None
+    done: int
+    reused: int
+    failed: int
+    snapshots: int
+    predicted_s: float | None
+    took_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    passes: tuple[str, ...]
+    deadline_s: float | None
+    stage_error: float | None  # the median of |predicted - actual| / actual
+    operations: tuple[PlanOpRow, ...]
+    breaks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    seq: int
+    branch: str
+    name: str
+    where: str  # "name", "result", "message", "answer", …
+    excerpt: str
+
+
+def jsonable(value: object) -> object:
+    """For `json.dumps`: dataclasses to objects of their fields, all the way down."""
+    if value is None or isinstance(value, str | int | float):
+        return value.value if isinstance(value, Enum) else value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {name: jsonable(getattr(value, name)) for name in _names(type(value))}
+    if isinstance(value, tuple | list):
+        return [jsonable(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(item) for name, item in value.items()}
+    raise TypeError(f"a {type(value).__name__} is no part of an answer to the page")
+
+
+@cache
+def _names(shape: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(shape))

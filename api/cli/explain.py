@@ -1,0 +1,162 @@
+"""`ramify explain`: a run's plan beside what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify.browse.beside import OpStory, stage_error, story
+from ramify.cli.app import App, headed, need_run, pass_app, say_json, say_pages
+from ramify.cli.errors import TargetBroken, is_ours
+from ramify.cli.words import clipped, count, seconds, table
+from ramify.compiler.plan import Plan
+from ramify.runtime.costs import Regret, regrets
+from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
+
+if TYPE_CHECKING:
+    from ramify.runtime.observed import Observed
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What the code says today. `steps`: those of other code than the plan was compiled from."""
+
+    known: bool
+    why: str  # where it is not known
+    workflow: bool = False
+    steps: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+
+
+@click.command("explain", short_help="A run's plan beside what happened.")
+@click.argument("run", default="@")
+@click.option("--json", "as_json", is_flag=True, help="One object.")
+@pass_app
+def explain_command(app: App, run: str, as_json: bool) -> None:
+    """Lay the plan of RUN (the newest) beside what happened: which operations were done, how often, what was reused,
+    how long it was expected to take and took, and which snapshots it left. Then what has changed in the code since.
+
+    \b
+    Example: ramify explain @
+    """
+    record, rows, llm, others = app.run(_read(app, run))
+    plan = Plan.from_json(record.plan_json)
+    stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
+    choices = regrets(rows)
+    changed = what_changed(record, plan)
+    error = stage_error(plan, llm)
+    if as_json:
+        said = {"run": record.id, "passes": list(plan.passes), "stage_error": error}
+        chosen = [{**asdict(each), "regret_s": each.regret_s} for each in choices]
+        operations = [asdict(s) for s in stories]
+        say_json({**said, "operations": operations, "choices": chosen, "changed": asdict(changed)})
+        return
+    say_pages(_told(record, plan, stories, error, choices, changed))
+
+
+def _told(
+    record: RunRecord,
+    plan: Plan,
+    stories: Sequence[OpStory],
+    error: float | None,
+    choices: Sequence[Regret],
+    changed: Changed,
+) -> Iterator[str]:
+    yield click.style(f"run {record.id} of {record.name}: {record.status.value}", bold=True)
+    yield f"passes: {', '.join(plan.passes) or 'none'}"
+    yield from headed(lines(stories))
+    skipped = sum(one.done == 0 for one in stories)
+    snapshots = sum(one.snapshots for one in stories)
+    yield f"{count(len(stories), 'operation')}, {skipped} of them skipped; {count(snapshots, 'snapshot')} taken"
+    if error is not None:
+        yield f"stages of model calls: predicted and actual seconds differ by {error:.0%} in the median"
+    yield from choice_lines(choices)
+    yield from change_lines(changed)
+
+
+async def _read(app: App, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], Observed]:
+    from ramify.runtime.observed import observed
+
+    async with app.store() as store:
+        run = await need_run(store, text)
+        others = await observed(store, run.workflow, but=run.id)
+        return run, await store.ops(run.id), await store.llm(run.id), others
+
+
+def what_changed(run: RunRecord, plan: Plan) -> Changed:
+    """Compile the workflow as its code stands now, and compare digests."""
+    try:
+        now = _plan_now(run)
+    except Exception as error:
+        if not is_ours(error) and not isinstance(error, TargetBroken):
+            raise
+        return Changed(known=False, why=str(error))
+    digests = {step.name: step.code_digest for step in now.steps}
+    steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
+    ops = tuple(op.id for op in plan.ops if op.step in steps)
+    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops)
+
+
+def _plan_now(run: RunRecord) -> Plan:
+    if run.frontend == DECORATORS:
+        from ramify.cli.compile import compiled
+
+        return compiled(run.workflow).plan
+    from ramify.cli.threads import find_app
+
+    with find_app(run, None) as app:
+        return app.session.plan
+
+
+def choice_lines(choices: Sequence[Regret]) -> list[str]:
+    """What the cost model decided, how far off it was, and what the alternative would have saved."""
+    if not choices:
+        return []
+    lost = sum(each.regret_s for each in choices)
+    off = [abs(each.predicted_s - each.took_s) for each in choices if each.predicted_s is not None]
+    said = f"choices by cost: {count(len(choices), 'choice')}, {seconds(lost)} regretted"
+    if off:
+        said += f", predictions off by {seconds(median(off))} in the median"
+    worst = sorted((each for each in choices if each.regret_s > 0), key=lambda each: -each.regret_s)[:3]
+    return [said] + [
+        f"  {each.what} (row {each.seq}): {each.chose} took {seconds(each.took_s)}, "
+        f"instead {seconds(each.instead_s)}: {seconds(each.regret_s)} regretted"
+        for each in worst
+    ]
+
+
+def change_lines(changed: Changed) -> list[str]:
+    if not changed.known:
+        return [f"whether the code has changed since cannot be told: {changed.why}"]
+    if not changed.workflow and not changed.steps:
+        return ["the code is what the plan was compiled from"]
+    found = []
+    if changed.workflow:
+        found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")
+    if changed.steps:
+        found.append(f"changed since: {', '.join(changed.steps)}; affected: {', '.join(changed.ops)}")
+    return found
+
+
+def lines(stories: Sequence[OpStory]) -> list[str]:
+    header = ("PLAN OP", "KIND", "STEP", "AT", "DONE", "REUSED", "FAILED", "PREDICTED", "TOOK", "SNAPSHOTS")
+    rows = [
+        (
+            one.op,
+            one.kind,
+            clipped(one.step or "", 30),
+            one.site or "",
+            str(one.done) if one.done else "skipped",
+            str(one.reused or ""),
+            str(one.failed or ""),
+            seconds(one.predicted_s),
+            seconds(one.took_s),
+            str(one.snapshots or ""),
+        )
+        for one in stories
+    ]
+    return table(header, rows, right=header[4:])

@@ -1,0 +1,144 @@
+"""`ramify resume` of a LangGraph thread: the app is the user's own, found in their file and invoked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ramify.cli.app import App
+from ramify.cli.errors import TargetBroken, is_ours
+from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetNotFound
+from ramify.runtime.records import CheckpointId, RunRecord
+
+if TYPE_CHECKING:
+    from ramify.cli.run import Onward
+    from ramify.runtime.langgraph.app import WorldApp
+    from ramify.session import Runtime
+
+_MAKES = ("WorldApp", "WorldGraph", "CompiledStateGraph", "Pregel")
+
+
+def point_to_home(app: App) -> None:
+    """The user's file names its home by the environment, where it names none itself: before it is loaded."""
+    os.environ["RAMIFY_HOME"] = str(app.home)
+    if app.database_given is not None:
+        os.environ["RAMIFY_DATABASE"] = app.database_given
+
+
+def find_app(record: RunRecord, target: str | None) -> WorldApp:
+    """The compiled graph of a thread's run: what `target` names, or the only one of its name in the file that
+    compiled it. Raises `TargetNotFound`, saying how to name it, and `TargetBroken`."""
+    from ramify.cli.targets import load
+    from ramify.runtime.langgraph.app import WorldApp
+
+    if target is not None:
+        found = _made(target, load(target))
+        if not isinstance(found, WorldApp):
+            raise TargetNotFound(
+                f"{target} is a {type(found).__name__}: name what ramify.compile(graph) returned, or a function "
+                "without parameters that returns it"
+            )
+        return found
+    where, _, _ = record.workflow.rpartition(":")
+    found_there = list(_apps(where, record.name)) if where else []
+    if len(found_there) != 1:
+        number = "no" if not found_there else "more than one"
+        raise TargetNotFound(
+            f"{where or 'the program of run ' + record.id} has {number} app of graph {record.name!r} at its top "
+            f"level: name it, `ramify resume {record.id} --app FILE.py:NAME`. NAME is what ramify.compile(graph) "
+            "returned, or a function without parameters that returns it"
+        )
+    return found_there[0]
+
+
+def _apps(where: str, name: str) -> Iterator[WorldApp]:
+    from ramify.cli.targets import load
+    from ramify.runtime.langgraph.app import WorldApp
+
+    module = load(f"{where}:__dict__")
+    seen: list[object] = []
+    for found in module.values():
+        if isinstance(found, WorldApp) and found.session.plan.name == name and found not in seen:
+            seen.append(found)
+            yield found
+
+
+def _made(target: str, found: object) -> object:
+    """What a function gives that says it makes an app, or says nothing and needs nothing."""
+    if not inspect.isfunction(found) or inspect.signature(found).parameters:
+        return found
+    said = str(found.__annotations__.get("return", _MAKES[0]))
+    if not any(name in said for name in _MAKES):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise TargetBroken(f"{target} could not make its app: {error}") from error
+
+
+async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, onward: Onward, back_to: str | None) -> Any:
+    """Invoke the thread with nothing, or with the answer; the graph's state afterwards. `back_to`: a checkpoint.
+
+    Raises `ThreadElsewhere` where this app keeps other checkpoints, `RunWaiting` where the graph stops at an
+    interrupt, `RunFailed` where a node raised.
+    """
+    from langgraph.types import Command
+
+    from ramify.runtime.langgraph.app import DEADLINE
+
+    await _check_thread(graph, record, anywhere=back_to is not None)
+    conf: dict[str, Any] = {"thread_id": record.thread_id}
+    if back_to is not None:
+        conf["checkpoint_id"] = await _saved_at(runtime, record, back_to)
+    if onward.deadline_s is not None:
+        conf[DEADLINE] = onward.deadline_s
+    given: Command[Any] | None = Command(resume=onward.answer[0]) if onward.answer else None
+    try:
+        result = await graph.ainvoke(given, {"configurable": conf})
+    except Exception as error:
+        if is_ours(error):
+            raise
+        raise RunFailed(
+            f"run {record.id} failed: {type(error).__name__}: {error}\nGo on with it by `ramify resume {record.id}`",
+            run_id=record.id,
+        ) from error
+    asked = result.get("__interrupt__") if isinstance(result, dict) else None
+    if asked:
+        raise RunWaiting(
+            f"run {record.id} asks: {asked[0].value}\nAnswer it by `ramify resume {record.id} --answer JSON`",
+            question=asked[0].value,
+            run_id=record.id,
+        )
+    return result
+
+
+async def _saved_at(runtime: Runtime, record: RunRecord, checkpoint: str) -> str:
+    from ramify.runtime.langgraph.forking import checkpoint_of
+
+    at = await runtime.store.checkpoint(CheckpointId(checkpoint))
+    return await asyncio.to_thread(checkpoint_of, runtime.database, record, at, await runtime.journal(record.id))
+
+
+async def _check_thread(graph: WorldApp, record: RunRecord, *, anywhere: bool) -> None:
+    """That the app keeps this thread, and that it stands in this run; with `anywhere`, in whichever."""
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+
+    from ramify.runtime.langgraph.channel import ENV
+    from ramify.runtime.langgraph.errors import ThreadElsewhere
+
+    thread = record.thread_id or ""
+    saver = graph.checkpointer
+    if not isinstance(saver, BaseCheckpointSaver):
+        raise ThreadElsewhere(record.id, thread)
+    saved = await saver.aget_tuple({"configurable": {"thread_id": thread}})
+    if saved is None:
+        raise ThreadElsewhere(record.id, thread)
+    env = saved.checkpoint["channel_values"].get(ENV)
+    if env is not None and env["run"] != record.id and not anywhere:
+        raise RunError(
+            f"thread {thread} has gone on as run {env['run']}: `ramify resume {env['run']}`, or `ramify fork "
+            f"{record.id}` for another line of it"
+        )

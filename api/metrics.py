@@ -1,0 +1,74 @@
+"""Runs as Prometheus counts them, beside what the gateway counts of their model calls.
+
+    metrics = RunMetrics(); async with Runtime(observer=metrics) as runtime: ...; metrics.registry
+
+or `ramify run --metrics FILE`, for the textfile collector of Prometheus's node exporter. Needs `prometheus_client`,
+which the extra `serve` brings. No label is a user's own text, so their number is bounded.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, write_to_textfile
+
+from ramify.browse.calls import call_times
+from ramify.compiler.plan import OpKind
+from ramify.runtime.events import Event, LLMDone, OpDone, Recovered, RunEnded, RunStarted
+from ramify.runtime.records import LLMRecord, OpRecord, OpStatus
+
+_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+class RunMetrics:
+    """An observer that counts. `file`: written anew, whole, whenever a run ends."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.registry = r = CollectorRegistry()
+        self._file = file
+        self._began = Counter("ramify_runs_begun", "Runs that began or went on", ["resumed"], registry=r)
+        self._ended = Counter("ramify_runs", "Runs that ended", ["status"], registry=r)
+        self._steps = Counter("ramify_steps", "Steps by what came of them", ["outcome"], registry=r)
+        self._step_s = Histogram("ramify_step_seconds", "A step that ran", buckets=_SECONDS, registry=r)
+        self._branches = Counter("ramify_branches", "Worlds forked and merged", ["what"], registry=r)
+        self._calls = Counter("ramify_model_calls", "Model calls of runs", ["outcome"], registry=r)
+        self._tokens = Counter("ramify_model_tokens", "Tokens of model calls that were made", ["type"], registry=r)
+        self._slo = Counter("ramify_model_calls_slo", "Model calls with a deadline", ["met"], registry=r)
+        self._recovered = Counter("ramify_recoveries", "What branches went on from", ["level"], registry=r)
+
+    def __call__(self, event: Event) -> None:
+        """The observer. What a resumed run is served from its journal was counted when it happened."""
+        match event:
+            case RunStarted():
+                self._began.labels("yes" if event.resumed else "no").inc()
+            case OpDone(replayed=False):
+                self._op(event.row)
+            case LLMDone(replayed=False):
+                self._call(event.row)
+            case Recovered():
+                self._recovered.labels(event.level.name.lower()).inc()
+            case RunEnded():
+                self._ended.labels(event.status.value).inc()
+                if self._file is not None:
+                    write_to_textfile(str(self._file), self.registry)
+            case _:
+                pass
+
+    def _op(self, row: OpRecord) -> None:
+        if row.kind is OpKind.RUN:
+            outcome = "failed" if row.status is OpStatus.FAILED else "reused" if row.reused_from else "done"
+            self._steps.labels(outcome).inc()
+            if not row.reused_from:
+                self._step_s.observe(max(0.0, row.ended_at - row.started_at))
+        elif row.kind in (OpKind.FORK, OpKind.MERGE) and row.status is OpStatus.DONE:
+            self._branches.labels("forked" if row.kind is OpKind.FORK else "merged").inc()
+
+    def _call(self, row: LLMRecord) -> None:
+        self._calls.labels("reused" if row.reused_from else "done").inc()
+        if row.reused_from:
+            return
+        times = call_times(row)
+        self._tokens.labels("input").inc(times.prompt_tokens)
+        self._tokens.labels("output").inc(times.completion_tokens)
+        if times.met is not None:
+            self._slo.labels("yes" if times.met else "no").inc()

@@ -1,0 +1,105 @@
+"""`@tool`: a step that a model can call. Its schema is for the model, its world is not."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import pydantic
+
+from ramify.compiler.plan import Effect
+from ramify.decorators import EffectName, Step, step
+from ramify.runtime.calling import StepDef
+from ramify.runtime.durations import Duration
+from ramify.runtime.errors import BadArguments
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Tool(Step[P, R], Generic[P, R]):
+    """A function under `@tool`: a step in every respect, and what a model needs to call it."""
+
+    def __init__(self, function: Callable[..., Any], definition: StepDef, declared: Effect | None) -> None:
+        super().__init__(function, definition, declared)
+        self.description = inspect.getdoc(function) or ""
+        self._arguments = _model(function, definition)
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As an OpenAI-compatible server takes it in `tools`."""
+        parameters = self._arguments.model_json_schema()
+        parameters.pop("title", None)
+        for field in parameters.get("properties", {}).values():
+            field.pop("title", None)
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": parameters},
+        }
+
+    def call(self, arguments: str | Mapping[str, Any]) -> Awaitable[R]:
+        """Begin the step with a model's arguments: JSON text, or what it holds.
+
+        Raises `BadArguments`, worded for the model, where they do not fit; nothing has begun then.
+        """
+        try:
+            if isinstance(arguments, str):
+                made = self._arguments.model_validate_json(arguments)
+            else:
+                made = self._arguments.model_validate(dict(arguments))
+        except pydantic.ValidationError as error:
+            wrong = "; ".join(
+                f"{'.'.join(map(str, one['loc'])) or 'arguments'}: {one['msg']}" for one in error.errors()
+            )
+            raise BadArguments(f"tool {self.name} was called with arguments that do not fit: {wrong}") from None
+        given = {name: getattr(made, name) for name in type(made).model_fields}
+        return self(**given)  # type: ignore[call-arg]
+
+
+def _model(function: Callable[..., Any], definition: StepDef) -> type[pydantic.BaseModel]:
+    """The parameters without the world. Raises `TypeError` for those that a model cannot give by name."""
+    hints = typing.get_type_hints(function, include_extras=True)
+    fields: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name == definition.sandbox_parameter:
+            continue
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY) or name not in hints:
+            raise TypeError(
+                f"tool {definition.name!r}: parameter {name!r} has no annotation, or is not given by name: a model "
+                "could not know what to give"
+            )
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[name] = (hints[name], default)
+    return pydantic.create_model(definition.name, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+
+
+@overload
+def tool(function: Callable[..., Any], /) -> Tool[..., Any]: ...
+@overload
+def tool(
+    *,
+    effect: EffectName | None = None,
+    reuse: bool = False,
+    retry: int = 0,
+    timeout: Duration | None = None,
+    name: str | None = None,
+) -> Callable[[Callable[..., Any]], Tool[..., Any]]: ...
+def tool(function: Callable[..., Any] | None = None, /, **declared: Any) -> Any:
+    """Make a function a tool: a step (its options are `step`'s) with a schema, of its annotations and docstring.
+
+    Without a docstring it raises `TypeError`: a model chooses a tool by what it says of itself.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Tool[..., Any]:
+        if not inspect.getdoc(function):
+            raise TypeError(f"tool {function.__qualname__!r} has no docstring, by which a model would choose it")
+        made = step(**declared)(function)
+        return Tool(function, made.definition, made.__ramify_step__.effect)
+
+    return decorate if function is None else decorate(function)

@@ -1,0 +1,159 @@
+"""How long compiling takes, and what the instrumented interpreter adds to a superstep."""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, TypedDict
+
+from _compiler_rows import Row, measured
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+
+import ramify
+from ramify import step
+from ramify.compiler.pipeline import compile_graph
+
+
+class State(TypedDict):
+    n: int
+
+
+def node(state: State) -> State:
+    return {"n": 1}
+
+
+def chain(nodes: int, action: Any = node) -> Any:
+    """A chain in which every tenth node may go back five: nodes, and about as many edges and a tenth."""
+    graph: Any = StateGraph(State)
+    for i in range(nodes):
+        graph.add_node(f"n{i}", action)
+        graph.add_edge(START if i == 0 else f"n{i - 1}", f"n{i}")
+    graph.add_edge(f"n{nodes - 1}", END)
+    for i in range(10, nodes, 10):
+        graph.add_conditional_edges(f"n{i}", lambda state: "on", {"on": f"n{i - 5}"})
+    return graph
+
+
+def compile_rows(quick: bool) -> list[Row]:
+    times: dict[int, list[float]] = {}
+    for nodes, often in ((1_000, 5 if quick else 20), (10_000, 1 if quick else 5)):
+        graph = chain(nodes)
+        times[nodes] = []
+        for _ in range(often):
+            gc.collect()
+            begun = time.process_time()
+            compile_graph(graph, name="chain", ref="benchmark")
+            times[nodes].append(time.process_time() - begun)
+    growth = median(times[10_000]) / median(times[1_000])
+    return [
+        measured("compile a graph of 1,000 nodes", times[1_000], "s CPU", target=1.0),
+        measured("compile a graph of 10,000 nodes", times[10_000], "s CPU", target=15.0),
+        Row(
+            "time for ten times the nodes and edges",
+            growth,
+            "times",
+            target=15.0,
+            note="10 is linear; the target leaves room for caches",
+        ),
+    ]
+
+
+@step(effect="pure")
+def pure(state: State) -> State:
+    return {"n": state["n"] + 1}
+
+
+def plain(state: State) -> State:
+    return {"n": state["n"] + 1}
+
+
+SHORT, LONG = 20, 120
+SAVERS: dict[str, Callable[[Path], Any]] = {
+    "in memory": lambda file: InMemorySaver(),
+    "SqliteSaver, durability sync": lambda file: SqliteSaver(sqlite3.connect(file, check_same_thread=False)),
+}
+
+
+def superstep_rows(quick: bool) -> list[Row]:
+    """Chains of nodes that ask for no world, plain and ours on a checkpointer of the same kind and durability.
+
+    What a superstep costs is the difference between a long chain and a short one, a hundredth of it; what is left of
+    the short one is the invocation's: the run's rows, opened and finished durably.
+    """
+    often = 5 if quick else 25
+    rows = []
+    for saver, options in (("in memory", {}), ("SqliteSaver, durability sync", {"durability": "sync"})):
+        for name, action in (("declared pure", pure), ("undeclared", plain)):
+            supersteps, invocations, theirs = [], [], []
+            with tempfile.TemporaryDirectory() as folder:
+                apps = _Chains(Path(folder), action, SAVERS[saver])
+                for i in range(-1, often):  # the first is to warm up
+                    ours = [apps.ms(apps.ours[length], length, i, options) for length in (SHORT, LONG)]
+                    peer = [apps.ms(apps.peers[length], length, i, options) for length in (SHORT, LONG)]
+                    if i < 0:
+                        continue
+                    slope, base = ((long - short) / (LONG - SHORT) for short, long in (ours, peer))
+                    supersteps.append(slope - base)
+                    theirs.append(base)
+                    invocations.append(ours[0] - peer[0] - SHORT * (slope - base))
+                apps.close()
+            rows.append(
+                measured(
+                    f"added to a superstep of plain LangGraph, nodes {name}, {saver}",
+                    supersteps,
+                    "ms",
+                    target=0.3,
+                    peer="plain LangGraph, a superstep",
+                    peer_value=median(theirs),
+                    note="with a journal row for each node",
+                )
+            )
+            if action is plain:
+                rows.append(
+                    measured(
+                        f"added to an invocation on a new thread, {saver}", invocations, "ms", note="a run's rows"
+                    )
+                )
+    return rows
+
+
+class _Chains:
+    """A short and a long chain, plain and over worlds."""
+
+    def __init__(self, folder: Path, action: Any, saver: Callable[[Path], Any]) -> None:
+        self.peers = {n: _line(plain, n).compile(checkpointer=saver(folder / f"peer{n}.db")) for n in (SHORT, LONG)}
+        self.ours = {
+            n: ramify.compile(
+                _line(action, n),
+                home=folder / "home",
+                sandbox="copy",
+                checkpointer=saver(folder / f"ours{n}.db"),
+                name="chain",
+            )
+            for n in (SHORT, LONG)
+        }
+
+    def close(self) -> None:
+        for app in self.ours.values():
+            app.close()
+
+    def ms(self, app: Any, length: int, number: int, options: dict[str, Any]) -> float:
+        config = {"configurable": {"thread_id": str(number)}, "recursion_limit": length + 5}
+        begun = time.perf_counter()
+        app.invoke({"n": 0}, config, **options)
+        return (time.perf_counter() - begun) * 1000
+
+
+def _line(action: Any, nodes: int) -> Any:
+    graph: Any = StateGraph(State)
+    for i in range(nodes):
+        graph.add_node(f"n{i}", action)
+        graph.add_edge(START if i == 0 else f"n{i - 1}", f"n{i}")
+    return graph

@@ -1,0 +1,335 @@
+"""The live rows of benchmarks/fork.py: shells, processes and sessions, through the backend's contract.
+
+A child of a live fork counts when its first command has been answered: by then everything that ran goes on. Medians
+of 20 and more (a hundred forks at once: of 5), peers in the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.tiers import criu
+
+Row = dict[str, object]
+Peer = tuple[str, list[float] | None]  # what it is, or why it is not here; its times
+
+PROGRAM = """
+import os, time
+held = os.urandom(50 << 20)
+open("ready", "w").close()
+while True: time.sleep(0.05)
+"""
+DATA = "data = {n: bytes([n % 256]) * 1024 for n in range(200_000)}"  # 200 MB in as many objects
+PICKLE = "import pickle; open('data.pickle', 'wb').write(pickle.dumps(data, 5)); None"
+RELOAD = "import pickle; data = pickle.load(open('data.pickle', 'rb')); None"
+
+
+def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
+    """`quick`: 1,000 files in the place of 10,000, 20 forks in the place of a hundred, Docker's peers ten times."""
+    return asyncio.run(_rows(quick, scratch))
+
+
+async def _rows(quick: bool, scratch: Path | None) -> list[Row]:
+    with tempfile.TemporaryDirectory(prefix="ramify-live-", dir=scratch, ignore_cleanup_errors=True) as folder:
+        root = Path(folder)
+        workspace = root / "workspace"
+        for number in range(1_000 if quick else 10_000):
+            place = workspace / f"d{number // 100}" / f"f{number % 100}"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(os.urandom(1024 if quick else 100_000))
+        store = SnapshotStore(root / "ramify" / "store")
+        base = store.import_tree(workspace).snapshot
+        spec = WorldSpec(mount_at=workspace, env={"PATH": os.environ["PATH"]})
+        async with NamespaceBackend(store, root / "ramify" / "worlds") as backend:
+            bench = Bench(backend, base, spec, _docker_peers(10 if quick else 20))
+            floor = _floor()
+            made = [
+                *await bench.commands(),
+                *await bench.checkpoints(),
+                *await bench.shells(20 if quick else 100),
+                *await bench.sessions(),
+                *await bench.live(),
+            ]
+            return [{**row, "floor": floor} if "first command" in str(row["name"]) else row for row in made]
+
+
+class Bench:
+    def __init__(self, backend: NamespaceBackend, base: Snapshot, spec: WorldSpec, docker: dict[str, Peer]) -> None:
+        self._backend, self._base, self._spec = backend, base, spec
+        self._docker = docker
+
+    async def commands(self) -> list[Row]:
+        world = await self._backend.materialise(self._base, self._spec)
+        await world.run("true")
+        builtin = await _times(lambda: world.run(":"), 200)
+        program = await _times(lambda: world.run("/bin/true"), 200)
+        plain = [_spawn("/bin/true") for _ in range(200)]
+        over = [took - statistics.median(plain) for took in program]
+        await world.close()
+        return [
+            _row("one command in a live shell, over fork and exec", over, 1, "fork and exec alone", plain),
+            _row("a builtin in a live shell", builtin, None, *self._docker["exec"]),
+        ]
+
+    async def checkpoints(self) -> list[Row]:
+        world = await self._backend.materialise(self._base, self._spec)
+        await world.run("kept=1; f() { :; }")
+        sealed: list[float] = []
+        for turn in range(20):
+            await world.run(f"for n in {{0..99}}; do echo {turn} > d$((n % 10))/f$n; done")
+            sealed += await _times(lambda: world.seal(flush=False), 1)
+        clean = await _times(world.seal, 50)
+        base = world.snapshot
+        first = await _times(lambda: self._rolled_back(world, base), 20)
+        await world.close()
+        return [
+            _row(
+                "checkpoint after 100 changed files, shell kept, not yet flushed",
+                sealed,
+                15,
+                "docker commit: benchmarks/_fork_store.py",
+            ),
+            _row("checkpoint where nothing changed", clean, 0.5),
+            _row(
+                "rollback of a world with a shell, files only, to its first command",
+                first,
+                30,
+                *self._docker["restart"],
+            ),
+        ]
+
+    async def _rolled_back(self, world: World, to: Snapshot) -> None:
+        await world.rollback(to)
+        await world.run(":")
+
+    async def shells(self, n: int) -> list[Row]:
+        """Forks of a world whose shell knows something, each to its first command."""
+        world = await self._backend.materialise(self._base, self._spec)
+        await world.run("kept=1; f() { echo $kept; }; cd d1")
+        snapshot = await world.seal()
+
+        async def fork() -> None:
+            forks = await self._backend.fork(snapshot, self._spec, n)
+            told = await asyncio.gather(*(child.run("f") for child in forks))
+            assert {result.stdout for result in told} == {"1\n"}
+            closing.extend(forks)
+
+        took: list[float] = []
+        for _ in range(5):
+            closing: list[World] = []
+            took += await _times(fork, 1)
+            await asyncio.gather(*(child.close() for child in closing))
+        await world.close()
+        return [_row(f"{n} live forks of a shell, all to their first command", took, 1500 * n / 100)]
+
+    async def sessions(self) -> list[Row]:
+        world = await self._backend.materialise(self._base, self._spec)
+        repl = await world.python()
+        assert (await repl.run(DATA)).ok
+        names = iter(f"child{number}" for number in range(1000))
+        forked: list[float] = []
+        for _ in range(20):
+            began = time.perf_counter()
+            child = await repl.fork(next(names))
+            forked.append((time.perf_counter() - began) * 1000)
+            assert (await child.run("len(data)")).value == "200000"
+            await child.close()
+        other = await world.python("other")
+
+        async def reload() -> None:
+            assert (await repl.run(PICKLE)).ok
+            assert (await other.run(RELOAD)).ok
+
+        reloaded = await _times(reload, 3)
+        await other.close()
+        sealed = await _times(world.seal, 3)
+        mounted, carried = await self._carried(await world.seal(), rounds=20)
+        await world.close()
+        peer = ("pickle and reload", reloaded)
+        return [
+            _row("fork of a Python session of 200 MB, in its world", forked, 20, *peer),
+            _row("fork of a world with a Python session of 200 MB, to its first answer", carried, 20, *peer),
+            _row("the same, to its mounted tree", mounted, None),
+            _row("checkpoint of the same: its pages written, hashed and flushed", sealed, None, *peer),
+        ]
+
+    async def _carried(self, snapshot: Snapshot, rounds: int) -> tuple[list[float], list[float]]:
+        """How long a fork takes to its tree, and to an answer of the session that came along."""
+        assert snapshot.tier is ProcessTier.REPL, snapshot.processes.reason
+        mounted, answered = [], []
+        for _ in range(rounds):
+            began = time.perf_counter()
+            child = await self._backend.materialise(snapshot, self._spec)
+            mounted.append((time.perf_counter() - began) * 1000)
+            repl = await child.python()
+            assert (await repl.run("len(data)")).value == "200000"
+            answered.append((time.perf_counter() - began) * 1000)
+            await child.close()
+        return mounted, answered
+
+    async def live(self) -> list[Row]:
+        """bash, a Python program of 50 MB and a job."""
+        spec = replace(self._spec, dumpable=True)
+        if why := criu.why_not(spec):
+            return [_missing(name, why) for name in ("live fork to its first command", "rollback of a live world")]
+        world = await self._backend.materialise(self._base, spec)
+        (world.path / "program.py").write_text(PROGRAM)
+        await world.run("sleep 1000 & python3 program.py & until [ -e ready ]; do sleep 0.02; done; rm ready")
+        dumped = await _times(world.seal, 20)
+        snapshot = await world.seal()
+        assert snapshot.tier is ProcessTier.CRIU, snapshot.processes.reason
+        mounted: list[float] = []
+        answered: list[float] = []
+        for _ in range(20):
+            began = time.perf_counter()
+            child = await self._backend.materialise(snapshot, spec)
+            mounted.append((time.perf_counter() - began) * 1000)
+            assert (await child.run("[ $(jobs | wc -l) = 2 ]")).ok
+            answered.append((time.perf_counter() - began) * 1000)
+            await child.close()
+        rolled = await _times(lambda: self._rolled_back(world, snapshot), 20)
+        await world.close()
+        peer = self._docker["checkpoint"]
+        return [
+            _row(
+                "live fork (bash, 50 MB Python, a job), a child after one dump, to its first command",
+                answered,
+                55,
+                *peer,
+            ),
+            _row("the same, to its mounted tree", mounted, None),
+            _row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
+            _row("rollback of a live world (the same), to its first command", rolled, 80, *self._docker["restart"]),
+        ]
+
+
+async def _times(work: Callable[[], Awaitable[object]], rounds: int) -> list[float]:
+    took = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        await work()
+        took.append((time.perf_counter() - began) * 1000)
+    return took
+
+
+def _spawn(*words: str) -> float:
+    began = time.perf_counter()
+    os.waitpid(os.posix_spawn(words[0], words, {}), 0)
+    return (time.perf_counter() - began) * 1000
+
+
+def _floor() -> str:
+    """What starts anew whatever we do, as fast as this machine does it: a shell, and one in new namespaces."""
+    bash = ["/bin/bash", "--norc", "--noprofile", "-c", ":"]
+    apart = [
+        "/usr/bin/unshare",
+        "--user",
+        "--map-root-user",
+        *("--mount", "--pid", "--net", "--ipc", "--uts", "--fork"),
+        *bash,
+    ]
+    alone, isolated = (statistics.median(_spawn(*words) for _ in range(20)) for words in (bash, apart))
+    return f"{alone:.1f} ms: bash started and ended; {isolated:.1f} ms: in new namespaces"
+
+
+def _docker_peers(rounds: int) -> dict[str, Peer]:
+    """`docker exec`, `restart` and `checkpoint` of a container of this machine's own bash and core utilities."""
+    names = ("exec", "restart", "checkpoint")
+    try:
+        asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20).returncode
+        why = "" if asked == 0 else "no engine answers on this machine"
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        why = "Docker is not installed"
+    if why:
+        return {name: (f"docker {name}: {why}", None) for name in names}
+    with _container() as container:
+        peers: dict[str, Peer] = {}
+        for name, arguments in (("exec", (container, "/bin/true")), ("restart", ("--time", "0", container))):
+            times = [_spent("docker", name, *arguments) for _ in range(rounds)]
+            peers[name] = (f"docker {name}", [took for took, _ in times])
+        took, refused = _spent("docker", "checkpoint", "create", "--leave-running", container, "first")
+        peers["checkpoint"] = (
+            ("docker checkpoint", [took]) if not refused else (f"docker checkpoint: {refused}", None)
+        )
+        return peers
+
+
+@contextmanager
+def _container() -> Iterator[str]:
+    """A running container over an image that is imported from this machine: there may be no registry."""
+    image = "ramify-bench-live"
+    programs = ["/bin/bash", "/bin/true", "/bin/sleep"]
+    linked = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    libraries = sorted(set(re.findall(r"(/\S+\.so\S*)", linked)))
+    packing = ["tar", "--dereference", "-c", *programs, *libraries]
+    with subprocess.Popen(packing, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd="/") as packed:
+        subprocess.run(["docker", "import", "-", image], stdin=packed.stdout, capture_output=True, check=True)
+    started = subprocess.run(
+        ["docker", "run", "--detach", "--network", "none", image, "/bin/sleep", "100000"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    container = started.stdout.strip()
+    try:
+        yield container
+    finally:
+        subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=True)
+        subprocess.run(["docker", "rmi", image], capture_output=True, check=True)
+
+
+def _spent(*words: str) -> tuple[float, str]:
+    """How long a program took, and what it said if it failed."""
+    began = time.perf_counter()
+    done = subprocess.run(words, capture_output=True, text=True)
+    took = (time.perf_counter() - began) * 1000
+    return took, "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]
+
+
+def _row(name: str, ours: list[float], target: float | None, peer: str = "", peers: list[float] | None = None) -> Row:
+    value, other = statistics.median(ours), statistics.median(peers) if peers else None
+    return {
+        "name": name,
+        "ours": round(value, 3),
+        "spread": [round(min(ours), 3), round(max(ours), 3)],
+        "unit": "ms",
+        "peer": peer,
+        "peer_value": None if other is None else round(other, 3),
+        "ratio": None if other is None else round(other / value, 2),
+        "target": target,
+        "met": None if target is None else value <= target,
+    }
+
+
+def _missing(name: str, why: str) -> Row:
+    return {
+        "name": name,
+        "ours": None,
+        "unit": "ms",
+        "peer": why,
+        "peer_value": None,
+        "ratio": None,
+        "target": None,
+        "met": None,
+    }
+
+
+if __name__ == "__main__":
+    for line in rows(quick="--quick" in sys.argv):
+        figures = f"{line['ours']!s:>10} {line['unit']} {line.get('spread')}, target {line['target']}"
+        print(f"{figures}: {line['name']} | {line['peer']} {line['peer_value'] or ''}")

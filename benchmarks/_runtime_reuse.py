@@ -1,0 +1,126 @@
+"""A tree search with and without reuse, and the same work in LangGraph with its cache and without.
+
+64 leaves in worlds of their own, two of which always hold the same: a leaf does about a third of a second's work.
+LangGraph's cache sees a task's input only, so its tasks are given what tells the leaves apart; it has no single
+flight, and no world.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from operator import add
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+from _runtime_steps import row
+from langgraph.cache.memory import InMemoryCache
+from langgraph.graph import START, StateGraph
+from langgraph.types import CachePolicy, Send
+
+from ramify import Runtime, Sandbox, fork, step, workflow
+
+Row = dict[str, object]
+
+LEAVES, QUICK, SHARED, ROUNDS = 64, 24, 2, 3
+WORK = "x = 0\nfor i in range(3_000_000): x += i"
+
+
+@step
+async def place(sandbox: Sandbox, number: int) -> None:
+    (sandbox.path / "number").write_text(str(number))
+
+
+async def _work(sandbox: Sandbox) -> str:
+    done = await sandbox.run([sys.executable, "-c", WORK], check=True)
+    return done.stdout
+
+
+@step(reuse=True)
+async def expand_once(sandbox: Sandbox, number: int) -> str:
+    return f"{number} {await _work(sandbox)}"
+
+
+@step
+async def expand_each(sandbox: Sandbox, number: int) -> str:
+    return f"{number} {await _work(sandbox)}"
+
+
+@workflow
+async def search(reuse: bool, leaves: int) -> int:
+    async with fork([leaf % (leaves // SHARED) for leaf in range(leaves)]) as branches:
+        await branches.map(place)
+        if reuse:
+            await branches.map(expand_once)
+        else:
+            await branches.map(expand_each)
+    return leaves
+
+
+def rows(quick: bool, sandbox: str) -> list[Row]:
+    """Ours with reuse and without, LangGraph with its cache and without: in turns, so that load meets all alike."""
+    took: dict[bool, list[float]] = {True: [], False: []}
+    executed = {True: 0, False: 0}
+    cached, plain = [], []
+    leaves = QUICK if quick else LEAVES
+    with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
+        asyncio.run(_search(Path(folder), sandbox, True, SHARED))  # imports are nobody's in particular
+    for _ in range(1 if quick else ROUNDS):
+        for reuse in (True, False):
+            with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
+                seconds, executed[reuse] = asyncio.run(_search(Path(folder), sandbox, reuse, leaves))
+            took[reuse].append(seconds)
+        cached.append(_langgraph(leaves, cache=True))
+        plain.append(_langgraph(leaves, cache=False))
+    name = f"tree search, {leaves} leaves, half the work shared"
+    time_row = row(f"{name}: time", took[True], "s", "without reuse", took[False], 0.55)
+    count = row(f"{name}: executions", [executed[True]], "commands", "without reuse", [executed[False]], 0.55)
+    theirs = "LangGraph without a cache"
+    graph = row(
+        "the same work in LangGraph with CachePolicy: time",
+        [seconds for seconds, _ in cached],
+        "s",
+        theirs,
+        [seconds for seconds, _ in plain],
+        None,
+    )
+    graph_count = row("the same: executions", [cached[0][1]], "commands", theirs, [plain[0][1]], None)
+    return [time_row, count, graph, graph_count]
+
+
+async def _search(folder: Path, sandbox: str, reuse: bool, leaves: int) -> tuple[float, int]:
+    (folder / "w").mkdir()
+    async with Runtime(home=folder / "home", sandbox=sandbox) as runtime:
+        begun = time.perf_counter()
+        await runtime.run(search, reuse, leaves, workspace=folder / "w")
+        took = time.perf_counter() - begun
+        journal = await runtime.journal()
+    ran = [one for one in journal if one.step in ("expand_once", "expand_each") and one.reused_from is None]
+    return took, len([one for one in ran if one.kind == "RUN"])
+
+
+def _langgraph(leaves: int, *, cache: bool) -> tuple[float, int]:
+    """64 tasks of one superstep, as `Send`s: half of them equal. The cache has no single flight."""
+    ran: list[int] = []
+
+    class State(TypedDict):
+        done: Annotated[list[int], add]
+
+    def work(state: dict[str, int]) -> dict[str, list[int]]:
+        ran.append(1)
+        subprocess.run([sys.executable, "-c", WORK], check=True)
+        return {"done": [state["number"]]}
+
+    def spread(_: dict[str, object]) -> list[Send]:
+        return [Send("work", {"number": leaf % (leaves // SHARED)}) for leaf in range(leaves)]
+
+    graph = StateGraph(State)
+    graph.add_node("work", work, cache_policy=CachePolicy() if cache else None)  # type: ignore[type-var]
+    graph.add_conditional_edges(START, spread, ["work"])
+    app = graph.compile(cache=InMemoryCache() if cache else None)
+    begun = time.perf_counter()
+    app.invoke({"done": []}, {"max_concurrency": 8})
+    return time.perf_counter() - begun, len(ran)

@@ -1,0 +1,225 @@
+"""Durable supersteps, and what they store: ramify's Saver against LangGraph's own savers and DBOS.
+
+Every peer runs in the same process, in turns, each superstep durable before the next one starts: LangGraph with
+`durability="sync"`, and WAL with `synchronous=FULL` on SQLite (LangGraph's own default). A superstep is the time from
+one call of the node, which does nothing, to the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import itertools
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from operator import add
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langgraph.graph import START, StateGraph
+
+from ramify import Runtime, Saver, step, workflow
+
+Row = dict[str, object]
+ROUNDS = 4
+MESSAGE = 1000
+
+
+def rows(quick: bool, postgres: str | None) -> list[Row]:
+    steps = 30 if quick else 100
+    made = []
+    with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
+        for size in (100, 10_000):
+            made += _sqlite(Path(folder), size, steps)
+        made.append(_stored(Path(folder), 200))
+        made.append(_stored_by_steps(Path(folder), 200))
+        made += [_postgres(postgres, size, steps) for size in (100, 10_000)] if postgres else [_absent()]
+    return made
+
+
+def _sqlite(folder: Path, size: int, steps: int) -> list[Row]:
+    ours: list[float] = []
+    theirs: list[float] = []
+    dbos: list[float] = []
+    for turn in range(ROUNDS):
+        with Saver.open(f"sqlite:///{folder}/ours{size}{turn}.db") as saver:
+            ours += supersteps(saver, size, steps)
+        with _sqlite_saver(folder / f"theirs{size}{turn}.db") as saver:
+            theirs += supersteps(saver, size, steps)
+    if importlib.util.find_spec("dbos") is not None:
+        dbos = _dbos(folder / f"dbos{size}.db", size, steps * ROUNDS)
+    bare = supersteps(None, size, steps * ROUNDS)  # what LangGraph itself takes, with nothing kept
+    name = f"durable superstep, SQLite, {size} B"
+    against_dbos = row(name, ours, "ms", "DBOS", dbos, 0.3)
+    if not dbos:
+        against_dbos["peer"] = "DBOS: not installed (pip install dbos)"
+    floor = {"floor": round(statistics.median(bare), 3)}
+    return [row(name, ours, "ms", "LangGraph SqliteSaver", theirs, 0.7) | floor, against_dbos | floor]
+
+
+def _postgres(address: str, size: int, steps: int) -> Row:
+    from langgraph.checkpoint.postgres import PostgresSaver
+
+    ours: list[float] = []
+    theirs: list[float] = []
+    for _ in range(ROUNDS):
+        with Saver.open(address) as saver:
+            ours += supersteps(saver, size, steps)
+        with PostgresSaver.from_conn_string(address) as saver:
+            saver.setup()
+            theirs += supersteps(saver, size, steps)
+    return row(f"durable superstep, PostgreSQL, {size} B", ours, "ms", "LangGraph PostgresSaver", theirs, 0.8)
+
+
+def _absent() -> Row:
+    return row("durable superstep, PostgreSQL", [], "ms", "no server: --postgres postgresql://…", [], 0.8)
+
+
+def supersteps(saver: Any, size: int, steps: int) -> list[float]:
+    """Milliseconds between the node's calls."""
+    calls: list[float] = []
+
+    class State(TypedDict):
+        value: str
+        left: int
+
+    def node(state: State) -> dict[str, object]:
+        calls.append(time.perf_counter())
+        return {"value": f"{state['left']:06d}".ljust(size, "x"), "left": state["left"] - 1}
+
+    graph = StateGraph(State)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.add_conditional_edges("node", lambda state: "node" if state["left"] > 0 else "__end__")
+    app = graph.compile(checkpointer=saver)
+    config: Any = {"configurable": {"thread_id": uuid.uuid4().hex}, "recursion_limit": steps + 10}
+    app.invoke({"value": "", "left": steps}, config, **({} if saver is None else {"durability": "sync"}))
+    return [(after - before) * 1000 for before, after in itertools.pairwise(calls[2:])]
+
+
+@contextmanager
+def _sqlite_saver(path: Path) -> Iterator[Any]:
+    from langgraph.checkpoint.sqlite import SqliteSaver
+
+    with SqliteSaver.from_conn_string(os.fspath(path)) as saver:
+        yield saver
+
+
+def _dbos(path: Path, size: int, steps: int) -> list[float]:
+    from dbos import DBOS
+
+    calls: list[float] = []
+    DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{path}", "log_level": "ERROR"})
+
+    @DBOS.step()
+    def node(left: int) -> str:
+        calls.append(time.perf_counter())
+        return f"{left:06d}".ljust(size, "x")
+
+    @DBOS.workflow()
+    def loop(count: int) -> int:
+        for left in range(count):
+            node(left)
+        return count
+
+    DBOS.launch()
+    try:
+        loop(steps)
+    finally:
+        DBOS.destroy(destroy_registry=True)
+    return [(after - before) * 1000 for before, after in itertools.pairwise(calls[2:])]
+
+
+def _stored(folder: Path, steps: int) -> Row:
+    """Bytes on disk for growing messages, over the bytes that are unique."""
+
+    def size(path: Path) -> int:
+        return sum(each.stat().st_size for each in folder.glob(f"{path.name}*"))
+
+    unique = steps * MESSAGE
+    with Saver.open(f"sqlite:///{folder}/grown.db") as saver:
+        _grow(saver, steps, MESSAGE)
+    with _sqlite_saver(folder / "theirs-grown.db") as saver:
+        _grow(saver, steps, MESSAGE)
+    ours, theirs = size(folder / "grown.db") / unique, size(folder / "theirs-grown.db") / unique
+    made = row(
+        "stored bytes, 200 steps of growing messages", [ours], "× unique", "LangGraph SqliteSaver", [theirs], None
+    )
+    return made | {"target": 1.5, "met": ours <= 1.5}
+
+
+@step
+async def say(messages: list[str]) -> list[str]:
+    return [*messages, os.urandom(MESSAGE // 2).hex()]
+
+
+@workflow
+async def talk(count: int) -> int:
+    messages: list[str] = []
+    for _ in range(count):
+        messages = await say(messages)
+    return len(messages)
+
+
+def _stored_by_steps(folder: Path, steps: int) -> Row:
+    """The same where steps under the decorators return the messages: the whole home's database, over what is new."""
+
+    async def work() -> None:
+        async with Runtime(home=folder / "steps", sandbox="copy") as runtime:
+            await runtime.run(talk, steps)
+
+    asyncio.run(work())
+    ours = sum(each.stat().st_size for each in (folder / "steps").glob("ramify.db*")) / (steps * MESSAGE)
+    name = "stored bytes, 200 steps of growing messages, decorators"
+    floor = "floor: the messages, compressed, and 0.5 KB a row of digests and names"
+    return row(name, [ours], "× unique", floor, [1.1], None) | {"target": 1.5, "met": ours <= 1.5}
+
+
+def _grow(saver: Any, steps: int, size: int) -> None:
+    class State(TypedDict):
+        messages: Annotated[list[str], add]
+
+    def node(state: State) -> dict[str, list[str]]:
+        return {"messages": [os.urandom(size // 2).hex()]}
+
+    graph = StateGraph(State)
+    graph.add_node("node", node)
+    graph.add_edge(START, "node")
+    graph.add_conditional_edges("node", lambda state: "node" if len(state["messages"]) < steps else "__end__")
+    config: Any = {"configurable": {"thread_id": "t"}, "recursion_limit": steps + 10}
+    graph.compile(checkpointer=saver).invoke({"messages": []}, config, durability="sync")
+
+
+def row(name: str, ours: list[float], unit: str, peer: str, theirs: list[float], target: float | None) -> Row:
+    """Medians, their spread (the 5th and 95th of a hundred), and whether ours over theirs meets the target."""
+    mine = statistics.median(ours) if ours else None
+    other = statistics.median(theirs) if theirs else None
+    ratio = mine / other if mine is not None and other else None
+    return {
+        "name": name,
+        "ours": _round(mine),
+        "spread": _spread(ours),
+        "unit": unit,
+        "peer": peer,
+        "peer_value": _round(other),
+        "peer_spread": _spread(theirs),
+        "ratio": _round(ratio),
+        "target": target,
+        "met": None if ratio is None or target is None else ratio <= target,
+    }
+
+
+def _round(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _spread(values: list[float]) -> list[float] | None:
+    if len(values) < 20:
+        return None
+    ordered = sorted(values)
+    return [round(ordered[at * len(ordered) // 100], 3) for at in (5, 95)]

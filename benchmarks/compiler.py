@@ -1,0 +1,59 @@
+"""The compiler: how long it takes, and what its passes bring when a plan runs.
+
+    python benchmarks/compiler.py [--quick] [--json] [--only compile|superstep|lookahead|placement|liveness|stages]
+
+Medians of twenty and more, with the smallest and the largest beside them; `--quick` measures each thing less often.
+Each row of a pass is measured against the same plan without that pass, in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the examples
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import _compiler_passes
+import _compiler_time
+from _compiler_rows import Row
+
+PARTS: dict[str, Callable[[bool], list[Row]]] = {
+    "compile": _compiler_time.compile_rows,
+    "superstep": _compiler_time.superstep_rows,
+    "lookahead": _compiler_passes.lookahead_rows,
+    "placement": _compiler_passes.placement_rows,
+    "liveness": _compiler_passes.liveness_rows,
+    "stages": _compiler_passes.stage_rows,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="each thing less often")
+    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these rows alone")
+    asked = parser.parse_args()
+    rows: list[Row] = []
+    for part in asked.only or PARTS:
+        for row in PARTS[part](asked.quick):
+            print(row.line(), flush=True)
+            rows.append(row)
+    if asked.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "user": "root" if os.geteuid() == 0 else "an ordinary user",
+            "load": os.getloadavg()[0],
+        }
+        print(json.dumps({"rows": [row.as_object() for row in rows], "machine": machine}))
+
+
+if __name__ == "__main__":
+    main()

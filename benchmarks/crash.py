@@ -1,0 +1,118 @@
+"""Kills at named crash points, on SQLite and PostgreSQL, and holds what is resumed against an unkilled run.
+
+    python benchmarks/crash.py [--points N] [--quick] [--json] [--seed N]
+
+Points stand beside every commit, rename, flush, send and mount of the runtime and the fork engine (`crash.point`).
+With --json the last line is one object; `lost` and `duplicated` count effects at the receivers, `in_doubt` the doubts
+that were reported (and settled by asking the receiver). PostgreSQL is left out, and said so, where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "crash"), str(Path(__file__).parents[1] / "tests")]
+import harness  # noqa: E402
+import postgres  # noqa: E402
+
+QUICK, USUAL, TARGET = 60, 1_000, 10_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--points", type=int, help=f"how many kills (default {USUAL}, with --quick {QUICK})")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--databases", default="sqlite,postgresql")
+    parser.add_argument(
+        "--folder", type=Path, help="where homes are made (default: in memory where that is a folder)"
+    )
+    given = parser.parse_args()
+    report = measure(given, given.points or (QUICK if given.quick else USUAL))
+    print(json.dumps(report) if given.json else _told(report))
+    return 1 if report["failures"] else 0
+
+
+def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
+    memory = Path("/dev/shm")  # kills of a process leave what the kernel has: no disk is needed
+    scratch = given.folder or (memory if os.access(memory, os.W_OK) else None)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ramify-crash-", dir=scratch)))
+        databases: dict[str, str | None] = {}
+        for name in given.databases.split(","):
+            if name == "sqlite":
+                databases[name] = None
+            elif why := postgres.why_not():
+                print(f"PostgreSQL is left out: {why}", file=sys.stderr)
+            else:
+                databases[name] = postgres.new_database(stack.enter_context(postgres.server()))
+        known = harness.wholes(databases, folder)
+        begun = time.monotonic()
+        trials = harness.plan(known, points, given.seed)
+        done = list(harness.in_parallel(trials, known, databases, folder, given.workers))
+        return _report(done, known, time.monotonic() - begun)
+
+
+def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, Any]:
+    killed = [trial for trial in done if trial.killed_at]
+    names = Counter(trial.killed_at for trial in killed)
+    lost, duplicated = sum(t.lost for t in done), sum(t.duplicated for t in done)
+    failures = [
+        f"{t.scenario} on {t.database}, killed at {t.killed_at} (point {t.point}): {'; '.join(t.wrong)}"
+        for t in done
+        if t.wrong
+    ]
+    rows = [
+        _row("kills at crash points", len(killed), "kills", TARGET, met=len(killed) >= TARGET),
+        _row("effects lost", lost, "effects", 0, met=not lost),
+        _row("effects duplicated", duplicated, "effects", 0, met=not duplicated),
+        _row("runs that differ from an unkilled one", len(failures), "runs", 0, met=not failures),
+    ]
+    return {
+        "rows": rows,
+        "points": len(killed),
+        "lost": lost,
+        "duplicated": duplicated,
+        "in_doubt": sum(t.in_doubt for t in done),
+        "failures": failures,
+        "killed_at": dict(names.most_common()),
+        "distinct_points": {f"{scenario}, {database}": t.points for (scenario, database), t in known.items()},
+        "seconds": round(took_s, 1),
+        "cpu_seconds": round(os.times().children_user + os.times().children_system, 1),
+        "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},
+    }
+
+
+def _row(name: str, ours: int, unit: str, target: int, *, met: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ours": ours,
+        "unit": unit,
+        "peer": None,
+        "peer_value": None,
+        "ratio": None,
+        "target": target,
+        "met": met,
+    }
+
+
+def _told(report: dict[str, Any]) -> str:
+    lines = [f"{row['name']}: {row['ours']} (target {row['target']})" for row in report["rows"]]
+    lines.append(f"doubts reported: {report['in_doubt']}; {report['seconds']} s")
+    return "\n".join(lines + report["failures"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

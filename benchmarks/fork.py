@@ -1,0 +1,72 @@
+"""Forks, checkpoints, rollbacks and merges of whole worlds, measured beside what people use instead.
+
+    python benchmarks/fork.py [--quick] [--json] [--scratch DIR] [--only files|live|store]
+
+Every peer does its work on the same files in the same run. Medians of twenty and more, with the smallest and the
+largest beside them. `--quick` takes smaller trees (a minute); with `--json` the last line is one object. Run it as
+root and as an ordinary user: some targets differ. A machine that does other work shows in `load`: the smallest times
+of a spread then tell more than the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import _fork_files
+import _fork_live
+import _fork_store
+
+PARTS: dict[str, Callable[[bool, Path | None], list[dict[str, object]]]] = {
+    "files": _fork_files.rows,
+    "live": _fork_live.rows,
+    "store": _fork_store.rows,
+}
+
+
+def line(row: dict[str, object]) -> str:
+    met = {True: "met", False: "MISSED", None: ""}[row["met"] if isinstance(row["met"], bool) else None]
+    low, high = row["spread"] if isinstance(row.get("spread"), list) else ("", "")
+    first = f" (+ {row['first_run']} to its first command)" if "first_run" in row else ""
+    peer = f"{row['peer']}: {row['peer_value']}" if row["peer_value"] is not None else str(row["peer"])
+    target = "" if row["target"] is None else f"<= {row['target']}"
+    ours = f"{row['ours']} {row['unit']} [{low}–{high}]{first}"
+    floor = f"\n    the floor here: {row['floor']}" if row["met"] is False and "floor" in row else ""
+    return f"{row['name']}\n    {ours:<64} {target:<10} {met:<7} {peer}{floor}"
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends it early leaves nothing behind either
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="smaller trees: a minute in all")
+    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser.add_argument("--scratch", type=Path, help="a folder on the file system to measure")
+    parser.add_argument("--only", choices=tuple(PARTS), action="append", help="these rows alone")
+    asked = parser.parse_args()
+    rows = []
+    before = os.getloadavg()[0]
+    for part in asked.only or PARTS:
+        for row in PARTS[part](asked.quick, asked.scratch):
+            print(line(row), flush=True)
+            rows.append(row)
+    if asked.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "load": [round(load, 1) for load in (before, os.getloadavg()[0])],  # of one minute, before and after
+            "user": "root" if os.geteuid() == 0 else "an ordinary user",
+        }
+        print(json.dumps({"rows": rows, "machine": machine}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Goodput of Concord and of every baseline, replayed on vLLM's own scheduler (docs/evaluation.md).
+
+    python benchmarks/goodput.py [--quick] [--json] [--trace PATH] [--only load …] [--seeds 5] [--minutes N]
+        [--report docs/evaluation.md] [--out FOLDER]
+
+Resumable, also after `--minutes`: every replay's result is kept in FOLDER under what it depends on, the code
+included. With `--json` the last line is one object. `--quick` is load 1.1, 150 s, two seeds, every policy.
+RAMIFY_TRACE names the trace where no `--trace` does; with neither, arrivals and lengths are made up
+(`serving/replay/made_up.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ramify.serving.replay import evaluation  # noqa: E402
+from ramify.serving.replay.document import update  # noqa: E402
+from ramify.serving.replay.errors import ReplayError  # noqa: E402
+from ramify.serving.replay.jobs import Job, Result  # noqa: E402
+from ramify.serving.replay.pool import run_all  # noqa: E402
+from ramify.serving.replay.rows import Bounds, Row, rows_of  # noqa: E402
+from ramify.serving.replay.steps import SHIPPED  # noqa: E402
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="load 1.1, 150 s, two seeds, every policy")
+    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser.add_argument("--trace", type=Path, help="arrivals and lengths: Azure CSV, Mooncake JSON lines, sessions")
+    parser.add_argument("--steps", type=Path, default=SHIPPED, help="a step-time model's file")
+    parser.add_argument("--only", action="append", help="only this section; repeatable")
+    parser.add_argument("--contender", action="append", help="only this one; repeatable")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, help="of arrivals in each replay (600; 150 with --quick)")
+    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="then begin no other replay, and report")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "goodput", help="kept results, plots, raw JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    asked = arguments()
+    trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
+    if trace is None:
+        from ramify.serving.replay.made_up import write
+
+        asked.out.mkdir(parents=True, exist_ok=True)
+        trace = write(asked.out / "made-up.jsonl")
+    base = Job(
+        "concord", str(trace), seconds=asked.seconds or (150.0 if asked.quick else 600.0), steps=str(asked.steps)
+    )
+    sections = evaluation.quick(base) if asked.quick else evaluation.sections(base, range(asked.seeds))
+    wanted = [section for section in sections if not asked.only or section.name in asked.only]
+    if not wanted:
+        print(f"no section is called {asked.only}: there are {[s.name for s in sections]}", file=sys.stderr)
+        return 2
+    try:
+        results = replayed([job for section in wanted for job in section.jobs if among(job, asked)], asked)
+        if not results:
+            print(f"goodput: no replay was done in {asked.minutes:g} minutes", file=sys.stderr)
+            return 1
+        bounds = Bounds(max(result.job.seed for result in results) + 1)
+        rows = rows_of(evaluation.Table(results), base, bounds)
+        if asked.report:
+            update(asked.report, results, rows)
+    except ReplayError as error:
+        print(f"goodput: {error}", file=sys.stderr)
+        return 1
+    report(results, rows, wanted, asked)
+    return 0
+
+
+def among(job: Job, asked: argparse.Namespace) -> bool:
+    return not asked.contender or job.contender in asked.contender
+
+
+def replayed(jobs: Sequence[Job], asked: argparse.Namespace) -> list[Result]:
+    kept = asked.out / "results"
+    jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # cut short, it is whole for fewer seeds
+    todo = [job for job in jobs if not (kept / f"{job.key}.json").exists()]
+    expected = evaluation.expected_s(todo, asked.workers)
+    print(
+        f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before; about {expected / 60:.0f} min on idle cores"
+    )
+    begun, done = time.perf_counter(), 0
+
+    def told(result: Result, old: bool) -> None:
+        nonlocal done
+        if old:
+            return
+        done += 1
+        job, score = result.job, result.score
+        took = time.perf_counter() - begun
+        classes = " ".join(f"{kind} {share:.2f}" for kind, share in score.attained.items())
+        print(
+            f"[{done}/{len(todo)}, {took:5.0f} s] {job.contender:<26} load {job.load} seed {job.seed} {job.slo:<5} "
+            f"requests {score.request:.3f} tokens {score.token:.3f} | {classes} | "
+            f"{score.simulated_s / result.cpu_s:.1f} × simulated time",
+            flush=True,
+        )
+
+    return list(run_all(jobs, kept, told, asked.workers, within_s=asked.minutes * 60).values())
+
+
+def report(
+    results: Sequence[Result], rows: Sequence[Row], sections: Sequence[evaluation.Section], asked: Any
+) -> None:
+    from ramify.serving.replay.report import write_page
+
+    print()
+    for row in rows:
+        verdict = {True: "met", False: "MISSED", None: "-"}[row["met"]]
+        ours = "-" if row["ours"] is None else f"{row['ours']:.4g}"
+        peer = "" if row["peer_value"] is None else f"{row['peer']} {row['peer_value']:.4g}"
+        print(f"{row['name']:<72} {ours:>9} {row['unit']:<8} {row['target']:<18} {verdict:<7} {peer}")
+        if row.get("note"):
+            print(f"    {row['note']}")
+    raw = asked.out / ("quick.json" if asked.quick else "evaluation.json")
+    raw.write_text(json.dumps([json.loads(result.to_json()) for result in results]), encoding="utf-8")
+    page = write_page(asked.out, results, list(rows), sections)
+    print(f"\nraw results: {raw}\npage: {page}")
+    if asked.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "load": round(os.getloadavg()[0], 2),
+        }
+        print(json.dumps({"rows": list(rows), "machine": machine}))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

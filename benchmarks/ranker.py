@@ -1,0 +1,123 @@
+"""Learning to rank's model, trained and judged: how well a prompt tells which of two answers is the longer.
+
+    python benchmarks/ranker.py --responses DIR --model DIR [--json]
+
+A ListMLE head (Xia et al. 2008, as Fu et al. use it, NeurIPS 2024) on the mean last hidden state of SmolLM2-135M over
+the prompt. `--responses` holds `*.jsonl.gz` of prompt and response; `--model` is a Hugging Face folder. Rows are
+split by prompt: the same fifth is held out for every model's answers. Needs torch and transformers: run it with
+vLLM's interpreter. The weights are not kept: replay needs only the rank correlation that comes out, which is the
+`correlation` of `ltr` in `serving/replay/baselines`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_LIST, _EPOCHS, _RATE, _DECAY = 32, 150, 3e-3, 1e-2
+_HELD_OUT = 0.2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--responses", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    rows = {path.name.removesuffix(".jsonl.gz"): list(_rows(path)) for path in sorted(given.responses.glob("*.gz"))}
+    prompts = sorted({prompt for of in rows.values() for prompt, _ in of})
+    seen = dict(zip(prompts, embed(prompts, given.model), strict=True))
+    result = {}
+    for name, of in rows.items():
+        x, lengths = np.stack([seen[prompt] for prompt, _ in of]), np.array([len(text) for _, text in of], float)
+        held = np.array([_held_out(prompt) for prompt, _ in of])
+        scores = fit(x[~held], lengths[~held])(x[held])
+        result[name] = {"spearman": round(spearman(scores, lengths[held]), 3), "held_out": int(held.sum())}
+        print(name, result[name], flush=True)
+    if given.json:
+        print(json.dumps(result))
+
+
+def _rows(path: Path) -> Iterator[tuple[str, str]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            yield row["prompt"], row["response"]
+
+
+def _held_out(prompt: str) -> bool:
+    return int(sha256(prompt.encode()).hexdigest()[:8], 16) / 2**32 < _HELD_OUT
+
+
+def embed(prompts: Sequence[str], model: Path) -> Floats:
+    """The mean of the last hidden state over each prompt's tokens."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    torch.set_num_threads(1)
+    tokenizer, network = AutoTokenizer.from_pretrained(model), AutoModel.from_pretrained(model).float().eval()
+    out = []
+    with torch.no_grad():
+        for prompt in prompts:
+            tokens = tokenizer(prompt, return_tensors="pt", truncation=True, max_length=256)
+            out.append(network(**tokens).last_hidden_state[0].mean(0).numpy())
+    return np.stack(out).astype(float)
+
+
+class Head:
+    """One score for a prompt, the smaller the shorter its answer: linear in the standardised embedding."""
+
+    def __init__(self, x: Floats) -> None:
+        self._mean, self._spread = x.mean(0), x.std(0) + 1e-6
+        self.weights = np.zeros(x.shape[1])
+
+    def scaled(self, x: Floats) -> Floats:
+        standard: Floats = (x - self._mean) / self._spread
+        return standard
+
+    def __call__(self, x: Floats) -> Floats:
+        scores: Floats = self.scaled(x) @ self.weights
+        return scores
+
+
+def fit(x: Floats, lengths: Floats, seed: int = 0) -> Head:
+    """ListMLE by Adam over random lists: the likelihood of the true order, longest first (Plackett-Luce)."""
+    head, chance = Head(x), np.random.default_rng(seed)
+    z, weights = head.scaled(x), head.weights
+    mean, square, steps = np.zeros_like(weights), np.zeros_like(weights), 0
+    for _ in range(_EPOCHS):
+        shuffled = chance.permutation(len(z))
+        for begin in range(0, len(z) - _LIST + 1, _LIST):
+            chosen = shuffled[begin : begin + _LIST]
+            ordered = z[chosen[np.argsort(-lengths[chosen], kind="stable")]]
+            slope = ordered.T @ list_mle_slope(ordered @ weights) / _LIST + _DECAY * weights
+            steps += 1
+            mean, square = 0.9 * mean + 0.1 * slope, 0.999 * square + 0.001 * slope**2
+            weights -= _RATE * (mean / (1 - 0.9**steps)) / (np.sqrt(square / (1 - 0.999**steps)) + 1e-8)
+    return head
+
+
+def list_mle_slope(scores: Floats) -> Floats:
+    """Of the negative log-likelihood of the order in which the scores stand, by each score."""
+    risen = np.exp(scores - scores.max())
+    behind = np.cumsum(risen[::-1])[::-1]  # of each place and all after it
+    slope: Floats = risen * np.cumsum(1.0 / behind) - 1.0
+    return slope
+
+
+def spearman(a: Floats, b: Floats) -> float:
+    from scipy.stats import spearmanr
+
+    return float(spearmanr(a, b).statistic)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What durable execution costs, what reuse saves, and how both compare with LangGraph and DBOS.
+
+    python benchmarks/runtime.py [--quick] [--json] [--sandbox NAME] [--postgres URL] [--trace PATH]
+                                 [--only steps|traces|reuse|runs]
+
+Peers run in the same process, on the same disk, as durable as ours. They want langgraph-checkpoint-sqlite,
+langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says where one is missing. Recorded
+traces (`_runtime_traces.py` says of what kinds) are files or folders: `--trace`, or RAMIFY_TRACES in the environment.
+`--quick` takes fewer steps and branches.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import _runtime_reuse
+import _runtime_runs
+import _runtime_steps
+import _runtime_traces
+
+PARTS = ("steps", "traces", "reuse", "runs")
+
+
+def line(row: dict[str, object]) -> str:
+    met = {True: "met", False: "MISSED", None: ""}[row["met"] if isinstance(row["met"], bool) else None]
+    target = "" if row["target"] is None else f"target {row['target']}"
+    ratio = "" if row["ratio"] is None else f"ratio {row['ratio']}"
+    ours = f"{row['ours']} {row['unit']} {row.get('spread') or ''}"
+    return f"{row['name']}\n    {ours:<46} {ratio:<13} {target:<14} {met:<7} {row['peer']}: {row['peer_value']}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer steps and branches: a minute in all")
+    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
+    parser.add_argument("--postgres", metavar="URL", help="a PostgreSQL server that takes new tables")
+    parser.add_argument("--trace", metavar="PATH", type=Path, action="append", help="recorded traces; repeatable")
+    parser.add_argument("--only", choices=PARTS, action="append", help="these rows alone")
+    asked = parser.parse_args()
+    traces = asked.trace or [Path(one) for one in [os.environ.get(_runtime_traces.ENVIRONMENT)] if one]
+    rows: list[dict[str, object]] = []
+    for part in asked.only or PARTS:
+        if part == "steps":
+            made = _runtime_steps.rows(asked.quick, asked.postgres)
+        elif part == "traces":
+            made = _runtime_traces.rows(traces)
+        elif part == "reuse":
+            made = _runtime_reuse.rows(asked.quick, asked.sandbox)
+        else:
+            made = _runtime_runs.rows(asked.quick, asked.sandbox)
+        for row in made:
+            print(line(row), flush=True)
+        rows += made
+    if asked.json:
+        machine = {
+            "cores": os.cpu_count(),
+            "kernel": platform.release(),
+            "python": platform.python_version(),
+            "user": "root" if os.geteuid() == 0 else "an ordinary user",
+        }
+        print(json.dumps({"rows": rows, "machine": machine}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The serving layer, measured: the policy, the analyzer, the gateway, and vLLM with our scheduler beside its own.
+
+    python benchmarks/serving.py [--quick] [--json] [--data DIR] [--only policy|analyzer|gateway …]
+
+Rows come from `_serving_policy`, `_serving_analyzer` and `_serving_gateway`, each of which also runs alone. A row
+whose engine is not installed says so and counts as not met; one that `--quick` leaves out (vLLM's take a quarter of
+an hour) says so and counts as neither. Lengths and patterns are learnt from real traces where `--data`, else
+RAMIFY_TRACES, names a folder of them (`_serving_analyzer` says which). With `--json` the last line is one object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+PARTS = ("policy", "analyzer", "gateway")
+Row = dict[str, Any]
+
+
+def rows_of(part: str, *, quick: bool) -> list[Row]:
+    """One part's rows; one row that says why where a part cannot be measured here at all."""
+    try:
+        rows: list[Row] = importlib.import_module(f"benchmarks._serving_{part}").rows(quick=quick)
+    except ModuleNotFoundError as error:
+        why = f"not measured: {error.name} is not installed"
+        return [
+            {
+                "name": part, "ours": None, "unit": "", "peer": "", "peer_value": None, "ratio": None,
+                "target": "measured", "met": False, "note": why,
+            }
+        ]  # fmt: skip
+    return rows
+
+
+def shown(row: Row) -> str:
+    ours = "-" if row["ours"] is None else f"{row['ours']:g}"
+    peer = f"{row['peer']} {row['peer_value']:g}" if row.get("peer_value") is not None else ""
+    verdict = {True: "met", False: "MISSED", None: "-"}[row["met"]]
+    line = f"{row['name']:<78} {ours:>10} {row['unit']:<9} {row['target']:<14} {verdict:<7} {peer}"
+    note = row.get("note")
+    return f"{line.rstrip()}\n    {note}" if note else line.rstrip()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser.add_argument("--data", type=Path, help="a folder of traces")
+    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser.add_argument("--only", choices=PARTS, action="append", help="only this part; repeatable")
+    asked = parser.parse_args()
+    if asked.data is not None:
+        os.environ["RAMIFY_TRACES"] = str(asked.data)
+    rows: list[Row] = []
+    for part in asked.only or PARTS:
+        for row in rows_of(part, quick=asked.quick):
+            rows.append(row)
+            print(shown(row), flush=True)
+    if asked.json:
+        load = os.getloadavg()[0]
+        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
+        print(json.dumps({"rows": rows, "machine": {**machine, "load": round(load, 2)}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""What the compiler asks of measurement, and the answer of one who has measured nothing.
+
+The compiler is pure: whoever has the recorded runs fills this protocol (`ramify.runtime.observed`). Every answer may
+be None, "not known"; a pass that needs it then leaves the graph as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ramify.compiler.plan import OpId
+
+
+class CallEstimate(Protocol):
+    """The model calls of one operation, made at once."""
+
+    @property
+    def calls(self) -> int: ...
+
+    @property
+    def prefill(self) -> float:
+        """Tokens of each."""
+        ...
+
+    @property
+    def output(self) -> float:
+        """Tokens, the median of a call."""
+        ...
+
+    @property
+    def seconds(self) -> float:
+        """Until the last has answered."""
+        ...
+
+
+class Estimates(Protocol):
+    def step_s(self, step: str) -> float | None:
+        """Median seconds of a step."""
+        ...
+
+    def calls(self, op: OpId) -> CallEstimate | None:
+        """The model calls made at, or inside, this operation."""
+        ...
+
+    def width(self, fork: OpId) -> int | None:
+        """How many branches that FORK makes."""
+        ...
+
+    def seal_s(self) -> float | None:
+        """Median seconds of sealing a changed world and recording it."""
+        ...
+
+    def clean(self, step: str) -> bool:
+        """Whether the step left its world unchanged each of the many times that it was seen."""
+        ...
+
+
+class Unmeasured:
+    """Nothing was recorded yet."""
+
+    def step_s(self, step: str) -> float | None:
+        return None
+
+    def calls(self, op: OpId) -> CallEstimate | None:
+        return None
+
+    def width(self, fork: OpId) -> int | None:
+        return None
+
+    def seal_s(self) -> float | None:
+        return None
+
+    def clean(self, step: str) -> bool:
+        return False
+
+
+UNMEASURED = Unmeasured()

@@ -1,0 +1,113 @@
+"""What LangGraph would find while it runs, or never: found in the builder, with the line to mend.
+
+A channel that two nodes of one superstep must write and that no reducer joins; a reducer that cannot join what its
+channel holds; a channel that no checkpoint can keep; a node that holds a world, or calls a step or a workflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from inspect import getsourcefile, getsourcelines
+from itertools import combinations
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
+
+from ramify.compiler.errors import WorkflowError
+from ramify.compiler.frontend.digest import dependencies
+from ramify.compiler.frontend.sources import Sources
+from ramify.compiler.frontend.surroundings import refuse_calls_of_ours, refuse_worlds
+from ramify.compiler.frontend.unkept import hints_of, unkept
+from ramify.compiler.plan import site_file
+
+if TYPE_CHECKING:
+    from ramify.compiler.frontend.nodes import NodeCode
+
+_UNTRACKED = ("UntrackedValue", "EphemeralValue")
+
+
+def check_schemas(name: str, builder: Any, *, kept: bool) -> None:
+    """`kept`: checkpoints are written. Raises WorkflowError."""
+    for schema, channels in builder.schemas.items():
+        hints = hints_of(schema)
+        for field, channel in channels.items():
+            where = _where(schema, field) or f"{name}, channel {field}"
+            _reducer(field, channel, where)
+            found = unkept(hints[field]) if field in hints else None
+            if found is not None and (kept or found in ("Sandbox", "SyncSandbox")):
+                if type(channel).__name__ in _UNTRACKED:
+                    continue
+                raise WorkflowError(
+                    f"channel {field} holds a {found}, which no checkpoint can keep",
+                    where=where,
+                    mend="keep what it is made from (a path, a name), and make it in the node that uses it",
+                )
+
+
+def _reducer(field: str, channel: Any, where: str) -> None:
+    """Builtins are tried on the channel's empty value; the user's own reducers are not run here."""
+    reducer, typ = getattr(channel, "operator", None), getattr(channel, "typ", None)
+    bare = get_args(typ)[0] if get_origin(typ) is Annotated else typ
+    kind = get_origin(bare) or bare
+    if not isinstance(reducer, BuiltinFunctionType) or kind not in (int, float, str, list, dict, set, tuple, bool):
+        return
+    try:
+        reducer(kind(), kind())
+    except (TypeError, ZeroDivisionError) as error:
+        said = f"reducer {reducer.__name__} of channel {field} raises on two of {kind.__name__}: {error}"
+        raise WorkflowError(said, where=where, mend=f"give it one that joins two of {kind.__name__}") from None
+
+
+def check_nodes(builder: Any, codes: Mapping[str, NodeCode], sources: Sources) -> None:
+    """Raises WorkflowError."""
+    seen = set[int]()
+    for name, code in codes.items():
+        if code.function is not None and id(code.code) not in seen:
+            seen.add(id(code.code))
+            nodes = dependencies(code.function, sources)
+            refuse_worlds(f"node {name}", code.function, nodes)
+            refuse_calls_of_ours(name, code.function)
+    for source, together in _together(builder).items():
+        for one, other in combinations(together, 2):
+            _conflict(builder, source, codes[one], codes[other])
+
+
+def _together(builder: Any) -> dict[str, list[str]]:
+    """By node, those that always follow it in one superstep: its plain edges."""
+    table: dict[str, list[str]] = {}
+    for start, end in sorted(builder.edges):
+        if end in builder.nodes and not builder.nodes[end].defer:
+            table.setdefault(start, []).append(end)
+    return {start: ends for start, ends in table.items() if len(ends) > 1}
+
+
+def _conflict(builder: Any, source: str, one: NodeCode, other: NodeCode) -> None:
+    for channel in sorted(one.access.always & other.access.always & set(builder.channels)):
+        if type(builder.channels[channel]).__name__ == "LastValue":
+            after = "START" if source == "__start__" else source
+            raise WorkflowError(
+                f"channel {channel} has no reducer, and two nodes of one superstep always write it: "
+                f"{after} -> {one.name} ({_at(one)}) and {after} -> {other.name} ({_at(other)})",
+                where=_at(other),
+                mend=f"give {channel} a reducer, as in `Annotated[list, operator.add]`, or an edge between the nodes",
+            )
+
+
+def _at(code: NodeCode) -> str:
+    return code.name if code.function is None else code.function.where()
+
+
+def _where(schema: Any, field: str) -> str | None:
+    """The line of a field in the class that declares it."""
+    for kind in getattr(schema, "__mro__", (schema,)):
+        for number, line in _lines(kind):
+            if line.strip().startswith((f"{field}:", f"{field} :")):
+                return f"{site_file(getsourcefile(kind) or '')}:{number}"
+    return None
+
+
+def _lines(kind: Any) -> Iterator[tuple[int, str]]:
+    try:
+        lines, first = getsourcelines(kind)
+    except (OSError, TypeError):  # a builtin, or made in a shell
+        return iter(())
+    return enumerate(lines, first)

@@ -1,0 +1,86 @@
+"""What a LangGraph node is, beyond its edges: where its code stands, its tools, and the channels that it reads and
+writes, by the schema of its input and by its syntax."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+
+from ramify.compiler.errors import SourceError
+from ramify.compiler.frontend.access import ANY, Access, access
+from ramify.compiler.frontend.graph_checks import check_nodes, check_schemas
+from ramify.compiler.frontend.resolve import plain_function
+from ramify.compiler.frontend.sources import Definition, Function, Sources
+from ramify.compiler.frontend.tools import strongest, tools_of
+from ramify.compiler.plan import Effect
+from ramify.compiler.spec import Machine, Spec, StepSpec
+
+ROOT = "__root__"  # the one channel of a state that has no names
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCode:
+    """A node's function, where its source is to be had."""
+
+    name: str
+    function: Function | None
+    access: Access
+    code: object = None  # the function itself: several nodes may share it
+
+
+def with_state(spec: Spec, graph: Any) -> Spec:
+    """`spec` was read from `graph`. Raises WorkflowError for nodes and schemas that cannot work."""
+    builder = getattr(graph, "builder", graph)
+    if not isinstance(spec.body, Machine) or not hasattr(builder, "branches"):  # an entrypoint has no channels
+        return spec
+    sources = Sources()
+    seen: dict[Definition, Access] = {}
+    codes = {name: _code(name, node.runnable, sources, seen) for name, node in builder.nodes.items()}
+    check_schemas(spec.name, builder, kept=bool(getattr(graph, "checkpointer", None)))
+    check_nodes(builder, codes, sources)
+    steps = (_step(step, builder, codes[step.name], sources) for step in spec.steps)
+    return replace(spec, steps=tuple(steps))
+
+
+def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, Access]) -> NodeCode:
+    action = getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
+    plain = plain_function(action)
+    if plain is None:
+        return NodeCode(name, None, ANY)
+    try:
+        function = sources.function(plain)
+    except SourceError:  # made in a shell, or by exec
+        return NodeCode(name, None, ANY)
+    wrapped = getattr(action, "__wrapped__", action)
+    own = isinstance(wrapped, FunctionType) and wrapped is plain  # not a method, whose first parameter is no state
+    if own and function.node not in seen:
+        seen[function.node] = access(function.node)
+    return NodeCode(name, function, seen[function.node] if own else ANY, plain)
+
+
+def _step(step: StepSpec, builder: Any, code: NodeCode, sources: Sources) -> StepSpec:
+    where = "" if code.function is None else code.function.where()
+    tools = tools_of(builder.nodes[step.name].runnable, sources)
+    reads, writes = _channels(builder, step.name, code.access)
+    step = replace(step, where=where, reads=reads, writes=writes, tools=tools)
+    if not tools:
+        return step
+    most = strongest(tools)
+    # a fence is the workflow's to give: for LangGraph's nodes what is irreversible runs as written
+    effect = Effect.UNKNOWN if most.effect is Effect.IRREVERSIBLE else most.effect
+    text = ",".join(tool.code_digest for tool in tools)
+    code_digest = hashlib.sha256(f"{step.code_digest}:{text}".encode()).hexdigest()
+    return replace(step, declared=effect, code_digest=code_digest, reads=None, writes=None)
+
+
+def _channels(builder: Any, name: str, found: Access) -> tuple[tuple[str, ...] | None, tuple[str, ...] | None]:
+    """The schema of its input bounds what a node can read; its syntax narrows that."""
+    if ROOT in builder.channels:
+        return None, None
+    seen = set(builder.schemas.get(builder.nodes[name].input_schema, builder.channels))
+    reads = seen if found.reads is None else seen & found.reads
+    narrowed = found.reads is not None or seen < set(builder.channels)
+    writes = None if found.writes is None else tuple(sorted(found.writes & set(builder.channels)))
+    return tuple(sorted(reads)) if narrowed else None, writes

@@ -1,0 +1,42 @@
+"""Which nodes of a LangGraph graph may hand on to nodes that no edge names: by a Command or a Send of their own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import FunctionType
+from typing import Any
+
+from ramify.compiler.frontend.resolve import plain_function
+from ramify.compiler.spec import Machine, Spec
+
+_ROUTING = frozenset({"Command", "Send"})
+
+
+def with_routes(spec: Spec, graph: Any) -> Spec:
+    """`spec` was read from `graph`. A node whose code cannot be had may lead anywhere."""
+    if not isinstance(spec.body, Machine):
+        return spec
+    builder = getattr(graph, "builder", graph)
+    if not hasattr(builder, "branches"):  # an entrypoint: nothing follows its one node
+        return spec
+    nodes = [replace(node, routes=any(map(_routes, _codes(builder, node.run.step)))) for node in spec.body.nodes]
+    return replace(spec, body=replace(spec.body, nodes=tuple(nodes)))
+
+
+def _codes(builder: Any, node: str) -> Iterator[Callable[..., Any] | None]:
+    """The functions that decide what follows a node: its own, and its branches'."""
+    branches = (branch.path for branch in builder.branches.get(node, {}).values())
+    for runnable in (builder.nodes[node].runnable, *branches):
+        action = getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
+        yield plain_function(action)
+
+
+def _routes(function: Callable[..., Any] | None) -> bool:
+    """Whether it, or another function of Python that it calls, may name the next node."""
+    if function is None:
+        return True
+    names = function.__code__.co_names
+    outer = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    return not _ROUTING.isdisjoint(names) or any(isinstance(outer.get(name), FunctionType) for name in names)

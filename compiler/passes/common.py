@@ -1,0 +1,38 @@
+"""Steps that may be asked for again in a state that was seen: those alone get a lineage key, which costs a digest of
+the state, a look-up, and waiting for an equal step that runs already.
+
+A step that is declared deterministic may have been done on another branch of its fork, in an earlier round of its
+loop, at another place of the workflow, and else in another run: the mark says which.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ramify.compiler.estimates import Estimates
+from ramify.compiler.ir.graph import Graph
+from ramify.compiler.ir.loops import in_loops
+from ramify.compiler.ir.ops import FAMILY, sort
+from ramify.compiler.passes.marks import marked
+from ramify.compiler.plan import OpId
+from ramify.compiler.spec import Spec
+
+SHARED = "shared"
+
+
+def common(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
+    reused = {step.name for step in graph.steps if step.reuse}
+    runs = [(block.id, op) for block in graph.blocks for op in block.ops if op.runs and op.step in reused]
+    if not runs:
+        return graph
+    places = Counter(op.step for _, op in runs)
+    again = in_loops(graph)
+    found: dict[OpId, object] = {}
+    for block, op in runs:
+        if op.worlds and sort(op.worlds[0]) == FAMILY:
+            found[op.id] = "branches"
+        elif block in again:
+            found[op.id] = "rounds"
+        else:
+            found[op.id] = "places" if places[op.step] > 1 else "runs"
+    return marked(graph, SHARED, found)

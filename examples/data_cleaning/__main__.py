@@ -1,0 +1,44 @@
+"""`python -m examples.data_cleaning`: clean a messy table by trying recipes in forks."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from pathlib import Path
+
+from ramify import Runtime
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.runtime.errors import RunError
+from ramify.sandboxes.errors import SandboxError
+from ramify.serving.errors import ServingError
+
+from .workflow import clean_table
+
+
+async def run(options: argparse.Namespace) -> None:
+    async with Runtime(home=options.home, base_url=options.base_url) as runtime:
+        for column in await runtime.run(clean_table, beam=options.beam):
+            said = ", ".join(column.recipes) or "nothing to do"
+            print(f"{column.name:8} {said} ({column.tried} tried)")
+            for cell in column.left:
+                print(f"         still wrong: {cell!r}")
+        run = runtime.last_run_id
+        print(f"the table: ramify checkout {run} DIR; what was tried: ramify tree {run}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m examples.data_cleaning", description=__doc__)
+    parser.add_argument("--beam", type=int, default=4, help="recipes tried at once on a column (default: 4)")
+    parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
+    parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
+    try:
+        asyncio.run(run(parser.parse_args()))
+    except (RunError, ServingError, SandboxError, ForkEngineError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,201 @@
+"""The store's folder: where things are made, how they get their names, and what is not yet on disk.
+
+Whatever is made gets its final name by one rename. Before that, a note is left under `unflushed/BOOT/`; it goes when
+the whole file system has been flushed. A process that dies leaves the kernel's copy, which is whole. A machine that
+dies leaves the note of another boot, and what it names is checked before it is believed (`SnapshotStore` does, when
+it is opened).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import functools
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from ramify.fork_engine import crash, descent
+from ramify.fork_engine.content import sync_file_system
+from ramify.fork_engine.descent import remove_tree
+from ramify.fork_engine.files import in_the_way, make_folder, open_folder, sweep
+
+_NOTE = re.compile(r"(layers|images|blobs|snapshots)-([0-9a-f]{64}(?:\.json)?)")
+
+
+class Note(NamedTuple):
+    """What is not yet known to be on disk."""
+
+    kind: str  # the folder of the store that holds it
+    name: str
+
+
+class StoreFolder:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tmp = root / "tmp"
+        self._unflushed = root / "unflushed"
+        self._notes = self._unflushed / boot_id()
+        self._flushing = threading.Lock()
+        for made in (root, self.tmp, self._unflushed, self._notes):
+            make_folder(made)
+
+    # Making
+
+    @contextmanager
+    def temporary(self) -> Iterator[Path]:
+        """A folder of our own under tmp/, removed at the end. Its lock says that it is in use (see `forget`)."""
+        while (locked := self._new_temporary()) is None:
+            pass
+        folder, fd = locked
+        try:
+            yield folder
+        finally:
+            try:
+                remove_tree(folder)
+            finally:
+                os.close(fd)
+
+    def _new_temporary(self) -> tuple[Path, int] | None:
+        """A new folder and its lock; None where `forget` took it before it was locked."""
+        folder = Path(tempfile.mkdtemp(dir=self.tmp))
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        with suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if folder.exists():
+                return folder, fd
+        os.close(fd)
+        return None
+
+    def leftovers(self) -> Iterator[Path]:
+        """What crashed processes left under tmp/, each locked against its maker while it is yielded."""
+        for folder in sorted(self.tmp.iterdir()):
+            if folder.is_symlink() or not folder.is_dir():
+                yield folder  # no maker's: they make folders
+                continue
+            with suppress(FileNotFoundError):  # its owner finished meanwhile
+                opened = descent.open_folder(folder, lend=0o700)
+                try:
+                    fcntl.flock(opened.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    folder.lstat()
+                    yield folder
+                except BlockingIOError:
+                    continue
+                finally:
+                    opened.close()
+
+    def forget(self) -> None:
+        """Remove what crashed processes left under tmp/."""
+        for folder in self.leftovers():
+            sweep(folder)
+
+    @contextmanager
+    def lock(self, *, alone: bool = False) -> Iterator[None]:
+        """Held from finding or making a layer until the snapshot that names it is in place."""
+        fd = self._open_lock(alone)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(fd)
+
+    def _open_lock(self, alone: bool) -> int:
+        """A store that is not ours to write can still be read, and held against changes meanwhile."""
+        path = self.root / "lock"
+        try:
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except IsADirectoryError:
+            raise in_the_way(path) from None
+        except OSError as error:
+            if alone or error.errno not in (errno.EROFS, errno.EACCES):
+                raise
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def place(self, made: Path, kind: str, name: str) -> bool:
+        """Give what was made under tmp/ its final name. False where a folder has that name already."""
+        crash.point("written")
+        note = self._note(kind, name)
+        os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        crash.point("noted")
+        target = self.root / kind / name
+        try:
+            made.rename(target)
+        except BaseException as error:
+            if isinstance(error, OSError) and target.is_dir():
+                return False
+            note.unlink(missing_ok=True)
+            raise
+        crash.point("placed")
+        return True
+
+    # Flushing
+
+    def flush(self) -> None:
+        """All that has its name is on disk when this returns. Costs nothing where nothing was made.
+
+        Of many threads that ask at once one flushes; the next flushes what came meanwhile, and the others find that
+        there is nothing left.
+        """
+        with self._flushing:
+            noted = self._renamed()
+            if not noted:
+                return
+            with open_folder(self.root) as fd:
+                sync_file_system(fd)
+            crash.point("flushed")
+            for note in noted:
+                note.unlink(missing_ok=True)
+            crash.point("cleared")
+
+    def _renamed(self) -> list[Path]:
+        """The notes of what had its final name when we looked. The others' must outlast a flush that may be too early
+        for their rename."""
+        notes = [(path, _parsed(path.name)) for path in self._notes.iterdir()]
+        return [
+            path for path, note in notes if note is not None and os.path.lexists(self.root / note.kind / note.name)
+        ]
+
+    def forget_notes(self) -> None:
+        """Drop the notes of what is gone or never got its name. The caller holds the lock alone."""
+        for path in set(self._notes.iterdir()) - set(self._renamed()):
+            path.unlink()
+
+    def _note(self, kind: str, name: str) -> Path:
+        return self._notes / f"{kind}-{name}"
+
+    def from_earlier_boots(self) -> list[Note]:
+        """What was not yet on disk when the machine went down."""
+        parsed = (_parsed(path.name) for boot in self._earlier() for path in boot.iterdir())
+        return sorted(note for note in parsed if note is not None)
+
+    def forget_earlier_boots(self) -> None:
+        for boot in self._earlier():
+            remove_tree(boot)
+
+    def _earlier(self) -> list[Path]:
+        boots = (path for path in self._unflushed.iterdir() if path.is_dir())
+        return [boot for boot in boots if boot.name != self._notes.name]
+
+    def strangers(self) -> list[str]:
+        """What lies under unflushed/ and is no note."""
+        found = [path for path in self._unflushed.iterdir() if not path.is_dir()]
+        found += [path for boot in self._unflushed.iterdir() if boot.is_dir() for path in boot.iterdir()]
+        return sorted(str(path.relative_to(self.root)) for path in found if _parsed(path.name) is None)
+
+
+def _parsed(name: str) -> Note | None:
+    found = _NOTE.fullmatch(name)
+    return None if found is None else Note(found[1], found[2])
+
+
+@functools.cache
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

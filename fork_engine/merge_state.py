@@ -1,0 +1,109 @@
+"""Three-way merge of what a snapshot holds beside its files: variables, directory, processes.
+
+A variable is set, unset, or as the world started; a value changed on one side only is taken from there. What ran on
+one side goes on in the merge; where both sides have live processes of their own, that is a conflict: two memories
+cannot be made one. A shell's state is kept where the merged variables and directory are still its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ramify.fork_engine.settling import Settler
+from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier, Snapshot
+
+Value = tuple[bool, str] | None
+"""(whether it is set, to what); None is as the world started."""
+
+_LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU)
+_FRESH_SHELL = "a merge of two shells starts a fresh one, with the variables and the directory of both"
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    env: dict[str, str]
+    env_unset: tuple[str, ...]
+    cwd: str
+    processes: Processes
+
+
+def merge_states(base: Snapshot, ours: Snapshot, theirs: Snapshot, settler: Settler) -> State:
+    sides = (base, ours, theirs)
+    values = [_values(side) for side in sides]
+    env: dict[str, str] = {}
+    unset: list[str] = []
+    for name in sorted({name for side in values for name in side}):
+        merged = _merge_value(name, (values[0].get(name), values[1].get(name), values[2].get(name)), settler)
+        if merged is not None and merged[0]:
+            env[name] = merged[1]
+        elif merged is not None:
+            unset.append(name)
+    where = _merge_value("cwd", ((True, base.cwd), (True, ours.cwd), (True, theirs.cwd)), settler)
+    cwd = where[1] if where is not None else ""
+    state = State(env, tuple(unset), cwd, _merge_processes(sides, settler))
+    return replace(state, processes=_with_shell(state, sides))
+
+
+def _values(side: Snapshot) -> dict[str, Value]:
+    return {**dict.fromkeys(side.env_unset, (False, "")), **{name: (True, value) for name, value in side.env.items()}}
+
+
+def _merge_value(name: str, at: tuple[Value, Value, Value], settler: Settler) -> Value:
+    base, ours, theirs = at
+    if ours == theirs or theirs == base:
+        return ours
+    if ours == base:
+        return theirs
+    conflict = Conflict(name, ConflictKind.ENV, f"{_shown(ours)} in ours, {_shown(theirs)} in theirs")
+    answer = settler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
+    if isinstance(answer, bytes):
+        return (True, answer.decode("utf-8", "surrogateescape"))
+    if answer is MergeStrategy.UNION:
+        answer = settler.leave(conflict)  # no value is two
+    return theirs if answer is MergeStrategy.THEIRS else ours
+
+
+def _shown(value: Value) -> str:
+    return "as at the start" if value is None else repr(value[1]) if value[0] else "unset"
+
+
+def _bytes(value: Value) -> bytes | None:
+    return value[1].encode("utf-8", "surrogateescape") if value is not None and value[0] else None
+
+
+def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], settler: Settler) -> Processes:
+    """Without the shells' state."""
+    base, ours, theirs = (replace(side.processes, shell="") for side in sides)
+    if ours == theirs or theirs == base:
+        return ours
+    if ours == base:
+        return theirs
+    live = [one for one in (ours, theirs) if one.tier in _LIVE]
+    dropped = max(ours.dropped, theirs.dropped)
+    if not live:
+        tier = ProcessTier.NONE if ours.tier is theirs.tier is ProcessTier.NONE else ProcessTier.DROPPED
+        return Processes(tier, dropped=dropped, reason=ours.reason or theirs.reason)
+    if len(live) == 1 and base.tier not in _LIVE:
+        return replace(live[0], dropped=dropped)
+    conflict = Conflict(
+        "processes", ConflictKind.PROCESSES, f"{ours.tier.value} in ours, {theirs.tier.value} in theirs"
+    )
+    answer = settler.answer(conflict, lambda: (None, None, None))
+    if answer is MergeStrategy.UNION and all(one.tier is ProcessTier.COMMANDS for one in (ours, theirs)):
+        more = tuple(command for command in theirs.commands if command not in ours.commands)
+        return replace(ours, commands=ours.commands + more, dropped=dropped)
+    if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
+        answer = settler.leave(conflict)
+    return theirs if answer is MergeStrategy.THEIRS else ours
+
+
+def _with_shell(merged: State, sides: tuple[Snapshot, Snapshot, Snapshot]) -> Processes:
+    base, ours, theirs = sides
+    shells = {side.processes.shell for side in (ours, theirs)}
+    if len(shells) > 1:
+        shells -= {base.processes.shell}  # unchanged there: the other side's
+    for side in (ours, theirs):
+        own = (dict(side.env), side.env_unset, side.cwd) == (merged.env, merged.env_unset, merged.cwd)
+        if shells == {side.processes.shell} and own:
+            return replace(merged.processes, shell=side.processes.shell)
+    return replace(merged.processes, reason=merged.processes.reason or _FRESH_SHELL)

@@ -1,0 +1,145 @@
+"""What things cost: fitted from what was recorded, one observation at a time, and held against what came of it.
+
+Four operations: forking a live world, restoring a snapshot without one, computing again, flushing what was sealed.
+Each is a line, seconds = a + b * size, by least squares with exponential forgetting (Haykin, Adaptive Filter Theory,
+chapter 10: here of two coefficients, so in closed form). Computing again has a line for each step.
+
+A choice is written into its row: what was chosen, what that was predicted to take, what it took, and what the
+alternative was predicted to take. `regrets` reads them back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ramify.compiler.plan import OpKind
+from ramify.runtime.records import OpRecord, OpStatus
+
+FORGET = 0.98
+"""The weight of all earlier observations at each new one: the last fifty or so count."""
+
+
+class Cost(StrEnum):
+    FORK = "fork"  # size: layers
+    RESTORE = "restore"  # size: layers
+    RECOMPUTE = "recompute"  # size: none; one line for each step
+    FLUSH = "flush"  # size: bytes sealed
+
+
+@dataclass(slots=True)
+class Line:
+    """seconds = a + b * size, of weighted observations."""
+
+    weight: float = 0.0
+    x: float = 0.0  # weighted sums
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def observe(self, size: float, seconds: float) -> None:
+        for name, value in (
+            ("weight", 1.0),
+            ("x", size),
+            ("y", seconds),
+            ("xx", size * size),
+            ("xy", size * seconds),
+        ):
+            setattr(self, name, FORGET * getattr(self, name) + value)
+
+    def predict(self, size: float) -> float | None:
+        """None before the first observation; the mean where all had one size. Never negative."""
+        if self.weight == 0:
+            return None
+        mean_x, mean_y = self.x / self.weight, self.y / self.weight
+        spread = self.xx / self.weight - mean_x**2
+        slope = 0.0 if spread <= 1e-9 * max(1.0, mean_x**2) else (self.xy / self.weight - mean_x * mean_y) / spread
+        return max(0.0, mean_y + slope * (size - mean_x))
+
+
+@dataclass(slots=True)
+class CostModel:
+    """The lines, by operation and name (a step's, for RECOMPUTE)."""
+
+    _lines: dict[tuple[Cost, str], Line] = field(default_factory=dict)
+
+    def observe(self, cost: Cost, seconds: float, *, size: float = 0.0, name: str = "") -> None:
+        self._lines.setdefault((cost, name), Line()).observe(size, seconds)
+
+    def predict(self, cost: Cost, *, size: float = 0.0, name: str = "") -> float | None:
+        """Seconds; None where nothing like it was seen."""
+        line = self._lines.get((cost, name))
+        return None if line is None else line.predict(size)
+
+    def learn(self, rows: Iterable[OpRecord]) -> CostModel:
+        """From a journal's rows, in their order."""
+        for row in rows:
+            if row.status is OpStatus.DONE:
+                self._learn(row)
+        return self
+
+    def _learn(self, row: OpRecord) -> None:
+        if row.reused_from is not None:
+            if (took := seconds_of(row.attrs, "took_ms")) is not None:
+                self.observe(Cost.RESTORE, took, size=float(row.attrs.get("layers", 0)))
+        elif row.kind in (OpKind.RUN, OpKind.BREAK, OpKind.COMMAND) and row.step is not None:
+            self.observe(Cost.RECOMPUTE, row.ended_at - row.started_at, name=row.step)
+        if (fork := seconds_of(row.attrs, "fork_ms")) is not None:
+            self.observe(Cost.FORK, fork, size=float(row.attrs.get("layers", 0)))
+        if (seal := seconds_of(row.attrs, "seal_ms")) is not None:
+            self.observe(Cost.FLUSH, seal, size=float(row.attrs.get("sealed_bytes", 0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One decision: seconds, None where nothing was known to predict from."""
+
+    chose: str
+    predicted_s: float | None
+    instead_s: float | None  # what the alternative was predicted to take
+
+    def attrs(self, took_s: float) -> dict[str, str]:
+        """For the row of what was chosen."""
+        return {"chose": self.chose, "took_ms": _ms(took_s)} | {
+            name: _ms(value)
+            for name, value in (("predicted_ms", self.predicted_s), ("instead_ms", self.instead_s))
+            if value is not None
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """A decision beside its outcome, of the row `seq`."""
+
+    seq: int
+    what: str
+    chose: str
+    took_s: float
+    predicted_s: float | None
+    instead_s: float | None
+
+    @property
+    def regret_s(self) -> float:
+        """What the alternative, by its prediction, would have saved; none where it would have cost more."""
+        return 0.0 if self.instead_s is None else max(0.0, self.took_s - self.instead_s)
+
+
+def regrets(rows: Iterable[OpRecord]) -> list[Regret]:
+    """Every decision that the rows hold, in their order."""
+    found = []
+    for row in rows:
+        took = seconds_of(row.attrs, "took_ms")
+        if took is not None and "chose" in row.attrs:
+            predicted, instead = seconds_of(row.attrs, "predicted_ms"), seconds_of(row.attrs, "instead_ms")
+            found.append(Regret(row.seq, row.step or row.op_id, row.attrs["chose"], took, predicted, instead))
+    return found
+
+
+def seconds_of(attrs: Mapping[str, str], name: str) -> float | None:
+    """An attribute in milliseconds, as seconds."""
+    return float(attrs[name]) / 1000 if name in attrs else None
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"

@@ -1,0 +1,200 @@
+"""Effects on the outside, fenced: what was done is known, and what is not known is never done again unasked.
+
+**The big idea.** A journal row says what *was* done. Of a step that reaches outside that is not enough: between the
+moment when it began and its row lies a time in which a crash leaves nobody to say whether it happened. So an intent
+is durable before such a step starts, its result is durable after it, and an intent without a result is *in doubt*.
+A doubt is settled by the first of these that there is: the receiver (the step declares that it honours the
+idempotency key: the same call is sent again, under the same key), the step's own `reconcile` hook (it asks the
+receiver), a person (`ramify approve`). Without any of them the run stops with `EffectInDoubt`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from ramify.runtime import codec
+from ramify.runtime.errors import EffectInDoubt, EffectRefused
+from ramify.runtime.journal import Journal
+from ramify.runtime.records import ROOT, BranchPath, EffectRecord, EffectStatus, RunId
+
+
+class InFork(StrEnum):
+    """What an irreversible step does on a branch of a fork."""
+
+    REFUSE = "refuse"  # it is not done: `EffectRefused`
+    RECORDED = "recorded"  # it gives what it gave before, in this run, for the same arguments; else as REFUSE
+    LEAVE = "leave"  # it is done, and stays done when its branch is released, unless it can be compensated
+
+
+@dataclass(frozen=True, slots=True)
+class Happened:
+    """What a `reconcile` hook gives where the effect took place: the result that the step would have given."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class DidNotHappen:
+    """What a `reconcile` hook gives where it did not: the step is done now."""
+
+
+Reconcile = Callable[..., Happened | DidNotHappen | Awaitable[Happened | DidNotHappen]]
+Compensate = Callable[..., object]
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """How an irreversible step meets the outside. Hooks are called as `hook(key, **arguments of the step)`,
+    `compensate` as `compensate(key, result, **arguments)`; each may be async and must be safe to repeat."""
+
+    idempotent: bool = False  # the receiver honours the step's idempotency key
+    reconcile: Reconcile | None = None
+    compensate: Compensate | None = None
+    in_fork: InFork = InFork.REFUSE
+
+
+ORDINARY = Outside()
+"""Neither key nor hooks: a doubt is for a person to settle."""
+
+
+def idempotency_key(run: RunId, key: str) -> str:
+    """The same for every attempt at one effect, in every process that works on the run; no two effects share one."""
+    return codec.digest([run, key])[:32]
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An effect that took place already, its result encoded, and how that is known."""
+
+    result_json: str
+    how: str
+    elsewhere: bool = False  # on another branch: it is not this step's effect
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The fence around one effect: `open` before it, `done`, `failed` or `doubt` after it."""
+
+    journal: Journal
+    clock: Callable[[], float]
+    run: RunId
+    step: str
+    key: str
+    branch: BranchPath
+    arguments: str  # encoded
+    outside: Outside
+
+    @property
+    def idempotency_key(self) -> str:
+        return idempotency_key(self.run, self.key)
+
+    async def open(self) -> Known | None:
+        """Let the effect happen: the intent is durable when this returns None. Its result, where it happened before.
+
+        Raises `EffectInDoubt` where nobody knows, and `EffectRefused` on a branch where it may not happen.
+        """
+        before = self.journal.effect(self.key)
+        if before is None and (known := self._in_fork()) is not None:
+            return known
+        if before is not None:
+            known = await self._settle(before)
+            if known is not None:
+                return known
+        await self.journal.settle(self._blank())
+        return None
+
+    def done(self, result_json: str, note: str = "") -> EffectRecord:
+        """The effect with its result, to be committed with the step's row."""
+        return self._changed(EffectStatus.DONE, result_json=result_json, note=note)
+
+    def failed(self, error: BaseException) -> EffectRecord:
+        """The step raised: by its own word the effect did not happen."""
+        return self._changed(EffectStatus.FAILED, note=type(error).__name__)
+
+    async def doubt(self, why: str) -> None:
+        await self.journal.settle(self._changed(EffectStatus.IN_DOUBT, note=why))
+
+    async def _settle(self, before: EffectRecord) -> Known | None:
+        match before.status:
+            case EffectStatus.DONE:
+                return Known(before.result_json or "null", "done before the step's row was")
+            case EffectStatus.APPROVED:
+                return Known(before.result_json or "null", "a person said that it happened")
+            case EffectStatus.INTENDED | EffectStatus.IN_DOUBT:
+                return await self._resolve(before)
+            case EffectStatus.FAILED | EffectStatus.AGAIN | EffectStatus.COMPENSATED:
+                return None
+
+    async def _resolve(self, before: EffectRecord) -> Known | None:
+        if self.outside.reconcile is not None:
+            answer = await _call(self.outside.reconcile, self.idempotency_key, **codec.decode(self.arguments))
+            if isinstance(answer, Happened):
+                return Known(codec.encode(answer.value), "its reconcile hook found it")
+            if isinstance(answer, DidNotHappen):
+                return None
+            raise TypeError(
+                f"the reconcile hook of step {self.step!r} gave {type(answer).__name__}: "
+                "return ramify.Happened(result) or ramify.DidNotHappen()"
+            )
+        if self.outside.idempotent:
+            return None
+        if before.status is EffectStatus.INTENDED:
+            await self.doubt("the process ended before the step did")
+        raise EffectInDoubt(
+            f"nobody knows whether step {self.step!r} on branch {self.branch} happened "
+            f"({before.note or 'the process ended before the step did'}). Find out (its idempotency key is "
+            f"{self.idempotency_key}), then: `ramify approve {self.run} {self.step} --done` (with --result JSON) "
+            f"if it did, or `--again` if it did not; then `ramify resume {self.run}`",
+            run_id=self.run,
+            key=self.key,
+        )
+
+    def _in_fork(self) -> Known | None:
+        fenced = self.journal.fenced
+        if (self.branch == ROOT and not fenced) or self.outside.in_fork is InFork.LEAVE:
+            return None
+        if self.outside.in_fork is InFork.RECORDED:
+            same = self.journal.effect_like(self.step, self.arguments)
+            if same is not None:
+                return Known(same.result_json or "null", f"recorded on branch {same.branch}", elsewhere=True)
+        if self.branch == ROOT:
+            raise EffectRefused(
+                f"step {self.step!r} is irreversible, and run {self.run} was forked from another to see what would "
+                "have happened: fork it `--for-real` to let it happen, or say with in_fork= what it is to do"
+            )
+        raise EffectRefused(
+            f"step {self.step!r} is irreversible and was called on branch {self.branch}, which may be thrown away: "
+            "call it after the winner is adopted, or say with in_fork= what it is to do there"
+        )
+
+    def _blank(self) -> EffectRecord:
+        return EffectRecord(
+            run_id=self.run,
+            key=self.key,
+            step=self.step,
+            branch=self.branch,
+            status=EffectStatus.INTENDED,
+            idempotency_key=self.idempotency_key,
+            args_json=self.arguments,
+            intended_at=self.clock(),
+        )
+
+    def _changed(self, status: EffectStatus, *, result_json: str | None = None, note: str = "") -> EffectRecord:
+        before = self.journal.effect(self.key) or self._blank()
+        return replace(before, status=status, result_json=result_json, settled_at=self.clock(), note=note)
+
+
+async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, clock: Callable[[], float]) -> None:
+    """Undo one effect by its step's hook. Killed half way, it is called again: a hook must be safe to repeat."""
+    arguments = codec.decode(effect.args_json)
+    await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
+    await journal.settle(replace(effect, status=EffectStatus.COMPENSATED, settled_at=clock()))
+
+
+async def _call(hook: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    answer = hook(*args, **kwargs)
+    return await answer if inspect.isawaitable(answer) else answer

@@ -1,0 +1,235 @@
+"""A thread that goes on from the middle of another one, and what its state was there, out of the saver's own tables.
+
+A Ramify checkpoint of a thread's run is where its world stood; the LangGraph checkpoint whose world channel says so
+is the state that its graph had there. A fork of the run is a new thread whose checkpoints are the old one's up to
+that one, with the new run in their channels. Values are copied as they lie: nothing but the channel is deserialised,
+so the user's types need not be importable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ormsgpack
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer, _msgpack_ext_hook_to_json
+from sqlalchemy import Connection, Row, inspect, select
+
+from ramify.compiler.plan import OpKind
+from ramify.runtime.branching import Forked
+from ramify.runtime.langgraph.channel import ENV, Env
+from ramify.runtime.langgraph.errors import NoStateThere, ThreadElsewhere
+from ramify.runtime.langgraph.saver.engines import open_engine
+from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
+from ramify.runtime.langgraph.saver.reading import read_bodies
+from ramify.runtime.langgraph.saver.shared import opened
+from ramify.runtime.langgraph.saver.tables import Statements, checkpoints, threads, values, writes
+from ramify.runtime.langgraph.saver.upkeep import thread_id
+from ramify.runtime.langgraph.saver.values import ThreadId, Values, closure, insert_copies, load
+from ramify.runtime.langgraph.thread import join_key
+from ramify.runtime.records import CheckpointRecord, OpRecord, RunId, RunRecord
+
+_SERDE = JsonPlusSerializer()
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A LangGraph checkpoint of a thread's own graph. `env` is None before the thread's first node."""
+
+    id: str
+    env: Env | None
+
+
+def new_thread(thread: str, record: RunRecord, new: RunId) -> str:
+    """The name of a fork's thread: the first thread's, and the run."""
+    return f"{thread.removesuffix(f'-{record.id}')}-{new}"
+
+
+def fork_thread(address: str | Path, record: RunRecord, at: CheckpointRecord, fork: Forked) -> str:
+    """Copy the thread of `record` up to where it stood at `at`; the new thread's name.
+
+    In one transaction of its own, before the run's rows: a thread without its run is nobody's and does no harm.
+    Raises `ThreadElsewhere` where the thread is kept by another saver, `NoStateThere` where its graph had no state at
+    that checkpoint.
+    """
+    assert record.thread_id is not None, "only for a thread"
+    target = new_thread(record.thread_id, record, fork.run.id)
+    engine = opened(address)
+    try:
+        with engine.execution_options(write=True).begin() as connection:
+            saved = standing(connection, record, at, fork.journal)
+            assert saved.env is not None, "a world stands there"
+            here: Env = {
+                "run": fork.run.id,
+                "branch": fork.here.branch,
+                "at": saved.env["at"],
+                "snapshot": fork.here.snapshot_id,
+                "checkpoint": fork.here.id,
+            }
+            _copy(connection, record.thread_id, target, saved.id, here, lambda env: _moved(env, record, fork))
+    finally:
+        engine.dispose()
+    return target
+
+
+def checkpoint_of(address: str | Path, record: RunRecord, at: CheckpointRecord, journal: Sequence[OpRecord]) -> str:
+    """The id of LangGraph's checkpoint that stands there. Raises as `fork_thread`."""
+    engine = open_engine(address)
+    try:
+        with engine.connect() as connection:
+            return standing(connection, record, at, journal).id
+    finally:
+        engine.dispose()
+
+
+def channels_at(
+    address: str | Path, record: RunRecord, at: CheckpointRecord, journal: Sequence[OpRecord]
+) -> Mapping[str, object]:
+    """The state of the graph at a checkpoint, as JSON values: each channel that a user named.
+
+    No class of the user's is imported for it: an object is shown by its fields. Raises as `fork_thread`.
+    """
+    engine = open_engine(address)
+    try:
+        with engine.connect() as connection:
+            id = standing(connection, record, at, journal).id
+            row = next(row for row in _rows(connection, record) if row.id == id)
+            named = {name: id for name, id in json.loads(row.channels).items() if _is_users(name)}
+            found = load(connection, named.values())
+            return {name: _shown(found[id]) for name, id in named.items()}
+    finally:
+        engine.dispose()
+
+
+def standing(connection: Connection, record: RunRecord, at: CheckpointRecord, journal: Sequence[OpRecord]) -> Saved:
+    """The first of the thread's checkpoints whose world is that of `at`: what was done later is not in it."""
+    saved = _saved(connection, record)
+    mine = [(one, one.env) for one in saved if one.env is not None and one.env["run"] == record.id]
+    for one, env in mine:
+        if env["checkpoint"] == at.id and "join" not in env and not env.get("unsealed"):
+            return one
+    settled = {row.key for row in journal if row.kind is OpKind.RELEASE and row.attrs.get("checkpoint") == at.id}
+    for one, env in mine:
+        if "join" in env and f"{join_key(env)}|RELEASE" in settled:
+            return one
+    raise NoStateThere(at.id, record.thread_id or "")
+
+
+def _rows(connection: Connection, record: RunRecord) -> Sequence[Row[Any]]:
+    """Of the thread's own graph, oldest first."""
+    there = inspect(connection).has_table(threads.name)
+    thread = thread_id(connection, record.thread_id or "") if there else None
+    if thread is None:
+        raise ThreadElsewhere(record.id, record.thread_id or "")
+    mine = select(checkpoints).where(checkpoints.c.thread == thread, checkpoints.c.ns == "")
+    return connection.execute(mine.order_by(checkpoints.c.id)).all()
+
+
+def _saved(connection: Connection, record: RunRecord) -> list[Saved]:
+    rows = _rows(connection, record)
+    ids = [json.loads(row.channels).get(ENV) for row in rows]
+    found = load(connection, [id for id in ids if id is not None])
+    return [Saved(row.id, None if id is None else _env(found[id])) for row, id in zip(rows, ids, strict=True)]
+
+
+def _env(value: Serialised) -> Env:
+    if value.kind != "msgpack":
+        raise ThreadElsewhere.serialised(value.kind)
+    env: Env = _SERDE.loads_typed((value.kind, value.data))
+    return env
+
+
+def _moved(env: Env, record: RunRecord, fork: Forked) -> Env:
+    """The same state in the fork, whose checkpoints have names of their own; as it is where it is another run's."""
+    if env["run"] != record.id:
+        return env
+    moved: Env = {**env, "run": fork.run.id, "checkpoint": fork.name(env["checkpoint"])}
+    if "join" in env:
+        moved["join"] = [[*entry[:3], fork.name(entry[3])] for entry in env["join"]]
+    return moved
+
+
+def _copy(
+    connection: Connection, source: str, target: str, last: str, here: Env, moved: Callable[[Env], Env]
+) -> None:
+    """Checkpoints from the thread's beginning to `last`, with what ran inside nodes on the way. What ran after the
+    last one is not part of its state, so what was written for it is left."""
+    old = thread_id(connection, source)
+    assert old is not None, "it was read"
+    kept = _kept(connection, old, last)
+    done = [row for row in kept if row.id != last]
+    written = _written(connection, old, done)
+    wanted = _named(kept, written)
+    digests = select(values.c.id, values.c.digest).where(values.c.thread == old)
+    store = Values(Statements(connection.dialect))
+    new = store.thread(connection, target)
+    ids = insert_copies(
+        connection, new, closure(connection, wanted), {row.id: row.digest for row in connection.execute(digests)}
+    )
+    envs = load(connection, [json.loads(row.channels)[ENV] for row in kept if ENV in json.loads(row.channels)])
+
+    def channels(row: Row[Any]) -> str:
+        named = {name: ids[id] for name, id in json.loads(row.channels).items() if name != ENV}
+        if (id := json.loads(row.channels).get(ENV)) is not None:
+            env = here if row.id == last else moved(_env(envs[id]))
+            named[ENV] = store.put(connection, new, Serialised(*_SERDE.dumps_typed(env)))
+        return json.dumps(named, separators=(",", ":"))
+
+    copies = [
+        {**row._mapping, "thread": new, "channels": channels(row), "word": row.word and ids[row.word]} for row in kept
+    ]
+    connection.execute(checkpoints.insert(), copies)
+    if written:
+        connection.execute(writes.insert(), [_write(row, new, ids) for row in written])
+
+
+def _kept(connection: Connection, thread: ThreadId, last: str) -> list[Row[Any]]:
+    """A checkpoint of the thread's own graph and its ancestry, oldest first, with those of graphs inside that
+    ancestry's nodes."""
+    rows = connection.execute(select(checkpoints).where(checkpoints.c.thread == thread)).all()
+    own = {row.id: row for row in rows if row.ns == ""}
+    line: list[Row[Any]] = []
+    here = own.get(last)
+    while here is not None:
+        line.append(here)
+        here = own.get(here.parent)
+    before = {row.id for row in line} - {last}
+    inner = [row for row in rows if row.ns]
+    metadata = [body[1] for body in read_bodies(connection, inner, _SERDE)]
+    within = [r for r, said in zip(inner, metadata, strict=True) if said.get("parents", {}).get("") in before]
+    return sorted([*line, *within], key=lambda row: row.id)
+
+
+def _written(connection: Connection, thread: ThreadId, kept: Iterable[Row[Any]]) -> list[Row[Any]]:
+    places = {(row.ns, row.id) for row in kept}
+    rows = connection.execute(select(writes).where(writes.c.thread == thread)).all()
+    return [row for row in rows if (row.ns, row.checkpoint) in places]
+
+
+def _named(kept: Iterable[Row[Any]], written: Iterable[Row[Any]]) -> set[ValueId]:
+    named = {id for row in kept for id in json.loads(row.channels).values()}
+    named |= {row.word for row in kept if row.word is not None}
+    return named | {id for row in written for _, _, id in json.loads(row.written)}
+
+
+def _write(row: Row[Any], thread: ThreadId, ids: Mapping[ValueId, ValueId]) -> dict[str, Any]:
+    told = [[index, channel, ids[id]] for index, channel, id in json.loads(row.written)]
+    return {**row._mapping, "thread": thread, "written": json.dumps(told, separators=(",", ":"))}
+
+
+def _is_users(channel: str) -> bool:
+    """Not one that LangGraph or Ramify made for itself: edges, joins, the world."""
+    return not channel.startswith(("__", "branch:", "join:"))
+
+
+def _shown(value: Serialised) -> object:
+    if value.kind in ("null", "empty"):
+        return None
+    if value.kind == "json":
+        return json.loads(value.data)
+    if value.kind == "msgpack":
+        return ormsgpack.unpackb(value.data, ext_hook=_msgpack_ext_hook_to_json, option=ormsgpack.OPT_NON_STR_KEYS)
+    return f"{len(value.data)} bytes ({value.kind})"

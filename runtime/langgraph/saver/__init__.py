@@ -1,0 +1,19 @@
+"""LangGraph's checkpoints, store and cache on SQLite or PostgreSQL; usable without the rest of Ramify.
+
+saver.py      Saver, the checkpointer
+packing.py    how a value is written against what is there already
+values.py     values by content, in and out of the database
+writer.py     one thread that commits in groups
+upkeep.py     copying, pruning and deleting threads
+shared.py     what these three have in common
+tables.py     the tables
+engines.py    from an address to a database
+items.py      Store, LangGraph's long-term store
+caching.py    Cache, LangGraph's cache of node results
+"""
+
+from ramify.runtime.langgraph.saver.caching import Cache
+from ramify.runtime.langgraph.saver.items import Store
+from ramify.runtime.langgraph.saver.saver import Saver
+
+__all__ = ["Cache", "Saver", "Store"]

@@ -1,0 +1,177 @@
+"""LangGraph's long-term store, on disk: JSON objects under a namespace and a key. No semantic search."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+)
+from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select
+
+from ramify.runtime.langgraph.saver.shared import Opened
+from ramify.runtime.langgraph.saver.tables import items, upsert
+
+_MINUTE = 60.0
+
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "$eq": lambda a, b: a == b,
+    "$ne": lambda a, b: a != b,
+    "$gt": lambda a, b: float(a) > float(b),
+    "$gte": lambda a, b: float(a) >= float(b),
+    "$lt": lambda a, b: float(a) < float(b),
+    "$lte": lambda a, b: float(a) <= float(b),
+}
+
+
+class Store(Opened, BaseStore):
+    """`with Store.open("sqlite:///file.db") as store`, also on PostgreSQL, also `async with`.
+
+    Values are JSON objects. A search's `query` has no effect: as LangGraph has it for a store without an index.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self, address: str | Path, *, ttl: TTLConfig | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.ttl_config = ttl
+        self._begin(address, clock)
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """All of it in one transaction. As in LangGraph's own, reads see what was there before the batch."""
+        given = list(ops)
+
+        def work(connection: Connection) -> list[Result]:
+            results = [self._read(connection, op) for op in given]
+            last = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
+            for op in last.values():
+                self._put(connection, op)
+            return results
+
+        if any(isinstance(op, PutOp) or getattr(op, "refresh_ttl", False) for op in given):
+            written: list[Result] = self._written(work)
+            return written
+        with self._engine.connect() as connection:
+            return work(connection)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        return await asyncio.to_thread(self.batch, list(ops))
+
+    def sweep_ttl(self) -> int:
+        """Delete what has expired; how many."""
+        gone = items.delete().where(items.c.expires_at <= self._clock())
+        count: int = self._written(lambda connection: connection.execute(gone).rowcount)
+        return count
+
+    def _read(self, connection: Connection, op: Op) -> Result:
+        if isinstance(op, GetOp):
+            found = self._rows(connection, _at(op.namespace, op.key), refresh=op.refresh_ttl)
+            return _item(found[0]) if found else None
+        if isinstance(op, SearchOp):
+            return self._search(connection, op)
+        if isinstance(op, ListNamespacesOp):
+            return self._namespaces(connection, op)
+        return None
+
+    def _rows(self, connection: Connection, where: ColumnElement[bool], *, refresh: bool) -> list[Row[Any]]:
+        now = self._clock()
+        fresh = and_(where, or_(items.c.expires_at.is_(None), items.c.expires_at > now))
+        found = connection.execute(select(items).where(fresh).order_by(items.c.updated_at, items.c.key)).all()
+        if refresh and any(row.ttl is not None for row in found):
+            later = items.update().where(fresh, items.c.ttl.is_not(None))
+            connection.execute(later.values(expires_at=now + items.c.ttl * _MINUTE))
+        return list(found)
+
+    def _search(self, connection: Connection, op: SearchOp) -> list[SearchItem]:
+        rows = self._rows(connection, _under(op.namespace_prefix), refresh=op.refresh_ttl)
+        fits = [row for row in rows if _matches(json.loads(row.value), op.filter)]
+        return [SearchItem(**_fields(row)) for row in fits[op.offset : op.offset + op.limit]]
+
+    def _namespaces(self, connection: Connection, op: ListNamespacesOp) -> list[tuple[str, ...]]:
+        now = self._clock()
+        fresh = or_(items.c.expires_at.is_(None), items.c.expires_at > now)
+        names = connection.execute(select(items.c.prefix).where(fresh).distinct()).scalars()
+        spaces = {tuple(name.split(".")) for name in names}
+        fits = (space for space in spaces if all(_fits(space, c) for c in op.match_conditions or ()))
+        cut = sorted({space[: op.max_depth] if op.max_depth else space for space in fits})
+        return cut[op.offset : op.offset + op.limit]
+
+    def _put(self, connection: Connection, op: PutOp) -> None:
+        if op.value is None:
+            connection.execute(items.delete().where(_at(op.namespace, op.key)))
+            return
+        now = self._clock()
+        row = {
+            "prefix": ".".join(op.namespace),
+            "key": op.key,
+            "value": json.dumps(op.value),
+            "created_at": now,
+            "updated_at": now,
+            "ttl": op.ttl,
+            "expires_at": None if op.ttl is None else now + op.ttl * _MINUTE,
+        }
+        put = upsert(connection, items).values(row)
+        changed = {name: put.excluded[name] for name in ("value", "updated_at", "ttl", "expires_at")}
+        connection.execute(put.on_conflict_do_update(index_elements=["prefix", "key"], set_=changed))
+
+
+def _at(namespace: tuple[str, ...], key: str) -> ColumnElement[bool]:
+    return and_(items.c.prefix == ".".join(namespace), items.c.key == key)
+
+
+def _under(prefix: tuple[str, ...]) -> ColumnElement[bool]:
+    """A namespace's labels hold no dots: LangGraph refuses them."""
+    name = ".".join(prefix)
+    return or_(items.c.prefix == name, items.c.prefix.startswith(f"{name}." if name else "", autoescape=True))
+
+
+def _fields(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "namespace": tuple(row.prefix.split(".")),
+        "key": row.key,
+        "value": json.loads(row.value),
+        "created_at": datetime.fromtimestamp(row.created_at, UTC),
+        "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
+    }
+
+
+def _item(row: Row[Any]) -> Item:
+    return Item(**_fields(row))
+
+
+def _matches(value: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
+    return all(_compare(value.get(key), given) for key, given in (wanted or {}).items())
+
+
+def _compare(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, dict) and any(key.startswith("$") for key in wanted):
+        unknown = wanted.keys() - _COMPARE.keys()
+        if unknown:
+            raise ValueError(f"no such operator: {', '.join(sorted(unknown))}; there are {', '.join(_COMPARE)}")
+        return all(_COMPARE[operator](value, given) for operator, given in wanted.items())
+    return bool(value == wanted)
+
+
+def _fits(space: tuple[str, ...], condition: MatchCondition) -> bool:
+    path = condition.path
+    if len(space) < len(path):
+        return False
+    part = space[: len(path)] if condition.match_type == "prefix" else space[len(space) - len(path) :]
+    return all(want in ("*", label) for label, want in zip(part, path, strict=True))

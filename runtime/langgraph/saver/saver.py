@@ -1,0 +1,399 @@
+"""Saver: LangGraph's checkpoints on SQLite or PostgreSQL, one fsync a superstep, what repeats stored once.
+
+A checkpoint names the values of its channels by content, so a value that did not change is stored once, two
+branches of a thread never mistake one's version of a channel for the other's, and a list that grew by one message
+costs one message (packing.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from sqlalchemy import Connection, select
+from sqlalchemy.engine.interfaces import DBAPICursor
+
+from ramify.runtime.langgraph.saver import reading, upkeep
+from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
+from ramify.runtime.langgraph.saver.shared import Opened
+from ramify.runtime.langgraph.saver.tables import Statements, checkpoints, one_trip
+from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
+from ramify.runtime.langgraph.saver.writer import Writer
+from ramify.runtime.store import RunStore
+from ramify.runtime.store.connect import drivers_own
+from ramify.runtime.store.packing import compress
+from ramify.runtime.store.tables import written
+
+_BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
+_WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
+_WORDS = 4  # values in one dictionary
+_URGENT = frozenset(WRITES_IDX_MAP)  # how a task ended: LangGraph may return to its caller after that
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    thread: str
+    ns: str
+    checkpoint: str | None
+
+    @classmethod
+    def of(cls, config: RunnableConfig) -> _Place:
+        conf = config["configurable"]
+        return cls(str(conf["thread_id"]), conf.get("checkpoint_ns", ""), conf.get("checkpoint_id"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """A row to be written at the end of the transaction. `where_there`: what is done where it says nothing, since
+    one of that name was there before."""
+
+    put: Callable[[Connection], DBAPICursor]
+    where_there: Callable[[Connection], None] | None = None
+
+
+@dataclass(eq=False, slots=True)
+class _Branch:
+    """What is at hand of the newest checkpoint of a thread's namespace. Used by the writer's thread alone."""
+
+    channels: dict[str, tuple[ValueId, Serialised]]
+    written: OrderedDict[str | None, list[tuple[ValueId, bytes]]]  # by tasks, under the last checkpoints
+
+
+def _told(items: Mapping[int, list[Any]]) -> str:
+    return json.dumps(list(items.values()), separators=(",", ":"))
+
+
+class Saver(Opened, BaseCheckpointSaver[int]):
+    """Checkpoints of any number of threads: `with Saver.open("sqlite:///file.db") as saver`, or `async with`.
+
+    `address`: `sqlite:///FILE`, a path, or `postgresql://HOST/DATABASE`; what is missing is made. Safe for several
+    threads and processes. A checkpoint is durable when `put` returns. The writes of a task that ended well are
+    durable with the next checkpoint, and after `linger_s` at the latest: a kill in between runs that task again.
+    Raises `ValueError` for an address that is none, and SQLAlchemy's errors where the database cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: str | Path,
+        *,
+        linger_s: float = 0.02,
+        clock: Callable[[], float] = time.time,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._begin(address, clock)
+        self._writer = Writer(self._engine, linger_s=linger_s, undone=self._forget, finish=self._finish)
+        self._late: list[_Late] = []
+        self._statements = Statements(self._engine.dialect)
+        self._values = Values(self._statements)
+        self._branches: OrderedDict[tuple[str, str], _Branch] = OrderedDict()
+        self._words: dict[ThreadId, tuple[ValueId, bytes]] = {}  # what the bodies of each thread are packed with
+
+    def join(self, store: RunStore) -> bool:
+        """Have the run store commit what this saver writes, in one transaction with what it writes itself, for as
+        long as it is open. False, and nothing changes, where their databases are two."""
+        lead = store.lead(self.address)
+        return lead is not None and self._writer.follow(lead)
+
+    def close(self) -> None:
+        """Commit what lingers, and let go of the database."""
+        try:
+            self._writer.close()
+        finally:
+            super().close()
+
+    # Writing
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Durable when this returns."""
+        place, work = self._putting(config, checkpoint, metadata)
+        self._writer.submit(work).result()
+        return reading.config_of(place.thread, place.ns, checkpoint["id"])
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        place, work = self._putting(config, checkpoint, metadata)
+        await asyncio.wrap_future(self._writer.submit(work))
+        return reading.config_of(place.thread, place.ns, checkpoint["id"])
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """A task's writes are kept as they came first; what says how it ended replaces what said so before."""
+        urgent, work = self._writing(config, writes, task_id, task_path)
+        done = self._writer.submit(work, urgent=urgent)
+        if urgent:
+            done.result()
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        urgent, work = self._writing(config, writes, task_id, task_path)
+        done = self._writer.submit(work, urgent=urgent)
+        if urgent:
+            await asyncio.wrap_future(done)
+
+    def _serialised(self, value: Any, channel: str = "") -> Serialised:
+        try:
+            return Serialised(*self.serde.dumps_typed(value))
+        except (TypeError, ValueError) as error:
+            if channel:
+                error.add_note(
+                    f"channel {channel!r} was given a {type(value).__name__} that no checkpoint can keep: return "
+                    "plain values, messages or dataclasses, or annotate the channel `UntrackedValue` if it need not "
+                    "be kept"
+                )
+            raise
+
+    def _putting(
+        self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata
+    ) -> tuple[_Place, Callable[[Connection], None]]:
+        """What is to be written, serialised now: the caller may change its objects afterwards."""
+        place = _Place.of(config)
+        channels = {name: self._serialised(value, name) for name, value in checkpoint["channel_values"].items()}
+        full = get_checkpoint_metadata(config, metadata)
+        body = self._serialised([{**checkpoint, "channel_values": {}}, full])
+        run = full.get("run_id")
+
+        def work(connection: Connection) -> None:
+            thread = self._values.thread(connection, place.thread)
+            branch = self._branch(connection, thread, place)
+            words = branch.written.get(place.checkpoint, [])[-_WORDS:]
+            new = [New(value, branch.channels.get(name), words) for name, value in channels.items()]
+            ids = dict(zip(channels, self._values.put_all(connection, thread, new), strict=True))
+            word = self._dictionary(connection, thread, body)
+            squeezed = compress(body.data, word[1])
+            row: dict[str, Any] = {
+                "thread": thread,
+                "ns": written(place.ns),
+                "id": written(checkpoint["id"]),
+                "parent": place.checkpoint and written(place.checkpoint),
+                "run": None if run is None else written(str(run)),
+                "made": self._clock(),
+                "channels": json.dumps(ids, separators=(",", ":")),
+                "kind": body.kind,
+                "body": body.data if squeezed is None else squeezed,
+                "word": word[0],
+                "compressed": squeezed is not None,
+            }
+            self._late.append(_Late(partial(self._statements.put_checkpoint, **row)))
+            branch.channels = {name: (id, channels[name]) for name, id in ids.items()}
+
+        return place, work
+
+    def _writing(
+        self, config: RunnableConfig, given: Sequence[tuple[str, Any]], task: str, path: str
+    ) -> tuple[bool, Callable[[Connection], None]]:
+        place = _Place.of(config)
+        new = [(WRITES_IDX_MAP.get(ch, at), ch, self._serialised(value, ch)) for at, (ch, value) in enumerate(given)]
+
+        def work(connection: Connection) -> None:
+            thread = self._values.thread(connection, place.thread)
+            branch = self._branch(connection, thread, place)
+            key: dict[str, Any] = {
+                "thread": thread,
+                "ns": written(place.ns),
+                "checkpoint": place.checkpoint and written(place.checkpoint),
+                "task": written(task),
+            }
+            ids = self._of_a_task(connection, thread, branch, place, [value for _, _, value in new])
+            items = {index: [index, channel, id] for (index, channel, _), id in zip(new, ids, strict=True)}
+            first = partial(self._statements.put_first_writes, **key, path=written(path), written=_told(items))
+            self._late.append(_Late(first, partial(self._add_writes, key=key, path=written(path), items=items)))
+
+        return any(channel in _URGENT for channel, _ in given), work
+
+    def _add_writes(
+        self, connection: Connection, *, key: Mapping[str, Any], path: str, items: Mapping[int, list[Any]]
+    ) -> None:
+        """Put writes beside those that the task has already."""
+        row = self._statements.find_writes(connection, **key).fetchone()
+        kept = {} if row is None else {index: [index, *rest] for index, *rest in json.loads(row[0])}
+        kept |= {index: item for index, item in items.items() if index < 0 or index not in kept}
+        self._statements.put_writes(connection, **key, path=path, written=_told(kept))
+
+    def _finish(self, connection: Connection) -> None:
+        """The rows that nothing else in the transaction stands on, in one round trip."""
+        late, self._late = self._late, []
+        with drivers_own(connection):
+            with one_trip(connection):
+                done = [one.put(connection) for one in late]
+            for one, cursor in zip(late, done, strict=True):
+                if one.where_there is not None and cursor.fetchone() is None:
+                    one.where_there(connection)
+
+    def _of_a_task(
+        self, connection: Connection, thread: ThreadId, branch: _Branch, place: _Place, found: Sequence[Serialised]
+    ) -> list[ValueId]:
+        """The ids of values that a task wrote: what the channels' values will be packed with."""
+        ids = self._values.put_all(connection, thread, [New(value) for value in found])
+        plain = [(id, value.data) for id, value in zip(ids, found, strict=True) if self._values.is_plain(id)]
+        if plain:
+            branch.written.setdefault(place.checkpoint, []).extend(plain)
+            while len(branch.written) > _WRITTEN:
+                branch.written.popitem(last=False)
+        return ids
+
+    def _branch(self, connection: Connection, thread: ThreadId, place: _Place) -> _Branch:
+        key = (place.thread, place.ns)
+        if key not in self._branches:
+            newest = (
+                select(checkpoints.c.channels)
+                .where(checkpoints.c.thread == thread, checkpoints.c.ns == place.ns)
+                .order_by(checkpoints.c.id.desc())
+                .limit(1)
+            )
+            ids: dict[str, ValueId] = json.loads(connection.execute(newest).scalar() or "{}")
+            there = load(connection, ids.values())
+            self._branches[key] = _Branch({name: (id, there[id]) for name, id in ids.items()}, OrderedDict())
+        self._branches.move_to_end(key)
+        while len(self._branches) > _BRANCHES:
+            self._branches.popitem(last=False)
+        return self._branches[key]
+
+    def _dictionary(self, connection: Connection, thread: ThreadId, body: Serialised) -> tuple[ValueId, bytes]:
+        """What the bodies of a thread are compressed with: its first one."""
+        if (known := self._words.get(thread)) is not None:
+            return known
+        there = (checkpoints.c.thread == thread, checkpoints.c.word.is_not(None))
+        id = connection.execute(select(checkpoints.c.word).where(*there).limit(1)).scalar()
+        if id is None:
+            id = self._values.put(connection, thread, body)
+        self._words[thread] = (id, load(connection, [id])[id].data)
+        return self._words[thread]
+
+    def _forget(self) -> None:
+        """A transaction was rolled back: what is at hand may name what is not there."""
+        self._late.clear()
+        self._values.forget()
+        self._branches.clear()
+        self._words.clear()
+
+    # Reading
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """The checkpoint that the config names, or the thread's newest; None where there is none."""
+        place = _Place.of(config)
+        self._writer.drain()
+        with self._engine.connect() as connection:
+            query = reading.one(place.thread, place.ns, get_checkpoint_id(config))
+            found = reading.tuples(connection, query, self.serde)
+            return next(iter(found), None)
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        return await asyncio.to_thread(self.get_tuple, config)
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Newest first."""
+        self._writer.drain()
+        with self._engine.connect() as connection:
+            query = reading.several(config, before, None if filter else limit)
+            left = limit
+            for found in reading.tuples(connection, query, self.serde, filter):
+                if left is not None:
+                    if left <= 0:
+                        return
+                    left -= 1
+                yield found
+
+    async def alist(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[CheckpointTuple]:
+        found = self.list(config, filter=filter, before=before, limit=limit)
+        for one in await asyncio.to_thread(tuple, found):
+            yield one
+
+    # Upkeep
+
+    def delete_thread(self, thread_id: str) -> None:
+        self._keep_house(lambda connection: upkeep.delete_thread(connection, str(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of these runs, and their writes. What later checkpoints need of them stays."""
+        self._keep_house(lambda connection: upkeep.delete_runs(connection, [str(run) for run in run_ids], self.serde))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread whole. Raises `ValueError` where the target holds checkpoints already."""
+        self._keep_house(
+            lambda connection: upkeep.copy_thread(connection, str(source_thread_id), str(target_thread_id))
+        )
+
+    def prune(
+        self,
+        thread_ids: Sequence[str],
+        *,
+        strategy: str = "keep_latest",
+        keep: int = 1,
+        older_than_s: float | None = None,
+        keep_tags: Sequence[str] = (),
+    ) -> None:
+        """Delete old checkpoints of these threads.
+
+        "keep_latest" keeps the newest `keep` of each namespace, those made in the last `older_than_s` seconds where
+        that is given, those whose metadata has a true value under one of `keep_tags`, the newest of every branch
+        (one that no other checkpoint continues), and what the kept ones stand on.
+        "delete" deletes all.
+        """
+        rule = upkeep.Rule(strategy, keep, None if older_than_s is None else self._clock() - older_than_s, keep_tags)
+        self._keep_house(lambda connection: upkeep.prune(connection, [str(t) for t in thread_ids], rule, self.serde))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        await asyncio.to_thread(self.delete_thread, thread_id)
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        await asyncio.to_thread(self.delete_for_runs, run_ids)
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+
+    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", **options: Any) -> None:
+        await asyncio.to_thread(lambda: self.prune(thread_ids, strategy=strategy, **options))
+
+    def _keep_house(self, work: Callable[[Connection], None]) -> None:
+        def alone(connection: Connection) -> None:
+            self._finish(connection)
+            self._forget()  # what is at hand may go
+            work(connection)
+
+        self._writer.submit(alone).result()

@@ -1,0 +1,71 @@
+"""What the saver, the store and the cache have in common: an address, and being opened and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Connection, Engine
+
+from ramify.runtime.langgraph.saver.engines import open_engine
+from ramify.runtime.langgraph.saver.tables import make
+
+
+def opened(address: str | Path) -> Engine:
+    """The database at an address, its tables made where they are missing."""
+    engine = open_engine(address)
+    with engine.execution_options(write=True).begin() as connection:
+        make(connection)
+    return engine
+
+
+class Opened:
+    """`with Thing.open(address) as thing`, or `async with`; a mixin beside LangGraph's own base classes."""
+
+    address: str | Path
+    _engine: Engine
+    _clock: Callable[[], float]
+
+    @classmethod
+    def open(cls, address: str | Path, **options: Any) -> Self:
+        """As the constructor; for `with` and `async with`."""
+        return cls(address, **options)  # type: ignore[call-arg]  # what the classes that use this take
+
+    @classmethod
+    def from_conn_string(cls, conn_string: str) -> Self:
+        """As LangGraph's own classes have it."""
+        return cls.open(conn_string)
+
+    def setup(self) -> None:
+        """Nothing: opening makes the tables. Here since LangGraph's own classes ask for it."""
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _begin(self, address: str | Path, clock: Callable[[], float] = time.time) -> None:
+        self.address, self._clock = address, clock
+        self._engine = opened(address)
+
+    def _written(self, work: Callable[[Connection], Any]) -> Any:
+        with self._engine.execution_options(write=True).begin() as connection:
+            return work(connection)

@@ -1,0 +1,167 @@
+"""Values by content: written once a thread, each against one that is there, read back with all that they stand on."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select
+
+from ramify.runtime.langgraph.saver.packing import Packed, Serialised, ValueId, pack, unpack
+from ramify.runtime.langgraph.saver.tables import VALUES_AT_ONCE, Statements, threads, upsert, values
+from ramify.runtime.store.connect import drivers_own
+
+ThreadId = int
+
+_KNOWN = 4096  # digests remembered
+_AT_ONCE = 500  # ids in one query: SQLite takes 32766, PostgreSQL 65535
+
+
+@dataclass(frozen=True, slots=True)
+class New:
+    """A value to be there, and what it may be written against: an older one, and a dictionary's values."""
+
+    value: Serialised
+    base: tuple[ValueId, Serialised] | None = None
+    words: Sequence[tuple[ValueId, bytes]] = ()
+
+    def packed(self) -> Packed:
+        return pack(self.value, self.base, self.words)
+
+
+class Values:
+    """The writing side, used by the writer's thread alone. It remembers ids, so `forget` after a rollback."""
+
+    def __init__(self, statements: Statements) -> None:
+        self._statements = statements
+        self._threads: dict[str, ThreadId] = {}
+        self._known: OrderedDict[tuple[ThreadId, bytes], ValueId] = OrderedDict()
+        self._plain: set[ValueId] = set()
+
+    def forget(self) -> None:
+        self._threads.clear()
+        self._known.clear()
+        self._plain.clear()
+
+    def thread(self, connection: Connection, name: str) -> ThreadId:
+        """The number of a thread, given to it now where it is new."""
+        if name not in self._threads:
+            connection.execute(upsert(connection, threads).values(name=name).on_conflict_do_nothing())
+            self._threads[name] = connection.execute(select(threads.c.id).where(threads.c.name == name)).scalar_one()
+        return self._threads[name]
+
+    def put(self, connection: Connection, thread: ThreadId, value: Serialised) -> ValueId:
+        """The id of a value, written now where the thread does not have it."""
+        return self.put_all(connection, thread, [New(value)])[0]
+
+    def put_all(self, connection: Connection, thread: ThreadId, given: Sequence[New]) -> list[ValueId]:
+        """The ids of values, in their order: those that the thread does not have are written now."""
+        digests = [new.value.digest for new in given]
+        ids = {digest: id for digest in digests if (id := self._known.get((thread, digest))) is not None}
+        missing = {digest: new for digest, new in zip(digests, given, strict=True) if digest not in ids}
+        ordered = sorted(missing)  # one order for all writers: two that put the same ones do not deadlock
+        for at in range(0, len(ordered), VALUES_AT_ONCE):
+            some = ordered[at : at + VALUES_AT_ONCE]
+            packed = {digest: missing[digest].packed() for digest in some}
+            rows = [{"thread": thread, "digest": digest, **_columns(packed[digest])} for digest in some]
+            written = self._written(connection, thread, rows)
+            self._plain.update(
+                id for digest, id in written.items() if not (packed[digest].words or packed[digest].base)
+            )
+            ids |= written
+        for digest in digests:
+            self._known[thread, digest] = ids[digest]
+            self._known.move_to_end((thread, digest))
+        while len(self._known) > _KNOWN:
+            self._plain.discard(self._known.popitem(last=False)[1])
+        return [ids[digest] for digest in digests]
+
+    def _written(
+        self, connection: Connection, thread: ThreadId, found: Sequence[Mapping[str, Any]]
+    ) -> dict[bytes, ValueId]:
+        """Digests to ids. One that was there already was written by another process, or by this one long ago."""
+        with drivers_own(connection):
+            ids = self._statements.put_values(connection, found)
+            for digest in (row["digest"] for row in found if row["digest"] not in ids):
+                row = self._statements.find_value(connection, thread=thread, digest=digest).fetchone()
+                assert row is not None, "a transaction sees what kept its row from being written"
+                ids[digest] = int(row[0])
+        return ids
+
+    def is_plain(self, id: ValueId) -> bool:
+        """Whether the value is known to stand on no other: such a one can be a dictionary."""
+        return id in self._plain
+
+
+def load(connection: Connection, wanted: Iterable[ValueId]) -> dict[ValueId, Serialised]:
+    """The values of these ids. Raises `KeyError` for one that is not there."""
+    ids = set(wanted)
+    packed = closure(connection, ids)
+    return {id: unpack(id, packed) for id in ids}
+
+
+def closure(connection: Connection, wanted: Collection[ValueId]) -> dict[ValueId, Packed]:
+    """These values and all that they stand on: bases to the root, in one query, and dictionaries."""
+    found: dict[ValueId, Packed] = {}
+    missing = set(wanted)
+    while missing:
+        some = sorted(missing)[:_AT_ONCE]
+        for row in connection.execute(_CHAINS, {"ids": some}):
+            found[row.id] = _packed(row)
+        missing.difference_update(some)
+        missing |= {word for one in found.values() for word in one.words} - found.keys()
+    return found
+
+
+def _chains() -> Any:
+    """The values of `ids` with their bases, and their bases' bases."""
+    start = select(values.c.id, values.c.base).where(values.c.id.in_(bindparam("ids", expanding=True)))
+    chain = start.cte("chain", recursive=True)
+    chain = chain.union(select(values.c.id, values.c.base).join(chain, values.c.id == chain.c.base))
+    return select(values).where(values.c.id.in_(select(chain.c.id)))
+
+
+_CHAINS = _chains()
+
+
+def _columns(packed: Packed) -> dict[str, Any]:
+    return {
+        "kind": packed.kind,
+        "head": packed.head,
+        "base": packed.base,
+        "keep": packed.keep,
+        "compressed": packed.compressed,
+        "words": ",".join(map(str, packed.words)),
+        "tail": packed.tail,
+    }
+
+
+def _packed(row: Row[Any]) -> Packed:
+    words = tuple(int(word) for word in row.words.split(",") if word)
+    return Packed(row.kind, bytes(row.tail), bytes(row.head), row.base, row.keep, row.compressed, words)
+
+
+def reachable(connection: Connection, wanted: Collection[ValueId]) -> set[ValueId]:
+    """All ids that these values stand on, themselves included."""
+    return set(closure(connection, wanted))
+
+
+def insert_copies(
+    connection: Connection, target: ThreadId, found: Mapping[ValueId, Packed], digests: Mapping[ValueId, bytes]
+) -> dict[ValueId, ValueId]:
+    """Write values of another thread for `target`, each after what it stands on: old ids to new ones."""
+    renamed: dict[ValueId, ValueId] = {}
+    for id in sorted(found):  # a value is always newer than what it stands on
+        packed = found[id]
+        row = {"thread": target, "digest": digests[id], **_columns(packed)}
+        row["base"] = None if packed.base is None else renamed[packed.base]
+        row["words"] = ",".join(str(renamed[word]) for word in packed.words)
+        put = upsert(connection, values).values(row).on_conflict_do_nothing().returning(values.c.id)
+        new = connection.execute(put).scalar()
+        if new is None:
+            same = select(values.c.id).where(values.c.thread == target, values.c.digest == digests[id])
+            new = connection.execute(same).scalar_one()
+        renamed[id] = int(new)
+    return renamed

@@ -1,0 +1,139 @@
+"""What recorded runs say of a workflow, as the compiler asks for it (`ramify.compiler.estimates.Estimates`)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING
+
+from ramify.compiler.plan import OpId, OpKind
+from ramify.runtime import codec
+from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
+from ramify.serving.types import ChatResult
+
+if TYPE_CHECKING:
+    from ramify.runtime.store import RunStore
+
+CLEAN_AFTER = 5
+"""How often a step must have been seen to leave its world unchanged before that is expected of it."""
+
+LATEST = 10
+"""Runs of a workflow that are looked at, the newest first."""
+
+RECENT = 100
+"""Among how many runs, the newest of any workflow, these are looked for."""
+
+LEARN_AFTER = 3
+"""Finished runs before a plan is made by them: of fewer, one odd run is the median."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallStage:
+    """Model calls that were made at once: `calls` of them, and the seconds until the last had answered."""
+
+    op: OpId
+    calls: int
+    prefill: float
+    output: float
+    seconds: float
+
+
+class Observed:
+    """The medians of what was recorded; None of what was not."""
+
+    def __init__(self, ops: Iterable[OpRecord], llm: Iterable[LLMRecord] = ()) -> None:
+        steps: dict[str, list[float]] = defaultdict(list)
+        changed: dict[str, list[bool]] = defaultdict(list)
+        widths: dict[OpId, list[int]] = defaultdict(list)
+        seals: list[float] = []
+        for row in ops:
+            if row.status is not OpStatus.DONE or row.reused_from is not None:
+                continue
+            if row.kind is OpKind.RUN and row.step is not None:
+                steps[row.step].append(max(0.0, row.ended_at - row.started_at))
+                if row.snapshot_out is not None:  # one that nothing sealed says neither
+                    changed[row.step].append(row.snapshot_in != row.snapshot_out)
+                if "seal_ms" in row.attrs:
+                    seals.append(float(row.attrs["seal_ms"]) / 1000)
+            elif row.kind is OpKind.FORK and row.result_json is not None:
+                widths[row.op_id].append(int(codec.decode(row.result_json)["children"]))
+        self._steps = {name: median(found) for name, found in steps.items()}
+        self._clean = {name for name, found in changed.items() if len(found) >= CLEAN_AFTER and not any(found)}
+        self._widths = {op: max(found) for op, found in widths.items()}
+        self._seal_s = median(seals) if seals else None
+        self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
+        for stage in call_stages(llm):
+            self._stages[stage.op].append(stage)
+
+    def step_s(self, step: str) -> float | None:
+        return self._steps.get(step)
+
+    def calls(self, op: OpId) -> CallStage | None:
+        found = self._stages.get(op)
+        if not found:
+            return None
+        return CallStage(
+            op,
+            round(median(stage.calls for stage in found)),
+            median(stage.prefill for stage in found),
+            median(stage.output for stage in found),
+            median(stage.seconds for stage in found),
+        )
+
+    def width(self, fork: OpId) -> int | None:
+        return self._widths.get(fork)
+
+    def seal_s(self) -> float | None:
+        return self._seal_s
+
+    def clean(self, step: str) -> bool:
+        return step in self._clean
+
+
+def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:
+    """The stages of runs, in the order in which each began."""
+    together: dict[tuple[RunId, OpId, object], list[LLMRecord]] = defaultdict(list)
+    for row in llm:
+        if row.reused_from is None:
+            stage = codec.decode(row.tags_json).get("compound_stage")
+            together[row.run_id, row.op_id, row.key if stage is None else stage].append(row)
+    found = [(min(row.started_at for row in rows), _stage(rows)) for rows in together.values()]
+    return [stage for _, stage in sorted(found, key=lambda pair: pair[0])]
+
+
+def _stage(rows: Sequence[LLMRecord]) -> CallStage:
+    results: list[ChatResult] = [codec.decode(row.result_json) for row in rows]
+    took = max(row.ended_at for row in rows) - min(row.started_at for row in rows)
+    return CallStage(
+        rows[0].op_id,
+        len(rows),
+        fmean(result.prompt_tokens for result in results),
+        float(median(result.completion_tokens for result in results)),
+        max(0.0, took),
+    )
+
+
+async def observed(store: RunStore, workflow: str, *, but: RunId | None = None) -> Observed:
+    """From the latest runs of that workflow, one of them left out if wanted."""
+    return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
+
+
+async def learned(store: RunStore, workflow: str) -> Observed:
+    """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few."""
+    runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
+    return await _observed(store, runs if len(runs) >= LEARN_AFTER else ())
+
+
+async def _latest(store: RunStore, workflow: str) -> list[RunRecord]:
+    return [run for run in await store.runs(RECENT) if run.workflow == workflow]
+
+
+async def _observed(store: RunStore, runs: Sequence[RunRecord]) -> Observed:
+    ops: list[OpRecord] = []
+    llm: list[LLMRecord] = []
+    for run in runs[:LATEST]:
+        ops += await store.ops(run.id)
+        llm += await store.llm(run.id)
+    return Observed(ops, llm)

@@ -1,0 +1,158 @@
+"""Never twice: finding what was computed before in an equal state, and putting its change onto a branch.
+
+**The big idea.** An operation that is declared deterministic has a lineage key: a digest of its code, its inputs, the
+content of the world that it begins in, and a print of what else it can see (`prints.py`). Equal keys, equal results:
+in another branch, in another run, after a crash. What was computed stands in the journal; a hit commits a row that
+names its source, and stacks the source's layers onto the branch.
+
+Lookup goes by levels. Those that stand ask for the exact state, of this run and then of all. Another will ask for the
+state that an operation *read*; its place is `Reuse.levels`, and a `Question` says all that it needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot, SnapshotId
+from ramify.runtime import codec
+from ramify.runtime.errors import WrongReuse
+from ramify.runtime.flights import Flights
+from ramify.runtime.journal import Journal
+from ramify.runtime.pins import Pins
+from ramify.runtime.records import OpRecord
+from ramify.runtime.store import RunStore
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is about to be computed, and where. `operation` is a digest of all but the world's state."""
+
+    operation: str
+    state: Snapshot
+
+    @property
+    def lineage_key(self) -> str:
+        return codec.digest([self.operation, self.state.content_key])
+
+
+class Sampler:
+    """The checking mode: which hits are computed again all the same."""
+
+    def __init__(self, share: float, chance: random.Random | None = None) -> None:
+        self._share = share
+        self._chance = chance or random.Random()
+
+    def hit(self) -> bool:
+        """Whether to check the hit at hand."""
+        return self._share > 0 and self._chance.random() < self._share
+
+
+class Level(Protocol):
+    """One way to find what answers a question."""
+
+    async def find(self, question: Question) -> OpRecord | None: ...
+
+
+class OwnRun:
+    """What this run has computed in a state of equal content: most of what branches share, and no question asked of
+    the database."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    async def find(self, question: Question) -> OpRecord | None:
+        return self._journal.computed(question.lineage_key)
+
+
+class ExactState:
+    """What any run has computed in a state of equal content."""
+
+    def __init__(self, store: RunStore) -> None:
+        self._store = store
+
+    async def find(self, question: Question) -> OpRecord | None:
+        return await self._store.reusable(question.lineage_key)
+
+
+class Reuse:
+    """The reuse of one run. `environment`: the print of its worlds; None where no print covers what they see.
+
+    `check` says which hits are computed again and compared.
+    """
+
+    def __init__(
+        self,
+        store: RunStore,
+        journal: Journal,
+        snapshots: SnapshotStore,
+        locks: Path,
+        environment: str | None,
+        check: Sampler,
+    ) -> None:
+        self.environment = environment
+        self.pins = Pins(locks)
+        self.levels: Sequence[Level] = (OwnRun(journal), ExactState(store))
+        self._snapshots = snapshots
+        self.flights = Flights(locks)
+        self.to_be_checked = check.hit
+
+    def close(self) -> None:
+        self.flights.close()
+
+    def alone(self, question: Question) -> AbstractAsyncContextManager[None]:
+        """Nobody else computes the answer inside: ask then whether somebody has."""
+        return self.flights.alone(question.lineage_key)
+
+    async def find(self, question: Question) -> OpRecord | None:
+        """The row that answers, None where it must be computed. Hold a pin from here to the commit that names it."""
+        for level in self.levels:
+            if (found := await level.find(question)) is not None:
+                return found
+        return None
+
+    async def applied(self, source: OpRecord, onto: Snapshot) -> Snapshot | None:
+        """The state after taking `source` over in a state of equal content; None where its snapshots are gone.
+
+        Costs the layers that the source added, not what they hold. What is stacked is not flushed: the commit of the
+        row that names it does that, once for all that commit together.
+        """
+        if source.snapshot_out is None or source.snapshot_in is None:
+            return None
+        if source.snapshot_out == source.snapshot_in:
+            return onto
+        return await asyncio.to_thread(self._stacked, source.snapshot_in, source.snapshot_out, onto)
+
+    def _stacked(self, before: SnapshotId, after: SnapshotId, onto: Snapshot) -> Snapshot | None:
+        try:
+            theirs = self._snapshots.get(after)
+            if before == onto.id:
+                return theirs
+            if not onto.layers:
+                return None  # a stand-in for a state that is lost
+            stacked = self._snapshots.graft(onto, self._snapshots.get(before), theirs, flush=False)
+        except (SnapshotNotFound, SnapshotCorrupt):
+            return None
+        return stacked if stacked is not None and stacked.content_key == theirs.content_key else None
+
+
+def compare(source: OpRecord, what: str, result_digest: str, was: Snapshot | None, now: Snapshot | None) -> None:
+    """Hold what was computed again against what was taken for equal. Raises `WrongReuse`."""
+    differs = []
+    if source.result_digest != result_digest:
+        differs.append("its result")
+    if was is not None and now is not None and was.content_key != now.content_key:
+        differs.append("what it leaves in the world")
+    if differs:
+        raise WrongReuse(
+            f"{what} was declared to be reusable, but computed again it differs from row "
+            f"{source.run_id}#{source.seq} in {' and in '.join(differs)}: it depends on something else than its "
+            "arguments and its world. Make it deterministic, or take reuse=True away"
+        )

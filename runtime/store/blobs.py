@@ -1,0 +1,134 @@
+"""Long texts by content, in and out of the database: each once, those that grow against what they grew from."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, select
+
+from ramify.runtime.records import RunId
+from ramify.runtime.store import rows, tables
+from ramify.runtime.store.packing import Digest, Packed, pack, to_bytes, unpack
+
+_RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # whose last texts are at hand, how many of each, and of how many bytes
+_AT_ONCE = 500  # names in one query: SQLite takes 32766, PostgreSQL 65535
+
+
+class Recent:
+    """The last texts that each run named: new ones are written against them. Used by the committing thread alone.
+
+    Only what a committed row of the same run names may be a base: it is there for as long as the run is.
+    """
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[RunId, OrderedDict[Digest, bytes]] = OrderedDict()
+
+    def packed(self, run: RunId | None, text: str) -> tuple[Digest, Packed]:
+        name = rows.digest(text)
+        there = self._runs.get(run) if run is not None else None
+        if not there or len(text) < tables.LONG:
+            return name, Packed(text)
+        return name, pack(text, to_bytes(text), reversed(there.items()))
+
+    def named(self, run: RunId | None, texts: Iterable[str]) -> None:
+        """Rows of that run that name these are durable."""
+        if run is None:
+            return
+        there = self._runs.setdefault(run, OrderedDict())
+        self._runs.move_to_end(run)
+        for text in texts:
+            if tables.LONG <= len(text) <= _LONGEST:
+                name = rows.digest(text)
+                there[name] = to_bytes(text)
+                there.move_to_end(name)
+        while len(there) > _TEXTS:
+            there.popitem(last=False)
+        while len(self._runs) > _RUNS:
+            self._runs.popitem(last=False)
+
+    def forget(self, run: RunId) -> None:
+        """A run begins, perhaps under the name of one that was deleted."""
+        self._runs.pop(run, None)
+
+
+def row(name: Digest, packed: Packed) -> dict[str, Any]:
+    whole = packed.base is None
+    return {
+        "digest": name,
+        "text": packed.text,
+        "base": packed.base,
+        "keep": None if whole else packed.keep,
+        "tail": None if whole else packed.tail,
+    }
+
+
+def load(connection: Connection, names: Collection[Digest]) -> dict[Digest, str]:
+    """Raises `KeyError` for a text that is not there."""
+    return unpack(names, family(connection, names))
+
+
+def family(connection: Connection, names: Collection[Digest]) -> dict[Digest, Packed]:
+    """These, and all that they are written against. Mostly the bases are among them: one query is enough then."""
+    found: dict[Digest, Packed] = {}
+    _fetch(connection, _THESE, names, found)
+    missing = {one.base for one in found.values() if one.base is not None} - found.keys()
+    while missing:
+        _fetch(connection, _CHAINS, sorted(missing)[:_AT_ONCE], found)
+        missing = {name for name in missing if name not in found}
+    return found
+
+
+def _fetch(connection: Connection, query: Any, names: Collection[Digest], found: dict[Digest, Packed]) -> None:
+    ordered = sorted(names)
+    for at in range(0, len(ordered), _AT_ONCE):
+        some = ordered[at : at + _AT_ONCE]
+        there: list[Row[Any]] = list(connection.execute(query, {"names": some}))
+        found |= {one.digest: _packed(one) for one in there}
+        if query is _CHAINS and (lost := set(some) - found.keys()):
+            raise KeyError(f"blob {min(lost)}")
+
+
+def _packed(one: Row[Any]) -> Packed:
+    return Packed(one.text) if one.base is None else Packed("", one.base, one.keep, bytes(one.tail))
+
+
+def _chains() -> Any:
+    """The texts of `names` with their bases, and their bases' bases."""
+    blobs = tables.blobs
+    start = select(blobs.c.digest, blobs.c.base).where(blobs.c.digest.in_(bindparam("names", expanding=True)))
+    chain = start.cte("chain", recursive=True)
+    chain = chain.union(select(blobs.c.digest, blobs.c.base).join(chain, blobs.c.digest == chain.c.base))
+    return select(blobs).where(blobs.c.digest.in_(select(chain.c.digest)))
+
+
+_CHAINS = _chains()
+_THESE = select(tables.blobs).where(tables.blobs.c.digest.in_(bindparam("names", expanding=True)))
+
+
+def drop_unused(connection: Connection, named: Collection[Digest], columns: Iterable[Any]) -> None:
+    """Delete those of these texts, and of what they are written against, that nothing stands on any more.
+
+    `columns`: all that name a text.
+    """
+    candidates = family(connection, named)
+    kept: set[Digest] = set()
+    ordered = sorted(candidates)
+    for at in range(0, len(ordered), _AT_ONCE):
+        some = ordered[at : at + _AT_ONCE]
+        for column in columns:
+            kept.update(connection.execute(select(column).where(column.in_(some))).scalars())
+    blobs = tables.blobs
+    for name, base in connection.execute(select(blobs.c.digest, blobs.c.base).where(blobs.c.base.is_not(None))):
+        if base in candidates and name not in candidates:
+            kept.add(base)
+    waiting = list(kept)
+    while waiting:
+        base_of = candidates[waiting.pop()].base
+        if base_of is not None and base_of not in kept:
+            kept.add(base_of)
+            waiting.append(base_of)
+    unused = sorted(candidates.keys() - kept)
+    for at in range(0, len(unused), _AT_ONCE):
+        connection.execute(blobs.delete().where(blobs.c.digest.in_(unused[at : at + _AT_ONCE])))

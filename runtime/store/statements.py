@@ -1,0 +1,106 @@
+"""What is written: statements for SQLite and PostgreSQL, run inside a transaction of the committer's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import CompoundSelect, Connection, Table, Update, select, union
+from sqlalchemy.dialects import postgresql, sqlite
+
+from ramify.runtime.errors import RunNotFound, StoreError
+from ramify.runtime.records import (
+    LEGAL_TRANSITIONS,
+    EffectRecord,
+    OpStatus,
+    RunId,
+    RunStatus,
+    RunUpdate,
+)
+from ramify.runtime.store import blobs, rows, tables
+from ramify.runtime.store.packing import Packed
+
+BLOB_COLUMNS = tuple(table.c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names)
+
+_SETTLING = ("status", "result_blob", "intended_at", "settled_at", "note")
+
+
+def insert(connection: Connection, table: Table) -> Any:
+    """An insert that can say what to do on a conflict: the two databases agree on that."""
+    dialect: Any = postgresql if connection.dialect.name == "postgresql" else sqlite
+    return dialect.insert(table)
+
+
+def put(connection: Connection, table: Table, values: Sequence[dict[str, Any]]) -> None:
+    if values:
+        connection.execute(table.insert(), values)
+
+
+def put_blobs(connection: Connection, packed: Mapping[str, Packed]) -> None:
+    """Those that are not there yet, in one order for all writers: two that put the same ones do not deadlock."""
+    if packed:
+        values = [blobs.row(name, packed[name]) for name in sorted(packed)]
+        connection.execute(insert(connection, tables.blobs).on_conflict_do_nothing(), values)
+
+
+def put_effects(connection: Connection, effects: Sequence[EffectRecord]) -> None:
+    """A new row, or what became of one that is there."""
+    for effect in effects:
+        new = insert(connection, tables.effects).values(rows.effect_row(effect))
+        changing = {name: new.excluded[name] for name in _SETTLING}
+        connection.execute(new.on_conflict_do_update(index_elements=["run_id", "key"], set_=changing))
+
+
+def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: Callable[[], float]) -> None:
+    """Raises `RunNotFound`; `StoreError` for an illegal change of status. A run that goes on loses its error."""
+    table = tables.runs
+    values: dict[str, object] = {"updated_at": clock() if change.updated_at is None else change.updated_at}
+    if change.status is not None:
+        _check_transition(connection, run_id, change.status)
+        values["status"] = change.status
+        if change.status is RunStatus.RUNNING:
+            values["error"] = None
+    for name in ("error", "consumed_s", "deadline_s"):
+        if (value := getattr(change, name)) is not None:
+            values[name] = value
+    if change.result_json is not None:
+        values["result_blob"] = rows.digest(change.result_json)
+    if connection.execute(table.update().where(table.c.id == run_id).values(values)).rowcount == 0:
+        raise no_run(run_id)
+
+
+def _check_transition(connection: Connection, run_id: RunId, status: RunStatus) -> None:
+    query = select(tables.runs.c.status).where(tables.runs.c.id == run_id).with_for_update()
+    found = connection.execute(query).scalar_one_or_none()
+    if found is None:
+        raise no_run(run_id)
+    before = RunStatus(found)
+    if status not in LEGAL_TRANSITIONS[before]:
+        raise StoreError(f"run {run_id} is {before}: it cannot become {status}")
+
+
+def delete_run(connection: Connection, run_id: RunId) -> None:
+    """Forget a run with all its rows, and the long texts that no other row names."""
+    if connection.dialect.name == "postgresql":  # nobody may put a blob, and not yet its row, meanwhile
+        connection.exec_driver_sql("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE")
+    named = {name for name in connection.execute(_blobs_of(run_id)).scalars() if name}
+    if connection.execute(tables.runs.delete().where(tables.runs.c.id == run_id)).rowcount == 0:
+        raise no_run(run_id)
+    blobs.drop_unused(connection, named, BLOB_COLUMNS)
+
+
+def undo(run_id: RunId, after: int) -> Update:
+    """The rows with a higher number that are DONE become UNDONE."""
+    ops = tables.ops
+    later = (ops.c.run_id == run_id, ops.c.seq > after, ops.c.status == OpStatus.DONE)
+    return ops.update().where(*later).values(status=OpStatus.UNDONE)
+
+
+def no_run(run_id: RunId) -> RunNotFound:
+    return RunNotFound(f"no run {run_id}: `ramify ls` lists the runs")
+
+
+def _blobs_of(run_id: RunId) -> CompoundSelect[Any]:
+    """The names of all blobs that rows of this run name."""
+    owner = {table: table.c.id if table is tables.runs else table.c.run_id for table in rows.BLOBS}
+    return union(*(select(column).where(owner[column.table] == run_id) for column in BLOB_COLUMNS))

@@ -1,0 +1,1 @@
+"""Worlds in containers of a Docker Engine on this machine."""

@@ -1,0 +1,109 @@
+"""The host's end of a container's life: its agent's socket, and the container that goes with it.
+
+The host listens on a socket in the world's own folder, the agent connects to it from inside. So frames go straight
+from process to process, and never through the engine; and a host that ends closes the socket, upon which the agent
+ends and, with its first process, the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+
+from ramify.sandboxes.docker import cgroup
+from ramify.sandboxes.docker.engine import End, Engine, Plan
+from ramify.sandboxes.docker.inside import SOCKET
+from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.forking import to_the_end
+from ramify.sandboxes.helper import AgentLink
+
+PATIENCE_S = 30.0  # with a container that should come up
+LOOK_S = 0.25  # how often we look whether it still runs meanwhile
+END_S = 5.0  # how long a world that was hung up on may take to end
+
+
+class ContainerLink(AgentLink):
+    """An agent's link whose other end is a container's first process."""
+
+    def __init__(self, engine: Engine, container: str, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]):
+        self._reader, self._writer = streams
+        self._engine, self.container = engine, container
+        self.pid = 0
+        self._ending: asyncio.Future[End] | None = None
+
+    async def out_of_memory(self) -> int:
+        return cgroup.out_of_memory(self.pid)
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError):
+            await self._writer.wait_closed()
+        await self._end()
+
+    async def _end(self) -> End:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(asyncio.to_thread(self._engine.end, self.container, END_S))
+        return await asyncio.shield(self._ending)
+
+    async def _obituary(self) -> str:
+        return f"{_told(await self._end())}; start from its last snapshot again"
+
+
+async def launch(engine: Engine, plan: Plan, private: Path) -> ContainerLink:
+    """Start the container and take its agent's call, to be sent its `Start`. Raises `WorldStartFailed`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        _listen(listening, private)
+        try:
+            await to_the_end(asyncio.to_thread(engine.start, plan))
+            sock = await _accept(listening, engine, plan.name)
+        except BaseException:
+            await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+            raise
+        (private / Path(SOCKET).name).unlink()
+    try:
+        link = ContainerLink(engine, plan.name, await asyncio.open_unix_connection(sock=sock))
+        link.pid = await asyncio.to_thread(engine.pid, plan.name)
+    except BaseException:
+        sock.close()
+        await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+        raise
+    return link
+
+
+def _listen(listening: socket.socket, private: Path) -> None:
+    """By way of /proc: a socket's address holds a hundred bytes, which a deep folder's path may not fit in."""
+    folder = os.open(private, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listening.bind(f"/proc/self/fd/{folder}/{Path(SOCKET).name}")
+    finally:
+        os.close(folder)
+    listening.listen(1)
+    listening.setblocking(False)
+
+
+async def _accept(listening: socket.socket, engine: Engine, container: str) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    call = asyncio.ensure_future(loop.sock_accept(listening))
+    deadline = loop.time() + PATIENCE_S
+    try:
+        while True:
+            done, _ = await asyncio.wait({call}, timeout=LOOK_S)
+            if done:
+                return call.result()[0]
+            if loop.time() > deadline or not await asyncio.to_thread(engine.pid, container):
+                end = await asyncio.to_thread(engine.end, container, 0.1)
+                raise WorldStartFailed(f"a container was started, but its agent did not call: {_told(end)}")
+    finally:
+        call.cancel()
+        await asyncio.wait({call})
+
+
+def _told(end: End) -> str:
+    code = end.exit_code - 128 if end.exit_code > 128 else 0
+    how = f"by {signal.Signals(code).name}" if code in set(signal.Signals) else f"with exit code {end.exit_code}"
+    why = " (it was out of memory)" if end.out_of_memory else ""
+    return f"the container's first process ended {how}{why}" + (f": {end.last_words}" if end.last_words else "")

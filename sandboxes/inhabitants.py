@@ -1,0 +1,308 @@
+"""What lives in a world: its shell and all that runs beside it, in one loop. Stdlib only: the agent is built on it.
+
+One thread: `_turn` waits for whatever comes first (the host, the shell's output, a child's end) and everything else
+is written on top of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from ramify.sandboxes import processes, rlimits
+from ramify.sandboxes.namespaces import kernel
+from ramify.sandboxes.output import CHUNK, Output
+from ramify.sandboxes.safety import confine, limits
+from ramify.sandboxes.safety.watchdog import Watchdog
+from ramify.sandboxes.shell import CONTROL, Shell
+from ramify.sandboxes.shellstate import NAME, Kept, Report
+from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids, named_pipe
+from ramify.sandboxes.tiers.sessions import Sessions
+from ramify.sandboxes.wire import Cancel, Link, Message, Ran, Run, Start
+
+KILLED = 128 + signal.SIGKILL
+
+
+class Tree(Protocol):
+    """The mount that comes and goes at a seal; a plain folder has none."""
+
+    def attach(self, *, outside: bool) -> None: ...
+
+    def detach(self, *, outside: bool) -> bool: ...
+
+    def folder(self) -> int:
+        """A new descriptor of the world's own folder, where what it writes lies."""
+        ...
+
+    def reach(self, path: str) -> str:
+        """A path of the host, below the store or the world's folder, as it is seen from inside."""
+        ...
+
+    @property
+    def pids(self) -> int:
+        """A descriptor of ns_last_pid."""
+        ...
+
+
+class Inhabitants:
+    """The shell, the commands that it runs, and every other process of the world."""
+
+    def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
+        self._start, self._link, self._tree = start, link, tree
+        self._host = host  # a pidfd of the host process
+        self._out, self._err = (Output(self._private(name), start.max_output) for name in ("out", "err"))
+        self._shell: Shell | None = None
+        self._known = b""  # the state of a shell that ended
+        self._began = b""  # the state of the first shell before its first command
+        self._limits = ""  # the shell's, when the last command had ended
+        self._alone = True  # no process but the shell lived when the last command had ended
+        self._watchdog = Watchdog(start.bounds, os.getpid(), tree.folder if tree is not None else None)
+        self._over = ""  # the limit that the world went over while the command under way ran
+        self._earlier = ""  # the same, while none did
+        self._inbox: list[Message] = []
+        self._gone = False
+        self._wake, wake_in = os.pipe()
+        for end in (self._wake, wake_in):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
+            self._poll.register(descriptor, select.POLLIN)
+        self._sessions = Sessions(start.private, self._poll)
+        self._criu: Criu | None = None
+        if start.criu and tree is not None:
+            self._criu = Criu(start.criu, start.private, Pids(tree.pids))
+            self._criu.pids.last = FIRST_PID
+
+    def _private(self, name: str) -> str:
+        return f"{self._start.private}/{name}"
+
+    # The loop
+
+    def _turn(self, timeout_s: float | None) -> None:
+        waits = [wait for wait in (timeout_s, self._watchdog.wait_s()) if wait is not None]
+        unread = self._shell.script if self._shell is not None and self._shell.waiting else None
+        if unread is not None:
+            self._poll.register(unread, select.POLLOUT)
+        events = self._poll.poll(max(0.0, min(waits) * 1000) if waits else None)
+        if unread is not None:
+            self._poll.unregister(unread)
+        for descriptor, _ in events:
+            if descriptor == self._out.read_end:
+                self._out.take()
+            elif descriptor == self._err.read_end:
+                self._err.take()
+            elif descriptor == self._wake:
+                os.read(self._wake, CHUNK)
+                self._reap()
+            elif descriptor == self._host:
+                self._gone = True
+            elif descriptor == self._link.sock.fileno():
+                message = self._link.receive()
+                if message is None:
+                    self._gone = True
+                else:
+                    self._inbox.append(message)
+            elif self._shell is not None and descriptor == self._shell.control:
+                self._shell.hear(os.read(descriptor, CHUNK))
+            elif self._shell is not None and descriptor == unread:
+                self._shell.push()
+            else:
+                self._sessions.turn(descriptor)
+        self._over = self._over or self._watchdog.look(self._shell.pid if self._shell is not None else -1)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._shell is not None and pid == self._shell.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self._shell.ended = code if code >= 0 else 128 - code
+
+    def _all(self) -> list[processes.Process]:
+        return processes.descendants(os.getpid())
+
+    def _others(self) -> list[processes.Process]:
+        shell = self._shell.pid if self._shell is not None else -1
+        return [p for p in self._all() if p.pid != shell]
+
+    def _count_others(self) -> int:
+        """The number of `_others`, without a walk through /proc where there are none.
+
+        The shell first: what loses its parent in between comes to us, and is seen in the second look.
+        """
+        shell = [] if self._shell is None else [self._shell.pid]
+        try:
+            lonely = not any(map(processes.children, shell)) and processes.children(os.getpid()) in ([], shell)
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+            lonely = False
+        return 0 if lonely else len(self._others())
+
+    # Commands
+
+    def _run(self, message: Run) -> Ran:
+        began = time.monotonic()
+        shell = self._living_shell()
+        self._end_what_is_over()
+        before = set() if self._alone else {p.key for p in self._others()}
+        stdin = "/dev/null"
+        if message.stdin:
+            stdin = self._private("stdin")
+            Path(stdin).write_bytes(message.stdin)
+        cwd = None if message.cwd is None else str(Path(self._start.tree, message.cwd))
+        self._out.begin()
+        self._err.begin()
+        self._watchdog.begin()
+        shell.ask(message.command, stdin=stdin, env=message.env, cwd=cwd)
+        deadline = None if message.timeout is None else began + message.timeout
+        ended = self._await_end(shell, deadline, cancellable=True)
+        over, self._over = self._over, ""
+        if not ended:
+            self._kill(lambda: processes.descendants(os.getpid(), spare=before))
+        if over and self._watchdog.still(over):
+            self._kill(self._all)  # it was not this command, or not it alone
+        timed_out = not ended and not over
+        code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
+        over = over or limits.met(self._start.bounds, code or 0)
+        earlier, self._earlier = self._earlier, ""
+        self._bury()
+        if message.stdin:
+            Path(stdin).unlink(missing_ok=True)
+        out, err = self._out.end(), self._err.end()
+        truncated = self._out.truncated or self._err.truncated
+        others = self._count_others()
+        self._alone = others == 0
+        duration = time.monotonic() - began
+        state = self._state()
+        return Ran(code or 0, out, err, duration, timed_out, truncated, state, self._began, others, over, earlier)
+
+    def _end_what_is_over(self) -> None:
+        """Where the world went over a limit while no command ran, end what earlier ones had left."""
+        if self._over:
+            self._earlier, self._over = self._over, ""
+            self._kill(self._others)
+
+    def _kill(self, select: Callable[[], list[processes.Process]]) -> None:
+        """Kill what `select` finds. PID 1 stops the whole namespace first, at once: what forks cannot outrun that."""
+        spared = []
+        if os.getpid() == 1:
+            spared = [p.key for p in self._all() if processes.stands_still(p)]
+            with contextlib.suppress(ProcessLookupError):  # there is none
+                os.kill(-1, signal.SIGSTOP)
+        processes.kill(select, self._reap)
+        if os.getpid() == 1:
+            for process in self._all():
+                if process.key not in spared:
+                    processes.send(process, signal.SIGCONT)
+
+    def _await_end(self, shell: Shell, deadline: float | None = None, *, cancellable: bool = False) -> bool:
+        """Whether the command ended by itself: not by its deadline, the host's wish, or the host's end."""
+        while shell.status is None and shell.ended is None:
+            if self._gone or (cancellable and (self._over or any(isinstance(m, Cancel) for m in self._inbox))):
+                return False
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._turn(left)
+        return True
+
+    def _living_shell(self) -> Shell:
+        self._bury()
+        if self._shell is None:
+            kept = self._kept()
+            self._shell = self._spawn_shell(kept)
+            self._poll.register(self._shell.control, select.POLLIN)
+            self._restore(self._shell, kept)
+        return self._shell
+
+    def _kept(self) -> Kept | None:
+        """What a new shell is to know: what the last one did, else what the snapshot kept."""
+        if self._known:
+            return Report.parse(self._known).kept(self._start.tree)
+        return Kept.decode(self._start.shell) if self._start.shell else None
+
+    def _restore(self, shell: Shell, kept: Kept | None) -> None:
+        """Bring back what the last shell knew; without one, learn what this one starts with."""
+        command = ":"
+        if kept is not None:
+            state = Path(self._private("state"))
+            state.write_bytes(kept.script(self._start.tree))
+            command = f"builtin source {shlex.quote(str(state))} >/dev/null 2>&1"
+        shell.recall(command)
+        if not self._await_end(shell) or shell.ended is not None:
+            raise EOFError(f"bash ended at once (exit {shell.ended})")
+        self._began = self._began or self._state()
+
+    def _state(self) -> bytes:
+        """What `Report` reads; empty where there never was a shell."""
+        shell = self._shell
+        if shell is None:
+            return self._known
+        with contextlib.suppress(ProcessLookupError):  # it ended since: the limits that it had before
+            self._limits = rlimits.told(shell.pid)
+        return shell.state + b"\0" + self._limits.encode()
+
+    def _bury(self) -> None:
+        """Let go of the shell if it has ended, and remember what it knew when its last whole command ended."""
+        shell = self._shell
+        if shell is None or shell.ended is None:
+            return
+        self._poll.unregister(shell.control)
+        os.close(shell.control)
+        os.close(shell.script)
+        self._known = shell.state + b"\0" + self._limits.encode()
+        self._shell = None
+
+    def _spawn_shell(self, kept: Kept | None) -> Shell:
+        script, script_in = named_pipe(self._private("script"))
+        control, control_in = named_pipe(self._private("control"))
+        pwd, env = self._start_place(), self._start_env()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                if self._criu is not None:
+                    kernel.adopt_orphans()  # so that all descend from the shell, and are dumped with it
+                elif os.getppid() != 1:
+                    kernel.die_with_parent()  # where no PID 1 takes it along
+                os.chdir(pwd)
+                for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
+                    os.dup2(source, target)
+                os.dup2(control_in, CONTROL)
+                for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
+                signal.set_wakeup_fd(-1)
+                os.umask(0o022)
+                rlimits.set_limits(kept.limits if kept is not None else {})
+                confine.enter(self._start.bounds, isolated=self._start.view is not None, filtered=self._criu is None)
+                os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
+            finally:
+                os._exit(127)
+        os.close(script)
+        os.close(control_in)
+        return Shell(pid, script_in, control, pwd)
+
+    def _start_place(self) -> str:
+        """Where a shell starts: where the last one stood, or as the snapshot says; else at the top of the tree."""
+        tree = self._start.tree
+        pwd = os.fsdecode(Report.parse(self._known).pwd) if self._known else ""
+        place = Path(pwd) if pwd else Path(tree, self._start.cwd)
+        return str(place) if place.is_dir() else tree
+
+    def _start_env(self) -> dict[str, str]:
+        if not self._known:
+            return self._start.env
+        unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
+        return unknown | Report.parse(self._known).environment  # bash hands on what it cannot name itself

@@ -1,0 +1,28 @@
+"""The limits that a shell sets itself (`ulimit`): read, and given to the next one. Stdlib only: the agent uses it."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Mapping, Sequence
+
+LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+
+
+def told(pid: int) -> str:
+    """The limits of a process, as `shellstate.Report` reads them. Raises `ProcessLookupError`."""
+    pairs = ((name, *resource.prlimit(pid, number)) for name, number in LIMITS.items())
+    return "".join(f"{name} {soft} {hard}\n" for name, soft, hard in pairs)
+
+
+def set_limits(limits: Mapping[str, Sequence[int]]) -> None:
+    """As a shell had them, where the world that it now begins in allows as much."""
+    for name, (soft, hard) in limits.items():
+        _, highest = resource.getrlimit(LIMITS[name])
+        hard, soft = _least(hard, highest), _least(soft, highest)
+        resource.setrlimit(LIMITS[name], (_least(soft, hard), hard))
+
+
+def _least(a: int, b: int) -> int:
+    if resource.RLIM_INFINITY in (a, b):
+        return b if a == resource.RLIM_INFINITY else a
+    return min(a, b)

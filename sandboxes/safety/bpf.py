@@ -1,0 +1,72 @@
+"""An assembler for classic BPF, the little machine that seccomp runs. Pure.
+
+A program reads one `struct seccomp_data` (call number, architecture, six 64-bit arguments) by 32-bit words and
+returns an action. Jumps go forward only, by at most 255 instructions: that a program ends is plain to see, and the
+kernel checks it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+INSTRUCTION = struct.Struct("HBBI")  # struct sock_filter: code, jump if true, jump if false, k
+
+LOAD = 0x20  # BPF_LD | BPF_W | BPF_ABS
+EQUAL = 0x15  # BPF_JMP | BPF_JEQ | BPF_K
+GREATER = 0x25  # BPF_JMP | BPF_JGT | BPF_K, unsigned
+ANY_BIT = 0x45  # BPF_JMP | BPF_JSET | BPF_K
+RETURN = 0x06  # BPF_RET | BPF_K
+
+NUMBER, ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
+
+
+def argument(index: int) -> int:
+    """The offset of an argument's low half. Both architectures that we know are little-endian."""
+    return 16 + 8 * index
+
+
+@dataclass(frozen=True)
+class Line:
+    code: int
+    k: int
+    target: str = ""  # of a jump: where it goes if its test holds
+
+
+@dataclass
+class Assembler:
+    lines: list[Line] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)
+
+    def load(self, offset: int) -> None:
+        self.lines.append(Line(LOAD, offset))
+
+    def jump(self, test: int, k: int, target: str) -> None:
+        """To `target` where the loaded word passes `test` with `k`; else on to the next line."""
+        self.lines.append(Line(test, k, target))
+
+    def answer(self, action: int, label: str = "") -> None:
+        """End with `action`; where others jump to, by `label`."""
+        if label:
+            self.label(label)
+        self.lines.append(Line(RETURN, action))
+
+    def label(self, name: str) -> None:
+        if name in self.labels:
+            raise ValueError(f"two places are called {name}")
+        self.labels[name] = len(self.lines)
+
+    def assemble(self) -> bytes:
+        """Raises `ValueError` for a jump that BPF has not: backwards, too far, to nowhere."""
+        return b"".join(
+            INSTRUCTION.pack(line.code, self._distance(at, line.target) if line.target else 0, 0, line.k)
+            for at, line in enumerate(self.lines)
+        )
+
+    def _distance(self, at: int, target: str) -> int:
+        if target not in self.labels:
+            raise ValueError(f"line {at} jumps to {target}, which is nowhere")
+        distance = self.labels[target] - at - 1
+        if not 0 <= distance <= 255:
+            raise ValueError(f"line {at} jumps to {target}, {distance} lines away: 0 to 255 can be told")
+        return distance

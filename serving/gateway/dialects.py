@@ -1,0 +1,131 @@
+"""OpenAI's three ways to ask for an answer, and what the gateway must understand of each one's stream.
+
+Everything else of an answer (tools, structured output, log-probabilities, usage) goes through as the engine said it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ramify.serving import refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one event of a stream brings."""
+
+    answers: bool = False  # something of the answer that a client can show, tool calls included
+    thinks: bool = False  # reasoning, which comes before it
+    text: str = ""  # the first choice's answer text
+    ends: bool = False  # nothing of the answer follows
+    cut: bool = False  # where it ends: by its limit
+    whole: bool = True  # where it ends: as the engine wanted it to, not by a failure of its own
+    refused: tuple[str, float | None] | None = None  # by the engine's own scheduler: why, and what it could do
+    failed: object = None  # the engine's own account of why it broke off
+    tokens: int | None = None  # generated in all, where it says so
+    prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One endpoint."""
+
+    path: str  # after /v1
+    prompt_field: str
+    read: Callable[[Mapping[str, object]], Piece]
+    last_is_whole: bool = False  # the last event holds the whole answer, and no [DONE] follows
+
+
+def _chat(chunk: Mapping[str, object]) -> Piece:
+    answers = thinks = False
+    text = ""
+    choices = _objects(chunk.get("choices"))
+    for choice in choices:
+        delta = choice.get("delta")
+        for name, value in delta.items() if isinstance(delta, Mapping) else ():
+            if not value or name == "role":
+                continue
+            if name in ("reasoning_content", "reasoning"):
+                thinks = True
+            else:
+                answers = True
+                if name == "content" and isinstance(value, str) and not choice.get("index"):
+                    text += value
+    return _piece(chunk, choices, answers=answers, thinks=thinks, text=text)
+
+
+def _text(chunk: Mapping[str, object]) -> Piece:
+    choices = _objects(chunk.get("choices"))
+    said = [text for c in choices if isinstance(text := c.get("text"), str) and text and not c.get("index")]
+    return _piece(chunk, choices, answers=any(c.get("text") for c in choices), thinks=False, text="".join(said))
+
+
+def _piece(
+    chunk: Mapping[str, object],
+    choices: list[Mapping[str, object]],
+    *,
+    answers: bool,
+    thinks: bool,
+    text: str,
+) -> Piece:
+    """What chat and text completions have in common."""
+    reasons = [reason for c in choices if (reason := c.get("finish_reason")) is not None]
+    made, read = usage_of(chunk)
+    return Piece(
+        answers=answers,
+        thinks=thinks,
+        text=text,
+        ends=bool(reasons),
+        cut="length" in reasons,
+        refused=refusal_of(choices) if reasons else None,
+        failed=chunk.get("error"),
+        tokens=made,
+        prompt_tokens=read,
+    )
+
+
+def _response(chunk: Mapping[str, object]) -> Piece:
+    kind = chunk.get("type")
+    kind = kind if isinstance(kind, str) else ""
+    if kind == "error" or (not kind and "error" in chunk):
+        return Piece(failed=chunk.get("error") or chunk.get("message") or "no reason given")
+    if kind in ("response.completed", "response.incomplete", "response.failed"):
+        response = chunk.get("response")
+        made, read = usage_of(response if isinstance(response, Mapping) else {})
+        cut = kind == "response.incomplete"
+        return Piece(ends=True, cut=cut, whole=kind != "response.failed", tokens=made, prompt_tokens=read)
+    if not kind.endswith(".delta"):
+        return Piece()
+    thinks = kind.startswith("response.reasoning")
+    delta = chunk.get("delta")
+    text = delta if kind == "response.output_text.delta" and isinstance(delta, str) else ""
+    return Piece(answers=not thinks, thinks=thinks, text=text)
+
+
+def refusal_of(answer: object) -> tuple[str, float | None] | None:
+    """Why the engine's scheduler did not do it, where it says so in a choice (refusal.py)."""
+    for choice in _objects(answer):
+        if (refused := refusal.from_line(choice.get("stop_reason"))) is not None:
+            return refused
+    return None
+
+
+def usage_of(body: Mapping[str, object]) -> tuple[int | None, int | None]:
+    """Tokens generated and tokens of the prompt, as an answer reports them."""
+    usage = body.get("usage")
+    if not isinstance(usage, Mapping):
+        return None, None
+    made = usage.get("completion_tokens", usage.get("output_tokens"))
+    read = usage.get("prompt_tokens", usage.get("input_tokens"))
+    return (made if isinstance(made, int) else None), (read if isinstance(read, int) else None)
+
+
+def _objects(value: object) -> list[Mapping[str, object]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+CHAT = Dialect("/chat/completions", "messages", _chat)
+TEXT = Dialect("/completions", "prompt", _text)
+RESPONSES = Dialect("/responses", "input", _response, last_is_whole=True)
+DIALECTS = (CHAT, TEXT, RESPONSES)

@@ -1,0 +1,78 @@
+"""uvicorn's HTTP protocol with an end to its patience: request heads that come too slowly, or do not end.
+
+uvicorn waits for a head as long as its sender likes, so a few thousand sockets that send a byte a minute would take
+every descriptor there is. What is no HTTP is answered as everything else is: by an error that OpenAI's clients read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ramify.serving.gateway import sse
+from ramify.serving.gateway.errors import ApiError, bad_request
+
+HEAD_S = 15.0
+MAX_HEAD = 512 * 1024  # of what has come before a head is whole; most of a packet may be the body that follows
+_SLOW = bad_request("head", f"the request's head was not whole within {HEAD_S:g} s", status=408)
+_LONG = bad_request("head", f"the request's head is longer than {MAX_HEAD} bytes", status=431)
+_NO_HTTP = bad_request("request", "this is no HTTP request, or its body is not as long as its head says")
+
+
+def _response(error: ApiError) -> bytes:
+    body = sse.encode(error.body())
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Answers 408 where a head has not come `HEAD_S` after its connection was made, or after it began."""
+
+    head_s = HEAD_S
+    _waits: asyncio.TimerHandle | None = None
+    _seen = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._came()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waits is not None:
+            self._seen += len(data)
+            if self._seen > MAX_HEAD:
+                self._refuse(_LONG)
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._waits is None:  # a further request of this connection
+            self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._came()
+        super().on_headers_complete()
+
+    def _wait(self) -> None:
+        self._seen = 0
+        self._waits = self.loop.call_later(self.head_s, self._refuse, _SLOW)
+
+    def _came(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_NO_HTTP)
+
+    def _refuse(self, error: ApiError) -> None:
+        self._came()
+        if not self.transport.is_closing():
+            self.transport.write(_response(error))
+            self.transport.close()

@@ -1,0 +1,125 @@
+"""The engines behind one gateway: which of them are up, how fast each is, and which one a call goes to.
+
+Calls wait in one queue before all replicas and are bound to one only when it has a free slot, so no call stands
+behind a slow replica while a fast one idles.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ramify.serving.gateway.estimates import Service, ServiceModel
+from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.policy.types import Capacity, RequestView
+
+_K = 2  # replicas compared for a call, of those with a free slot (the power of K choices)
+_BACKOFF_S = 0.5
+_BACKOFF_CAP_S = 30.0
+_AFFINITIES = 10_000  # remembered; the oldest go first
+_UNKNOWN_TOKENS = 128.0  # an answer's length where nothing is known: only the comparison needs it
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What can be asked of an engine beyond OpenAI's API."""
+
+    reads_tags: bool = False  # it reads our tags in `vllm_xargs`; most servers refuse fields that they do not know
+    can_resume: bool = False  # it goes on with an answer whose beginning it is given
+
+
+@dataclass
+class Replica:
+    """One engine, and what the gateway knows of it."""
+
+    index: int
+    slots: int
+    upstream: Upstream | None  # None while its process is being started again
+    traits: Traits = Traits()
+    alias: str | None = None  # what its engine calls its model, where that is ours to say
+    running: int = 0
+    model: ServiceModel = field(default_factory=ServiceModel)
+    down_until: float = 0.0
+    failures: int = 0  # in a row
+    restarts: int = 0
+
+    def up(self, now: float) -> bool:
+        return self.upstream is not None and now >= self.down_until
+
+    @property
+    def free(self) -> int:
+        return max(0, self.slots - self.running)
+
+    def lost(self, now: float) -> None:
+        """It failed a call: no more for a while, longer each time in a row."""
+        self.failures += 1
+        self.down_until = now + min(_BACKOFF_CAP_S, _BACKOFF_S * 2 ** (self.failures - 1))
+
+    def answered(self, seen: Service) -> None:
+        self.failures, self.down_until = 0, 0.0
+        self.model.observe(seen)
+
+    def expected_s(self, call: RequestView) -> float:
+        """Until the call's answer is whole, were it to start here now."""
+        step = self.model.step
+        tokens = call.sketch.quantile(0.5, call.generated) if call.sketch else _UNKNOWN_TOKENS
+        context = (call.prompt_tokens + call.generated) * (self.running + 1)
+        return (step.step_ms(self.running + 1, context) * tokens + step.per_prefill_ms * call.to_prefill) / 1000
+
+
+class Replicas:
+    """All of them. Raises ValueError without any."""
+
+    def __init__(self, replicas: Sequence[Replica], *, seed: int = 0) -> None:
+        if not replicas:
+            raise ValueError("a gateway needs an engine")
+        self.all = tuple(replicas)
+        self._rng = random.Random(seed)
+        self._homes: OrderedDict[str, int] = OrderedDict()
+
+    def usable(self, now: float) -> list[Replica]:
+        """Those that are up; where none is, those that have a process at all: their error is the answer then."""
+        return [r for r in self.all if r.up(now)] or [r for r in self.all if r.upstream is not None]
+
+    def capacity(self, now: float, *, can_cancel: bool = True) -> Capacity:
+        """All that are up as one engine, as fast as the fastest: refusals rest on what is possible, not likely."""
+        here = self.usable(now)
+        fastest = min(here or self.all, key=lambda r: r.model.step.step_ms(1, 0))
+        return Capacity(
+            slots=sum(r.slots for r in here),
+            running=sum(r.running for r in here),
+            step=fastest.model.step,
+            can_preempt=bool(here) and all(r.traits.can_resume for r in here),
+            can_cancel=can_cancel,
+        )
+
+    def place(self, call: RequestView, now: float, affinity: str | None, avoid: frozenset[int]) -> Replica | None:
+        """A replica with a free slot: its siblings' or its prefix's where that is one, else the better of a few.
+
+        None where there is none. `avoid` are those that have failed this call; they serve where nothing else does.
+        """
+        free = [r for r in self.usable(now) if r.free]
+        free = [r for r in free if r.index not in avoid] or free
+        if not free:
+            return None
+        home = self._homes.get(affinity) if affinity else None
+        chosen = next((r for r in free if r.index == home), None)
+        if chosen is None:
+            some = free if len(free) <= _K else self._rng.sample(free, _K)
+            chosen = min(some, key=lambda r: (r.expected_s(call), r.running / r.slots, r.index))
+        if affinity:
+            self.remember(affinity, chosen)
+        return chosen
+
+    def remember(self, affinity: str, home: Replica) -> None:
+        """Calls with this affinity are best there from now on."""
+        self._homes[affinity] = home.index
+        self._homes.move_to_end(affinity)
+        while len(self._homes) > _AFFINITIES:
+            self._homes.popitem(last=False)
+
+    def wakes_at(self, now: float) -> float | None:
+        """When one that is down may be tried again."""
+        return min((r.down_until for r in self.all if r.upstream is not None and r.down_until > now), default=None)

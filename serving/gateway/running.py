@@ -1,0 +1,172 @@
+"""The parts of a running gateway, started in order and stopped in the other: engines, then the server before them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import uvicorn
+
+from ramify.serving import models
+from ramify.serving.engine.local import LocalEngine
+from ramify.serving.engine.types import Engine, EngineKind, EngineSpec
+from ramify.serving.engine.vllm import VllmEngine
+from ramify.serving.errors import EngineFailed
+from ramify.serving.gateway.app import create_gateway
+from ramify.serving.gateway.core import Gateway
+from ramify.serving.gateway.patience import PatientProtocol
+from ramify.serving.gateway.replicas import Replica, Traits
+from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings
+from ramify.serving.gateway.supervisor import Supervised
+from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.policy.types import Policy
+
+_QUEUE_INSIDE = 1024  # calls at once into an engine that runs our policy: it must see what waits, to order it
+_CLOSE_S = 5  # for connections to close once every call has ended
+
+Behind = Replica | Supervised
+
+
+async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tuple[list[Behind], dict[int, Path]]:
+    """One replica for each engine; those of ours are started. Also the sockets of those that take new sketches.
+
+    Raises ModelMissing, EngineFailed.
+    """
+    behind: list[Behind] = []
+    sockets: dict[int, Path] = {}
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="ramify-serve-")))
+    for index, spec in enumerate(settings.engines):
+        if spec.kind is EngineKind.URL:
+            upstream = Upstream(spec.url, key=settings.upstream_key, hang_s=settings.hang_s)
+            traits = Traits(settings.forward_xargs, settings.can_resume)
+            behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
+        else:
+            if spec.kind is EngineKind.VLLM:
+                sockets[index] = folder / f"engine-{index}.sock"
+            make, traits = _maker(spec, settings, sockets.get(index))
+            slots = _QUEUE_INSIDE if spec.kind is EngineKind.VLLM else None
+            behind.append(await stack.enter_async_context(Supervised(index, make, traits, slots=slots)))
+    return behind, sockets
+
+
+async def start_server(
+    stack: AsyncExitStack,
+    listener: socket.socket,
+    settings: GatewaySettings,
+    policy: Policy,
+    behind: Sequence[Behind],
+    sockets: Mapping[int, Path],
+) -> Gateway:
+    """Serve at `listener` until the stack is left, which first lets calls in progress end."""
+
+    class Server(uvicorn.Server):
+        """Signals are the business of whoever runs this loop."""
+
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            up.set()
+
+    up = asyncio.Event()
+    replicas = [one.replica if isinstance(one, Supervised) else one for one in behind]
+    app = create_gateway(replicas, policy=policy, api_keys=settings.api_keys)
+    gateway: Gateway = app.state.gateway
+    gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
+    if settings.analyzer:
+        await _start_analyzer(stack, settings, listener.getsockname()[1], gateway, sockets)
+    for one in behind:
+        if isinstance(one, Supervised):
+            one.changed, one.restarted = gateway.admission.decide, gateway.metrics.restarted
+    server = Server(
+        uvicorn.Config(
+            app,
+            http=PatientProtocol,
+            ws="none",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+    )
+    running = asyncio.create_task(server.serve(sockets=[listener]))
+
+    async def stop() -> None:
+        await gateway.drain(settings.drain_s)
+        server.should_exit = True
+        await running
+
+    stack.push_async_callback(stop)
+    started = asyncio.create_task(up.wait())
+    await asyncio.wait({started, running}, return_when=asyncio.FIRST_COMPLETED)
+    started.cancel()
+    if not up.is_set():
+        await running  # raises why
+    return gateway
+
+
+async def _start_analyzer(
+    stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway, sockets: Mapping[int, Path]
+) -> None:
+    """The analyzer's process; what it has learnt is kept for the next gateway on this port. Raises AnalyzerDown."""
+    try:
+        from ramify.serving.analyzer.client import AnalyzerClient
+        from ramify.serving.analyzer.supervisor import Supervisor
+        from ramify.serving.gateway.analysis import Analysis
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("ramify"):
+            raise
+        raise EngineFailed(f"the analyzer needs {error.name}: run pip install 'ramify[serve]'") from error
+
+    analyzer = await stack.enter_async_context(Supervisor(settings.home / "analyzer" / str(port)))
+    client = AnalyzerClient(analyzer.socket)
+    gateway.analysis = Analysis(client, gateway.admission.decide, sockets=sockets)
+
+
+def _report(new_sketches: Path) -> Path:
+    """Beside an engine's socket: the file in which it keeps what it moved."""
+    return new_sketches.with_suffix(".json")
+
+
+def _maker(
+    spec: EngineSpec, settings: GatewaySettings, new_sketches: Path | None
+) -> tuple[Callable[[], Engine], Traits]:
+    """How to start an engine of ours, and what can be asked of it. Raises ModelMissing."""
+    name = settings.model or models.DEFAULT
+    weights = models.locate(settings.home, name)
+
+    def local() -> Engine:
+        return LocalEngine(
+            weights,
+            alias=name,
+            slots=settings.slots or 1,
+            prompt_cache=settings.prompt_cache,
+            log=settings.engine_log,
+        )
+
+    def vllm() -> Engine:
+        assert new_sketches is not None
+        options: dict[str, object] = {
+            "policy": settings.policy,
+            "socket": str(new_sketches),
+            "report": str(_report(new_sketches)),
+        }
+        if settings.trace is not None:
+            options["trace"] = str(settings.trace.absolute())
+        return VllmEngine(
+            weights,
+            alias=name,
+            slots=settings.slots or 8,
+            scheduler_options=options,
+            log=settings.engine_log,
+        )
+
+    if spec.kind is EngineKind.VLLM:  # which breaks off and goes on by itself, and knows better when
+        return vllm, Traits(reads_tags=True)
+    return local, Traits(can_resume=settings.can_resume)

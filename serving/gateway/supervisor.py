@@ -1,0 +1,99 @@
+"""Engine processes of our own behind replicas: started, watched, and started again when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Self
+
+from ramify.serving.engine.types import Engine
+from ramify.serving.errors import EngineFailed
+from ramify.serving.gateway.logs import log
+from ramify.serving.gateway.replicas import Replica, Traits
+from ramify.serving.gateway.upstream import Upstream
+
+_BACKOFF_S = 0.5
+_BACKOFF_CAP_S = 30.0
+_STEADY_S = 60.0  # an engine that has lived so long starts its next life without a wait
+
+
+class Supervised:
+    """One engine, for as long as this is entered. `replica` has its present process's address, or none.
+
+    Entering raises EngineFailed where the first start fails: then something is wrong that no second one mends.
+    `slots`: calls that are let in at once, where that is not for the engine to say. `changed` is called when the
+    replica has come or gone, `restarted` with its index for each new life.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        make: Callable[[], Engine],
+        traits: Traits,
+        *,
+        slots: int | None = None,
+        changed: Callable[[], None] = lambda: None,
+        restarted: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.replica = Replica(index, slots or 1, None, traits)
+        self._own_slots = slots is None
+        self.changed = changed
+        self.restarted = restarted
+        self._make = make
+        self._life = AsyncExitStack()
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        engine = await self._start()
+        self._watch = asyncio.create_task(self._keep(engine))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self._end()
+
+    async def _start(self) -> Engine:
+        engine = await self._life.enter_async_context(self._make())
+        if self._own_slots:
+            self.replica.slots = engine.slots
+        self.replica.alias = engine.alias
+        self.replica.upstream = Upstream(engine.base_url)
+        self.replica.failures, self.replica.down_until = 0, 0.0
+        self.changed()
+        return engine
+
+    async def _end(self) -> None:
+        """Of one life. Calls that are in it break by themselves: their connections are gone."""
+        upstream, self.replica.upstream = self.replica.upstream, None
+        life, self._life = self._life, AsyncExitStack()
+        await life.aclose()
+        if upstream is not None:
+            await upstream.aclose()
+
+    async def _keep(self, engine: Engine) -> None:
+        loop, index = asyncio.get_running_loop(), self.replica.index
+        pause = 0.0
+        while True:
+            born = loop.time()
+            status = await engine.ended()
+            log("engine_died", level=logging.ERROR, replica=index, status=status)
+            await self._end()
+            pause = 0.0 if loop.time() - born > _STEADY_S else min(_BACKOFF_CAP_S, max(_BACKOFF_S, 2 * pause))
+            while True:
+                await asyncio.sleep(pause)
+                try:
+                    engine = await self._start()
+                    break
+                except EngineFailed as error:
+                    log("engine_failed", level=logging.ERROR, replica=index, problem=str(error))
+                    pause = min(_BACKOFF_CAP_S, max(_BACKOFF_S, 2 * pause))
+            self.replica.restarts += 1
+            self.restarted(index)
+            log("engine_restarted", replica=index, restarts=self.replica.restarts)

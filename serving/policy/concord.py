@@ -1,0 +1,227 @@
+"""Concord, the default: the goodput of whole programs for each second of GPU time, and laxity while all of it fits.
+
+What it does differently from the thesis's CALM, each for what it brought in replay (docs/decisions/031):
+
+1. A request's price is the GPU time of the *whole remaining program*: its own prefill, net of the expected prefix
+   hit, its own answer, its siblings of the stage, and the stages that follow, as the plan or the pattern has them.
+2. What cannot be met any more is not served first: it is refused at once, with the least deadline that could be met.
+   Ranked is by the median length, refused only on an optimistic one (P10).
+3. While everything that is here can be met, the order is by laxity (who must start first, starts first); when it can
+   not, by density.
+4. A floor for each class holds a share of the slots, so that no objective starves latency-sensitive requests, nor
+   best effort that has waited out its default deadline.
+5. A fork group is one unit: its prompt is charged once, its length is that of the k-th of n to end, and its siblings
+   stand together in the order.
+6. What must start before a slot becomes free by itself displaces running work: by a pause, where there is KV for
+   both, else by preemption, where the gain beats the prefill to be done again.
+
+What does not change while a request waits is worked out once (`_Job`); a decision is a pass over the requests and two
+sorts: O(N log N).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+
+from ramify.serving.policy.displace import Displacement, displace
+from ramify.serving.policy.jobs import NEVER, Job, JobBook
+from ramify.serving.policy.types import (
+    Finished,
+    Refusal,
+    RequestId,
+    SloClass,
+    Verdict,
+    View,
+)
+from ramify.serving.policy.work import pace_s
+
+
+@dataclass(frozen=True, slots=True)
+class ConcordOptions:
+    rank_quantile: float = 0.5  # of the length, for price and order
+    reject_quantile: float = 0.1  # of the length, for saying that a deadline cannot be met
+    floors: Mapping[SloClass, float] = field(
+        default_factory=lambda: {SloClass.LATENCY: 0.25, SloClass.BEST_EFFORT: 0.05}
+    )
+    best_effort_s: float = 120.0  # default completion deadline of what names none
+    best_effort_weight: float = 0.25  # what one in time is worth beside one with an SLO
+    preempt_margin: float = 0.1  # a displaced request's density must be exceeded by this share
+    headroom: float = 2.0  # laxity order only while so many times the work that is here could be met
+    refuse: bool = True  # else what cannot be met goes last
+    frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
+    protect_tbt: bool = False  # bound the prefill of a step by the tightest time between tokens that runs
+
+
+class Concord:
+    """`concord`. Keeps between calls only what it can work out again, and the lengths that it has seen."""
+
+    def __init__(self, options: ConcordOptions | None = None) -> None:
+        self.options = options or ConcordOptions()
+        self._book = JobBook(
+            self.options.rank_quantile,
+            self.options.reject_quantile,
+            self.options.best_effort_s,
+            self.options.best_effort_weight,
+        )
+        self._displaced_at = float("-inf")
+
+    def observe(self, done: Finished) -> None:
+        self._book.learn(done)
+
+    def decide(self, view: View, now: float) -> Verdict:
+        capacity, book = view.capacity, self._book
+        token_s = pace_s(capacity, view.running)
+        book.follow(view, token_s)
+        queue = book.by_laxity()
+        next_late = min([job.late_at for job in queue], default=NEVER)
+        late: list[Job] = []
+        drop: tuple[Refusal, ...] = ()
+        if next_late <= now:
+            late = [job for job in queue if job.late_at <= now]
+            queue = [job for job in queue if job.late_at > now]
+            next_late = min([job.late_at for job in queue], default=NEVER)
+            if self.options.refuse:
+                # What a client has seen the first tokens of is not taken back: it goes last.
+                ahead = queue if len(queue) >= capacity.free else []
+                drop = _refusals(
+                    [job for job in late if job.view.generated == 0], ahead, capacity.slots, now, token_s
+                )
+                late = [job for job in late if job.view.generated > 0]
+        moves = Displacement()
+        if len(queue) > capacity.free:
+            running = book.of(view.running)
+            contested = not _fits(book.by_deadline(), running, self.options.headroom, now)
+            if contested:
+                queue = book.by_density()
+                if late or drop:
+                    queue = [job for job in queue if job.late_at > now]
+                queue = self._with_floors(_heaviest_first(queue, now), running, capacity.slots, now)
+            moves = self._displacement(view, queue, running, now, contested)
+        queue = queue + late if late else queue
+        wake_at = min(next_late, book.next_start(now))
+        return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
+
+    def _with_floors(self, queue: list[Job], running: list[Job], slots: int, now: float) -> list[Job]:
+        """Best first, but that each class with a floor and less than its share running goes first up to it.
+
+        Best effort claims its floor only once it has waited out its default deadline: the oldest first.
+        """
+        first: list[Job] = []
+        for slo_class, share in self.options.floors.items():
+            held = sum([job.view.slo_class is slo_class for job in running])
+            owed = max(1, round(share * slots)) - held
+            if owed > 0 and share > 0:
+                best_effort = slo_class is SloClass.BEST_EFFORT
+                claims = (
+                    self._book.overdue(now) if best_effort else (j for j in queue if j.view.slo_class is slo_class)
+                )
+                first += islice(claims, owed)
+        if not first:
+            return queue
+        placed = {job.id for job in first}
+        return first + [job for job in queue if job.id not in placed]
+
+    def _displacement(
+        self, view: View, queue: list[Job], running: list[Job], now: float, contested: bool
+    ) -> Displacement:
+        able = view.capacity.can_pause or view.capacity.can_preempt
+        if not able or not running or now < self._displaced_at + self.options.frame_s:
+            return Displacement()
+        moves = displace(queue, running, view.capacity, now, self.options.preempt_margin, contested)
+        if moves.victims:
+            self._displaced_at = now
+        return moves
+
+    def _verdict(
+        self,
+        view: View,
+        queue: list[Job],
+        moves: Displacement,
+        drop: tuple[Refusal, ...],
+        wake_at: float | None,
+    ) -> Verdict:
+        order, resume = [job.id for job in queue], list[RequestId]()
+        admit = order[: view.capacity.free]
+        if moves.starters or view.paused:
+            admit += [job.id for job in moves.starters]
+            paused = {call.id for call in view.paused}
+            resume = [id_ for id_ in admit if id_ in paused]
+            admit = [id_ for id_ in admit if id_ not in paused]
+            placed = paused.union(admit)
+            order = admit + [id_ for id_ in order if id_ not in placed]
+        return Verdict(
+            admit=tuple(admit),
+            order=tuple(order),
+            preempt=moves.preempt,
+            pause=moves.pause,
+            resume=tuple(resume),
+            drop=drop,
+            budget=self._budget(view),
+            wake_at=wake_at,
+        )
+
+    def _budget(self, view: View) -> int | None:
+        """Prompt tokens a step may compute so that the tightest stream that runs keeps its time between tokens."""
+        if not self.options.protect_tbt:
+            return None
+        tightest = min((call.tbt for call in view.running if call.tbt is not None), default=None)
+        if tightest is None:
+            return None
+        step = view.capacity.step
+        context = sum([call.prompt_tokens + call.generated for call in view.running])
+        spare_ms = tightest * 1000 - step.step_ms(len(view.running), context)
+        return max(64, int(spare_ms / step.per_prefill_ms))
+
+
+def _fits(waiting: list[Job], running: list[Job], headroom: float, now: float) -> bool:
+    """Can all of it be met, with room for what will come? For each deadline, the GPU's time until then covers
+    `headroom` times the work due before it, later stages included, and then the request itself; by medians.
+
+    The demand test of earliest-deadline-first on one machine, whose time is what a full batch shares: prefill is in
+    it, which slots' time would leave out. `waiting` has the earliest deadline first.
+    """
+    first_due = sorted([(job.due, job.work_s) for job in running])
+    i, demand = 0, 0.0
+    for job in waiting:
+        due = job.due
+        while i < len(first_due) and first_due[i][0] <= due:
+            demand += first_due[i][1]
+            i += 1
+        if job.counts and job.late_at > now:
+            left = due - now
+            if headroom * demand + job.before_s > left:
+                return False
+        demand += job.work_s
+    return True
+
+
+def _heaviest_first(queue: list[Job], now: float) -> list[Job]:
+    """By density, but that a job which is worth more than all that stands before it, and is late if it waits for
+    them, goes first: what greedy packing by density needs to be no worse than the best single job."""
+    heaviest = max([job.weight for job in queue], default=0.0)
+    worth, wait_s, best = 0.0, 0.0, None
+    for job in queue:
+        if worth >= heaviest:
+            break
+        if job.weight > worth > 0.0 and now + wait_s > job.start_by and (best is None or job.weight > best.weight):
+            best = job
+        worth += job.weight
+        wait_s += job.work_s
+    return queue if best is None else [best, *[job for job in queue if job is not best]]
+
+
+def _refusals(late: list[Job], ahead: list[Job], slots: int, now: float, token_s: float) -> tuple[Refusal, ...]:
+    queued_s = sum([job.slot_s for job in ahead]) / max(1, slots)
+    return tuple([Refusal(job.id, _why(job, now, token_s), round(job.before_s + queued_s, 3)) for job in late])
+
+
+def _why(job: Job, now: float, token_s: float) -> str:
+    binding = job.binding
+    if now >= job.admit_by:
+        return f"it was not admitted within {job.admit_by - job.view.arrived:.3f} s"
+    if binding.due <= now:
+        return f"its deadline passed {now - binding.due:.3f} s ago"
+    least = binding.least_s + binding.least_tokens * token_s
+    return f"its deadline is in {binding.due - now:.3f} s and it needs at least {least:.3f} s"

@@ -1,0 +1,58 @@
+"""What Concord is held against. `BASELINES` is what `benchmarks/goodput.py` runs.
+
+Each is told what its paper assumes and nothing less: a predictor's lengths for those that use any, the plan for those
+that look at programs. Parameters are the papers' own where a paper names them; which were varied here, and what came
+of it, is in docs/decisions/136.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ramify.serving.replay.baselines.classes import classes
+from ramify.serving.replay.baselines.edf import edf
+from ramify.serving.replay.baselines.fcfs import fcfs
+from ramify.serving.replay.baselines.laxity import least_laxity
+from ramify.serving.replay.baselines.ltr import LearningToRank
+from ramify.serving.replay.baselines.plas import Plas, PlasOptions
+from ramify.serving.replay.baselines.program_srpt import ProgramSrpt
+from ramify.serving.replay.baselines.srpt import srpt
+from ramify.serving.replay.types import Contender, Knowledge, Lengths, Stock, Structure
+
+_BLIND = Knowledge(Lengths.NONE, Structure.HIDDEN)
+_CALLS = Knowledge(Lengths.PREDICTED, Structure.HIDDEN)  # lengths, and nothing of programs
+_PLAN = Knowledge()  # what Concord is told
+_TRUE = _PLAN.as_oracle()
+
+
+BASELINES: tuple[Contender, ...] = (
+    Contender("fcfs", Stock(), _BLIND, about="vLLM as it is: first come, first served, chunked prefill (Sarathi)"),
+    Contender("fcfs-whole", Stock(chunked_prefill=False), _BLIND, about="the same with every prefill in one piece"),
+    Contender("fcfs-drop", partial(fcfs, 5.0), _BLIND, about="FCFS; not admitted within 5 s, dropped"),
+    Contender("classes", classes, _CALLS, about="static priority: latency, deadline, compound"),
+    Contender("edf", edf, _BLIND, about="earliest deadline first"),
+    Contender("edf-feasible", partial(edf, 0.1), _CALLS, about="EDF that refuses what cannot be met"),
+    Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, which refuses likewise"),
+    Contender("ltr", LearningToRank, _CALLS, about="learning to rank: the shortest answer by a ListMLE head"),
+    Contender(
+        "plas", partial(Plas, PlasOptions(preempts=False)), _BLIND, about="Autellix: program-level attained service"
+    ),
+    Contender(
+        "atlas",
+        partial(Plas, PlasOptions(critical_path=True, preempts=False)),
+        _BLIND,
+        about="Autellix, by critical path",
+    ),
+    Contender(
+        "srpt-oracle",
+        srpt,
+        Knowledge(Lengths.ORACLE, Structure.HIDDEN),
+        about="shortest remaining call, true lengths",
+    ),
+    Contender("program-srpt", ProgramSrpt, _PLAN, about="shortest remaining program, by GPU time"),
+    Contender("program-srpt-oracle", ProgramSrpt, _TRUE, about="the same with true lengths"),
+)
+
+# Program-level SRPT reckons with our own book (`policy/jobs.py`): it has a row of its own, and is no part of the gap
+# that the best of the others leaves.
+PUBLISHED: tuple[Contender, ...] = tuple(one for one in BASELINES if not one.name.startswith("program-srpt"))

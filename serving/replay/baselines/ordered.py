@@ -1,0 +1,138 @@
+"""A queue in the order of one number: what FCFS, static classes, EDF, least laxity, SRPT and learning-to-rank share.
+
+Each of them is a key and, where it has one, a time from which a call is not worth starting. What the literature says
+about them beyond that is the two switches here: whether what runs is displaced by what comes before it in the order
+(preemptive EDF, SRPT), and by how much it must come before. What was varied of them, and what was not, is in
+docs/decisions/136.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ramify.serving.policy.types import Capacity, Finished, Refusal, RequestId, RequestView, State, Verdict, View
+from ramify.serving.policy.work import LengthPrior, pace_s
+
+_DRIFT = 1.1  # keys are kept while the pace is within this factor of the one they were worked out with
+_ANSWER = 512  # tokens of KV left for the answer of what starts beside a paused call
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a key may look at beside the call itself. Not the time: so a key holds until its call moves on."""
+
+    capacity: Capacity
+    token_s: float  # from one token to the next, in a full batch
+    prior: LengthPrior = field(default_factory=LengthPrior)
+
+
+Key = Callable[[RequestView, Scene], float]  # the smaller, the sooner it is served
+LateAt = Callable[[RequestView, Scene], float]  # from then on it is refused; NEVER: it is not
+
+
+def never(call: RequestView, scene: Scene) -> float:
+    """Refuses nothing."""
+    return NEVER
+
+
+@dataclass(slots=True)
+class _Known:
+    view: RequestView
+    key: float
+    late_at: float
+
+    @property
+    def rank(self) -> tuple[float, float, int]:
+        return self.key, self.view.arrived, self.view.id
+
+
+class Ordered:
+    """Serves by `key`, ties by arrival; refuses a call that has not begun to answer from `late_at` on.
+
+    `displace`: a call that waits takes the slot of the running one with the largest key, where the key of the running
+    one is larger by more than this share of it (None: nothing that runs is ever stopped). The victim is paused where
+    there is room, else preempted and computed again.
+    """
+
+    def __init__(self, key: Key, late_at: LateAt = never, displace: float | None = None) -> None:
+        self._key, self._late_at, self._displace = key, late_at, displace
+        self._prior = LengthPrior()
+        self._scene: Scene | None = None
+        self._known: dict[RequestId, _Known] = {}
+
+    def observe(self, done: Finished) -> None:
+        self._prior.learn(done)
+
+    def decide(self, view: View, now: float) -> Verdict:
+        scene = self._at(view)
+        queue = [self._of(call, scene) for call in view.waiting]
+        drop = [one for one in queue if one.late_at <= now and not one.view.generated]
+        if drop:
+            gone = {one.view.id for one in drop}
+            queue = [one for one in queue if one.view.id not in gone]
+        queue += [self._of(call, scene) for call in view.paused]
+        queue.sort(key=lambda one: one.rank)
+        chosen = queue[: view.capacity.free]
+        running = [self._of(call, scene) for call in view.running]
+        starters, pause, preempt = self._displaced(queue[len(chosen) :], running, view.capacity)
+        self._known = {one.view.id: one for one in [*queue, *running]}
+        chosen += starters
+        placed = {one.view.id for one in chosen}
+        rest = [one for one in queue if one.view.id not in placed and one.view.state is not State.PAUSED]
+        admit = tuple([one.view.id for one in chosen if one.view.state is not State.PAUSED])
+        return Verdict(
+            admit=admit,
+            order=(*admit, *[one.view.id for one in rest]),
+            preempt=tuple(preempt),
+            pause=tuple(pause),
+            resume=tuple([one.view.id for one in chosen if one.view.state is State.PAUSED]),
+            drop=tuple([Refusal(one.view.id, f"late since {now - one.late_at:.3f} s") for one in drop]),
+            wake_at=min(
+                [one.late_at for one in queue if now < one.late_at < NEVER and not one.view.generated], default=None
+            ),
+        )
+
+    def _at(self, view: View) -> Scene:
+        """What keys are worked out in: a new scene, with no key kept, where the engine has changed its pace."""
+        token_s, scene = pace_s(view.capacity, view.running), self._scene
+        if (
+            scene is None
+            or scene.capacity.slots != view.capacity.slots
+            or not scene.token_s / _DRIFT <= token_s <= scene.token_s * _DRIFT
+        ):
+            self._known = {}
+            scene = self._scene = Scene(view.capacity, token_s, self._prior)
+        return scene
+
+    def _of(self, call: RequestView, scene: Scene) -> _Known:
+        known = self._known.get(call.id)
+        if known is None or known.view is not call:
+            known = _Known(call, self._key(call, scene), self._late_at(call, scene))
+            self._known[call.id] = known
+        return known
+
+    def _displaced(
+        self, queue: Sequence[_Known], running: Sequence[_Known], capacity: Capacity
+    ) -> tuple[list[_Known], list[RequestId], list[RequestId]]:
+        """Who starts, and who is paused or preempted for it: the first of the queue against the last of what runs."""
+        starters: list[_Known] = []
+        pause: list[RequestId] = []
+        preempt: list[RequestId] = []
+        if self._displace is None or not (capacity.can_pause or capacity.can_preempt):
+            return starters, pause, preempt
+        kv_free = capacity.kv_free
+        for one, worst in zip(queue, sorted(running, key=lambda one: one.rank, reverse=True), strict=False):
+            if worst.key - one.key <= self._displace * abs(worst.key):
+                break
+            needed = 0 if one.view.state is State.PAUSED else one.view.to_prefill + _ANSWER
+            if capacity.can_pause and (kv_free is None or kv_free >= needed):
+                pause.append(worst.view.id)
+                kv_free = None if kv_free is None else kv_free - needed
+            elif capacity.can_preempt:
+                preempt.append(worst.view.id)
+            else:
+                break
+            starters.append(one)
+        return starters, pause, preempt

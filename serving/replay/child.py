@@ -1,0 +1,74 @@
+"""A process that replays: one JSON question a line on its standard input, one JSON answer a line on its output.
+
+    {"replay": {…a Job…}}         answers with a Result
+    {"fidelity": "a folder"}      answers with a Fidelity
+    An answer {"error": "…", "kind": "…"} says what went wrong; the process goes on.
+
+It runs in the Python that has vLLM. What vLLM prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ramify.serving.replay.errors import ReplayError
+from ramify.serving.replay.jobs import Job, Result
+from ramify.serving.replay.trace import Trace, read
+
+
+@lru_cache(maxsize=4)
+def _trace(path: str) -> Trace:
+    return read(Path(path))
+
+
+def run(job: Job, folder: Path) -> Result:
+    """One replay, here."""
+    from ramify.serving.replay.contenders import contender
+    from ramify.serving.replay.engine import replay
+    from ramify.serving.replay.lengths import Told
+    from ramify.serving.replay.score import score
+    from ramify.serving.replay.workload import programs
+
+    trace, setting = _trace(job.trace), job.setting
+    told = Told([arrival.call.output for arrival in trace.arrivals], job.seed)
+    cpu, wall = time.process_time(), time.perf_counter()
+    replayed = replay(programs(trace, job.workload, setting), contender(job.contender), setting, told, folder)
+    spent = time.process_time() - cpu, time.perf_counter() - wall
+    return Result(job, score(replayed, setting), *spent)
+
+
+def answer(line: str, folder: Path) -> dict[str, Any]:
+    asked = json.loads(line)
+    if "replay" in asked:
+        done: dict[str, Any] = json.loads(run(Job.from_json(json.dumps(asked["replay"])), folder).to_json())
+        return done
+    from ramify.serving.replay.fidelity import judge, read_run
+
+    return asdict(judge(read_run(Path(asked["fidelity"])), folder))
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    with TemporaryDirectory(prefix="ramify-replay-") as folder:
+        for line in sys.stdin:
+            try:
+                said = answer(line, Path(folder))
+            except ReplayError as error:
+                said = {"error": str(error), "kind": type(error).__name__}
+            out.write(json.dumps(said) + "\n")
+            out.flush()
+
+
+if __name__ == "__main__":
+    main()

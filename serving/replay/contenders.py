@@ -1,0 +1,84 @@
+"""Who is held against whom: the baselines, and the forms of Concord."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from ramify.serving.policy.table import make_policy
+from ramify.serving.replay.baselines import BASELINES
+from ramify.serving.replay.errors import ReplayError
+from ramify.serving.replay.types import Contender, Knowledge, Lengths, Structure
+
+_CONCORD = partial(make_policy, "concord")
+
+# The best of what was varied in simulation (docs/decisions/136): above all preemption had cost it.
+_CALM = partial(
+    make_policy,
+    "calm-thesis",
+    goodput="request",
+    waiting_s=None,
+    starvation_step=0.0,
+    cutoff=1.0,
+    preempt_margin=float("inf"),
+)
+_TRUE = Knowledge().as_oracle()
+
+OURS: tuple[Contender, ...] = (
+    Contender("concord", _CONCORD, ours=True, about="the default"),
+    Contender("concord-oracle", _CONCORD, _TRUE, ours=True, about="the same with true lengths and tool times"),
+    Contender("calm-thesis", _CALM, ours=True, about="algorithm 4.1 for request goodput, at its best"),
+    Contender("calm-thesis-oracle", _CALM, _TRUE, ours=True, about="the same with true lengths"),
+)
+HIDDEN = Contender(
+    "concord, stages hidden",
+    _CONCORD,
+    Knowledge(structure=Structure.HIDDEN),
+    ours=True,
+    about="the default without later stages: what the compiled plan is worth",
+)
+ABLATED: tuple[Contender, ...] = (
+    HIDDEN,
+    Contender(
+        "concord, mean lengths",
+        _CONCORD,
+        Knowledge(lengths=Lengths.MEAN),
+        ours=True,
+        about="the default without the request analyzer",
+    ),
+    Contender(
+        "concord, nothing refused",
+        partial(make_policy, "concord", refuse=False),
+        ours=True,
+        about="late work goes last",
+    ),
+    Contender(
+        "concord, no floors", partial(make_policy, "concord", floors={}), ours=True, about="no share for a class"
+    ),
+    Contender(
+        "concord, density alone",
+        partial(make_policy, "concord", headroom=float("inf")),
+        ours=True,
+        about="never by laxity",
+    ),
+    Contender(
+        "calm-thesis, as written",
+        partial(make_policy, "calm-thesis", goodput="request"),
+        ours=True,
+        about="with the thesis's waiting limit, starvation step, cutoff and preemption",
+    ),
+    Contender(
+        "calm-thesis, tokens",
+        partial(make_policy, "calm-thesis"),
+        ours=True,
+        about="algorithm 4.1 for token goodput",
+    ),
+)
+ALL = (*BASELINES, *OURS, *ABLATED)
+
+
+def contender(name: str) -> Contender:
+    """Raises ReplayError, naming what there is."""
+    for one in ALL:
+        if one.name == name:
+            return one
+    raise ReplayError(f"no contender is called {name!r}: there are {', '.join(one.name for one in ALL)}")

@@ -1,0 +1,46 @@
+"""What can keep a replay from running.
+
+ReplayError
+├── NoVllm       no interpreter with vLLM's scheduler: there is nothing to replay on
+├── BadTrace     a file of arrivals, or of a measured run, that cannot be read as one; `.path`
+├── BadSteps     a step-time model's file that cannot be read, or steps that no model fits
+├── BadProbe     a live engine whose answers cannot be timed
+├── Stuck        the scheduler has requests and gives none of them a token
+└── WorkerDied   a child process that replays ended before its answer
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ramify.serving.errors import ServingError
+
+
+class ReplayError(ServingError):
+    """Base of what replay raises."""
+
+
+class NoVllm(ReplayError):
+    """There is no vLLM to replay on."""
+
+
+class BadTrace(ReplayError, ValueError):
+    def __init__(self, path: Path, problem: str) -> None:
+        self.path = path
+        super().__init__(f"{path}: {problem}")
+
+
+class BadSteps(ReplayError, ValueError):
+    """A step-time model cannot be read or fitted."""
+
+
+class BadProbe(ReplayError):
+    """A step-time model cannot be measured from this engine's answers."""
+
+
+class Stuck(ReplayError):
+    """Requests are in the engine and none of them moves."""
+
+
+class WorkerDied(ReplayError):
+    """A replay's child process ended before its answer."""

@@ -1,0 +1,151 @@
+"""The thesis's evaluation (chapter 6) as lists of replays, and what is read off their results.
+
+All contenders of a comparison see the same programs: a seed fixes arrivals, lengths, structure and what is told of
+them. So differences are taken seed by seed, and an interval is of the difference and not of the two levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from statistics import fmean, stdev
+
+from ramify.serving.replay.baselines import BASELINES, PUBLISHED
+from ramify.serving.replay.contenders import ABLATED, HIDDEN, OURS
+from ramify.serving.replay.jobs import Job, Result
+from ramify.serving.replay.score import Score
+from ramify.serving.replay.types import Contender
+
+LOADS = (1.1, 1.3, 0.9, 1.0, 0.7, 1.6)  # what the targets are at comes first: a run may be cut short
+TARGET_LOADS = (1.1, 1.3)
+SLO_SCALES = (0.8, 1.0, 1.25, 1.5)
+REPLICAS = (1, 2, 3, 4)
+MIXES = ((1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (3.0, 1.0, 1.0))
+# Two-sided 95 % of Student's t, by degrees of freedom.
+_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+STEPS_A_SECOND, STEP_MS = 110.0, 2.0  # of a replay of the shipped model; processor time of one, measured 1.6 to 2.5
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    name: str
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    mean: float
+    half: float  # of the 95 % interval; 0 with one seed: not known
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} ± {self.half:.3f}"
+
+
+def names() -> list[str]:
+    """Contenders of the main comparison."""
+    return [one.name for one in (*BASELINES, *OURS)]
+
+
+def sections(base: Job, seeds: Sequence[int]) -> list[Section]:
+    """The whole evaluation. `base` gives the trace, the step model and the length of a run."""
+    few = ["fcfs", "plas", "ltr", "program-srpt", "calm-thesis", "concord", "concord-oracle"]
+    ablated = [one.name for one in ABLATED]
+
+    def of(contenders: Iterable[str], *variants: Mapping[str, object]) -> tuple[Job, ...]:
+        return tuple(
+            base.but(contender=name, seed=seed, **variant)
+            for variant in variants
+            for seed in seeds
+            for name in contenders
+        )
+
+    return [
+        Section("load", of(names(), *({"load": load} for load in LOADS))),
+        Section("tight", of(names(), *({"load": load, "slo": "tight"} for load in TARGET_LOADS))),
+        Section("ablation", of(ablated, *({"load": load} for load in TARGET_LOADS), {"load": 1.1, "slo": "tight"})),
+        Section("slo-scale", of(few, *({"slo_scale": scale} for scale in SLO_SCALES))),
+        Section("mix", of(few, *({"mix": mix} for mix in MIXES))),
+        Section("replicas", of(few, *({"replicas": n} for n in REPLICAS))),
+        Section("poisson", of(few, {"arrivals": "poisson"})),
+    ]
+
+
+def quick(base: Job) -> list[Section]:
+    """Load 1.1, 150 s, two seeds, every policy."""
+    jobs = tuple(base.but(contender=name, seed=seed, load=1.1) for seed in (0, 1) for name in (*names(), HIDDEN.name))
+    return [Section("load", jobs)]
+
+
+def expected_s(jobs: Iterable[Job], workers: int) -> float:
+    """Seconds on an idle machine, of the jobs that are still to do."""
+    work = sum(job.seconds * job.replicas * STEPS_A_SECOND * STEP_MS / 1000 for job in jobs)
+    return work / workers
+
+
+class Table:
+    """Results by contender and circumstance, seeds paired."""
+
+    def __init__(self, results: Iterable[Result]) -> None:
+        self._scores = {result.job: result.score for result in results}
+
+    def jobs(self) -> list[Job]:
+        return list(self._scores)
+
+    def has(self, job: Job) -> bool:
+        return bool(self._seeds(job))
+
+    def scores(self, job: Job) -> list[Score]:
+        """Of all seeds of `job`'s circumstances, in the order of the seeds."""
+        return [self._scores[job.but(seed=seed)] for seed in self._seeds(job)]
+
+    def estimate(self, job: Job, figure: Callable[[Score], float]) -> Estimate:
+        return _estimate([figure(score) for score in self.scores(job)])
+
+    def difference(self, job: Job, other: str, figure: Callable[[Score], float]) -> Estimate:
+        """`job`'s contender less `other`, seed by seed."""
+        rival = job.but(contender=other)
+        both = [seed for seed in self._seeds(job) if rival.but(seed=seed) in self._scores]
+        return _estimate(
+            [figure(self._scores[job.but(seed=s)]) - figure(self._scores[rival.but(seed=s)]) for s in both]
+        )
+
+    def best_baseline(
+        self, job: Job, figure: Callable[[Score], float], among: Sequence[Contender] = PUBLISHED
+    ) -> tuple[str, float]:
+        """By the mean over the seeds; ("", 0) where none ran. Those that are not ours, per-call oracle SRPT included:
+        program-level SRPT is ours but for its name, and has a row of its own."""
+        ran = [one.name for one in among if self.has(job.but(contender=one.name))]
+        means = {name: self.estimate(job.but(contender=name), figure).mean for name in ran}
+        best = max(means, key=lambda name: means[name], default="")
+        return best, means.get(best, 0.0)
+
+    def loads(self, job: Job) -> list[float]:
+        """Those at which `job`'s contender ran in its circumstances."""
+        return sorted({one.load for one in self._scores if one.but(load=job.load, seed=job.seed) == job})
+
+    def load_at(self, job: Job, level: float, figure: Callable[[Score], float]) -> float | None:
+        """The highest load at which the contender still has `level`, between loads by a straight line; None where it
+        has less at the lowest. At the highest that was run it may have more: then this is a lower bound."""
+        points = [(load, self.estimate(job.but(load=load), figure).mean) for load in self.loads(job)]
+        best: float | None = None
+        for at, (load, value) in enumerate(points):
+            if value >= level:
+                best = load
+                if at + 1 < len(points) and points[at + 1][1] < level:
+                    after, lower = points[at + 1]
+                    best = load + (after - load) * (value - level) / (value - lower)
+        return best
+
+    def _seeds(self, job: Job) -> list[int]:
+        plain = job.but(seed=0)
+        return sorted(one.seed for one in self._scores if one.but(seed=0) == plain)
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    if not values:
+        return Estimate(float("nan"), float("nan"))
+    if len(values) == 1:
+        return Estimate(values[0], 0.0)
+    t = _T95[min(len(values) - 2, len(_T95) - 1)]
+    return Estimate(fmean(values), t * stdev(values) / sqrt(len(values)))

@@ -1,0 +1,153 @@
+"""Replays in child processes, several beside each other, each result kept: a run that was cut short goes on.
+
+A child runs in the interpreter that has vLLM, whatever this one is (`ramify.serving.engine.vllm` says which).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from ramify.serving.engine.vllm import interpreter
+from ramify.serving.errors import EngineFailed
+from ramify.serving.replay.errors import NoVllm, ReplayError, WorkerDied
+from ramify.serving.replay.jobs import Job, Result
+
+Told = Callable[[Result, bool], None]  # a result, and whether it was kept from before
+
+
+class Child:
+    """One child process. Raises NoVllm where no interpreter has vLLM."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        try:
+            python = interpreter()
+        except EngineFailed as error:
+            raise NoVllm(f"replay drives vLLM's own scheduler: {error}") from error
+        self._log = (log or Path(os.devnull)).open("a", encoding="utf-8")
+        self._process = subprocess.Popen(
+            [python, "-m", "ramify.serving.replay.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"},
+        )
+
+    def ask(self, question: dict[str, object]) -> dict[str, Any]:
+        """Raises ReplayError for what the child could not do, WorkerDied where it is no more."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            status = self._process.wait()
+            raise WorkerDied(f"the replaying process ended with status {status}; see {self._log.name}")
+        said: dict[str, Any] = json.loads(line)
+        if "error" in said:
+            raise ReplayError(f"{said['kind']}: {said['error']}")
+        return said
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+
+@contextmanager
+def child(log: Path | None = None) -> Iterator[Child]:
+    one = Child(log)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def run_all(
+    jobs: Sequence[Job], kept: Path, told: Told, workers: int = 2, *, within_s: float = float("inf")
+) -> dict[Job, Result]:
+    """The jobs' results, from `kept` where they are there already. The first error ends it; what is done is kept.
+
+    After `within_s` seconds no other replay is begun: then the answer has those that are done.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
+    done: dict[Job, Result] = {}
+    todo: SimpleQueue[Job] = SimpleQueue()
+    missing = 0
+    for job in dict.fromkeys(jobs):
+        path = kept / f"{job.key}.json"
+        if path.exists():
+            done[job] = Result.from_json(path.read_text(encoding="utf-8"))
+            told(done[job], True)
+        else:
+            todo.put(job)
+            missing += 1
+    answers: SimpleQueue[Result | BaseException | None] = SimpleQueue()
+    until = time.monotonic() + within_s
+    threads = [
+        threading.Thread(target=_work, args=(todo, answers, kept, i, until)) for i in range(min(workers, missing))
+    ]
+    for thread in threads:
+        thread.start()
+    at_work = len(threads)
+    try:
+        while at_work:
+            answer = answers.get()
+            if answer is None:
+                at_work -= 1
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            done[answer.job] = answer
+            told(answer, False)
+    finally:
+        with suppress(Empty):
+            while True:  # an error: nobody begins another
+                todo.get_nowait()
+        for thread in threads:
+            thread.join()
+    return done
+
+
+def _work(
+    todo: SimpleQueue[Job],
+    answers: SimpleQueue[Result | BaseException | None],
+    kept: Path,
+    number: int,
+    until: float,
+) -> None:
+    """Replays until there is no more, or no time: None is its last word."""
+    try:
+        with child(kept / f"child-{number}.log") as one:
+            while time.monotonic() < until:
+                job = todo.get_nowait()
+                said = one.ask({"replay": asdict(job)})
+                result = Result.from_json(json.dumps(said))
+                part = kept / f"{job.key}.part"
+                part.write_text(result.to_json(), encoding="utf-8")
+                part.replace(kept / f"{job.key}.json")
+                answers.put(result)
+    except Empty:
+        pass
+    except Exception as error:  # noqa: BLE001  # raised again where the results are awaited
+        answers.put(error)
+    finally:
+        answers.put(None)

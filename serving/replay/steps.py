@@ -1,0 +1,85 @@
+"""Step-time models as files: how long one engine step takes, and where the figures come from.
+
+{"model": "…", "device": "…", "source": "…", "fitted": "…",
+ "step": {"base_ms": 4.1, "per_seq_ms": 0.0055, "per_kctx_ms": 0.0334, "per_prefill_ms": 0.0185}}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ramify.serving.policy.types import StepModel
+from ramify.serving.replay.errors import BadSteps
+
+SHIPPED = Path(__file__).parent / "h200-llama-3.1-8b.json"
+_PULL = 1e-4  # of the weight of the spans
+_NAMES = ("base_ms", "per_seq_ms", "per_kctx_ms", "per_prefill_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    step: StepModel
+    model: str
+    device: str
+    source: str  # of the times: a publication, a measured run, a server
+    fitted: str  # how
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps({**asdict(self)}, indent=2) + "\n", encoding="utf-8")
+
+
+def load(path: Path = SHIPPED) -> Steps:
+    """Raises BadSteps, naming the field."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        step = {name: float(raw["step"][name]) for name in _NAMES}
+        texts = [str(raw[name]) for name in ("model", "device", "source", "fitted")]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BadSteps(f"{path}: not a step-time model: {error!r}; see {SHIPPED} for its shape") from error
+    if step["base_ms"] <= 0 or min(step.values()) < 0:
+        raise BadSteps(f"{path}: a step takes time: base_ms must be above 0 and none below, got {step}")
+    return Steps(StepModel(**step), *texts)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of measured time, and what the steps in it held, summed."""
+
+    seconds: float
+    steps: float
+    sequences: float
+    kcontext: float  # thousands of tokens of context
+    prefill: float
+
+
+def fit(spans: Sequence[Span], like: StepModel) -> StepModel:
+    """The linear model with the least squared relative error over the spans.
+
+    In a batch that is always full the fixed part and the sequences' are not told apart; so a term is drawn, weakly,
+    towards `like`, made slower or faster as a whole to match. A term that would come out negative is 0. Raises
+    BadSteps for fewer spans than terms.
+    """
+    import numpy as np
+
+    if len(spans) < len(_NAMES):
+        raise BadSteps(f"{len(spans)} measured spans: a step-time model of {len(_NAMES)} terms needs as many")
+    prior = np.array([getattr(like, name) for name in _NAMES])
+    sums = np.array([(s.steps, s.sequences, s.kcontext, s.prefill) for s in spans])
+    rows = sums * prior / np.array([s.seconds * 1000 for s in spans])[:, None]
+    whole = rows.sum(axis=1)
+    factor = float(whole.sum() / (whole @ whole))  # `like`, so many times slower, fits best
+    pull = np.sqrt(_PULL * len(spans)) * np.eye(len(_NAMES))
+    kept = list(range(len(_NAMES)))
+    while True:
+        matrix = np.vstack([rows[:, kept], pull[:, kept]])
+        goal = np.concatenate([np.ones(len(spans)), factor * pull.diagonal()])
+        found, *_ = np.linalg.lstsq(matrix, goal, rcond=None)
+        if found.min() >= 0:
+            break
+        kept.pop(int(found.argmin()))
+    values = dict.fromkeys(_NAMES, 0.0)
+    values.update({_NAMES[at]: float(value * prior[at]) for at, value in zip(kept, found, strict=True)})
+    return StepModel(**values)

@@ -1,0 +1,168 @@
+"""Arrivals and lengths from files of the shapes that are published, gzipped or not.
+
+| shape | told by | whose |
+|---|---|---|
+| CSV | a header with TIMESTAMP, ContextTokens, GeneratedTokens | Azure/AzurePublicDataset |
+| JSON lines | `timestamp` (ms), `input_length`, `output_length`, perhaps `hash_ids` (512-token blocks) | Mooncake |
+| JSON, or a folder of them | `requests` of one session, each with `t`, `in`, `out`, `hash_ids` | agent sessions |
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ramify.serving.replay.errors import BadTrace
+from ramify.serving.replay.types import Call
+
+_MOONCAKE_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at: float  # seconds since the first of its trace
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What one agent asked, in order: its turns, each of calls that ran beside each other."""
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    calls: tuple[Call, ...]
+    gap_s: float  # between the end of the turn before and its arrival: tools, and people
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    name: str
+    arrivals: tuple[Arrival, ...]  # by time; every call, of sessions too
+    sessions: tuple[Session, ...] = ()  # where the file says which calls are one agent's
+
+
+def read(path: Path) -> Trace:
+    """Raises BadTrace, with the line, for a file of none of these shapes."""
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+        if not files:
+            raise BadTrace(path, "a folder without a .json or .json.gz: agent sessions are one file each")
+        return _sessions(path, files)
+    try:
+        text = _text(path)
+    except (OSError, UnicodeDecodeError, EOFError) as error:
+        raise BadTrace(path, f"cannot be read: {error}") from error
+    first = text[:4096].lstrip()
+    if first.startswith("{") and '"requests"' in first and '"input_length"' not in first:
+        return _sessions(path, [path])
+    rows = list(_mooncake(path, text) if first.startswith("{") else _azure(path, text))
+    if len(rows) < 2:
+        raise BadTrace(path, f"{len(rows)} arrivals: a trace needs two at least")
+    rows.sort(key=lambda row: row.at)
+    begin = rows[0].at
+    return Trace(path.name, tuple(Arrival(row.at - begin, row.call) for row in rows))
+
+
+def _text(path: Path) -> str:
+    data = path.read_bytes()
+    return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+
+
+def _azure(path: Path, text: str) -> Iterator[Arrival]:
+    reader = csv.DictReader(text.splitlines())
+    wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    missing = [name for name in wanted if name not in (reader.fieldnames or [])]
+    if missing:
+        raise BadTrace(path, f"neither JSON nor a CSV with the columns {', '.join(wanted)}")
+    for row in reader:
+        try:
+            at = _clock(row["TIMESTAMP"])
+            yield Arrival(at, Call(max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))))
+        except (ValueError, TypeError) as error:
+            raise BadTrace(path, f"line {reader.line_num}: {error}") from error
+
+
+_CLOCK = re.compile(r"(?P<second>[^.+Z]+?)(?P<fraction>\.\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?")
+
+
+def _clock(text: str) -> float:
+    """Seconds of `2023-11-16 18:15:46.6805900`, whose seventh decimal Python does not read. Without a zone: UTC."""
+    found = _CLOCK.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"not a time: {text!r}")
+    begin = datetime.fromisoformat(found["second"] + (found["zone"] or "+00:00").replace("Z", "+00:00"))
+    return begin.timestamp() + float(f"0{found['fraction']}" if found["fraction"] else 0)
+
+
+def _mooncake(path: Path, text: str) -> Iterator[Arrival]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            blocks = tuple(int(b) for b in row.get("hash_ids", ()))
+            call = Call(max(1, int(row["input_length"])), max(1, int(row["output_length"])), blocks, _MOONCAKE_BLOCK)
+            yield Arrival(float(row["timestamp"]) / 1000, call)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadTrace(path, f"line {number}: {error!r}; an arrival has {_MOONCAKE_FIELDS}") from error
+
+
+_MOONCAKE_FIELDS = "timestamp (ms), input_length, output_length"
+
+
+def _sessions(path: Path, files: Sequence[Path]) -> Trace:
+    sessions, arrivals = [], list[Arrival]()
+    for number, file in enumerate(files):
+        try:
+            spans = sorted(_spans(json.loads(_text(file)), number), key=lambda span: span[0])
+        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise BadTrace(file, f"not an agent session: {error!r}") from error
+        arrivals += [Arrival(begin, call) for begin, _, call in spans]
+        sessions.append(Session(tuple(_turns(spans))))
+    if len(arrivals) < 2:
+        raise BadTrace(path, f"{len(arrivals)} calls: a trace needs two at least")
+    arrivals.sort(key=lambda arrival: arrival.at)
+    return Trace(path.name, tuple(arrivals), tuple(session for session in sessions if session.turns))
+
+
+_Span = tuple[float, float, Call]  # begin, end
+
+
+def _spans(raw: Mapping[str, Any], number: int) -> Iterator[_Span]:
+    """Every call of a session, its sub-agents' too. Block names are local to a session: they get its number."""
+    size = int(raw.get("block_size", 64))
+    for request in raw["requests"]:
+        inner = request.get("requests")
+        offset = 0.0
+        if inner:  # a sub-agent's clock may begin with the sub-agent
+            offset = float(request["t"]) if float(inner[0]["t"]) < float(request["t"]) else 0.0
+        for one in inner or [request]:
+            if "in" not in one or "out" not in one:
+                continue
+            begin = float(one["t"]) + offset
+            blocks = tuple(number * 1_000_000 + int(b) for b in one.get("hash_ids", ()))
+            call = Call(max(1, int(one["in"])), max(1, int(one["out"])), blocks, size)
+            yield begin, begin + float(one.get("api_time") or 0.0), call
+
+
+def _turns(spans: Sequence[_Span]) -> Iterator[Turn]:
+    """Calls that overlap in time are one turn: a fan-out of sub-agents."""
+    calls, ended, gap = list[Call](), 0.0, 0.0
+    for begin, end, call in spans:
+        if calls and begin >= ended:
+            yield Turn(tuple(calls), gap)
+            calls, gap = [], begin - ended
+        calls.append(call)
+        ended = max(ended, end)
+    if calls:
+        yield Turn(tuple(calls), gap)

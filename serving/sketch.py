@@ -1,0 +1,147 @@
+"""How long an answer will be, as a distribution that travels with the call: the wire's `length_quantiles`.
+
+The analyzer predicts once, before the first token. From then on whoever holds the call (gateway, engine, replay)
+refines the sketch itself: that a call has generated g tokens and goes on is the event "length > g", and conditioning
+a distribution on it needs no model, a few microseconds and no message (the thesis asks its forest again each time,
+7 ms, §4.1). Pure, standard library only: the engine's scheduler loop imports it.
+
+The quantile function is linear between its knots. Conditioning keeps the knots above g as they are, so that
+conditioning on a and then on b > a is the same as on b. Lengths are tokens of one answer, taken as continuous.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+
+# The levels of `length_quantiles`, one value each, in this order. Dense in the upper tail: after g tokens the 95 %
+# bound is the quantile 1 - .05 * P(length > g), so few survivors need levels far above .95.
+# fmt: off
+LEVELS: tuple[float, ...] = (
+    0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85,
+    0.9, 0.93, 0.95, 0.96, 0.97, 0.98, 0.99, 0.995, 0.998, 0.999, 0.9995, 0.9999, 1.0,
+)
+# fmt: on
+
+# What an answer may come to that outlives its sketch: as long again as it is by now. Nothing is known of it but that
+# the model was wrong; doubling is the guess whose regret is bounded by a factor wherever the end is.
+_OUTLIVED = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LengthSketch:
+    """A distribution of output length in tokens: `values[i]` is its quantile at `levels[i]`.
+
+    Levels rise strictly from 0 to 1; values do not fall, and none is negative. Raises ValueError otherwise.
+    """
+
+    levels: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        levels, values = self.levels, self.values
+        if len(levels) != len(values) or len(levels) < 2:
+            raise ValueError(
+                f"a length sketch needs a value for each level: {len(levels)} levels, {len(values)} values"
+            )
+        if levels[0] != 0.0 or levels[-1] != 1.0 or not all(a < b for a, b in pairwise(levels)):
+            raise ValueError(f"a length sketch's levels must rise from 0 to 1, got {levels}")
+        if not isfinite(values[-1]) or values[0] < 0 or not all(a <= b for a, b in pairwise(values)):
+            raise ValueError(f"a length sketch's values must be finite, not negative and not fall, got {values}")
+
+    @classmethod
+    def from_wire(cls, quantiles: Sequence[float]) -> LengthSketch:
+        """Reads `length_quantiles`. Raises ValueError where it does not hold one value for each of `LEVELS`."""
+        if len(quantiles) != len(LEVELS):
+            raise ValueError(f"length_quantiles needs {len(LEVELS)} values, one a level, got {len(quantiles)}")
+        return cls(LEVELS, tuple(map(float, quantiles)))
+
+    @classmethod
+    def cold(cls, limit: float) -> LengthSketch:
+        """Nothing is known but that `limit` (max_tokens, or what the context leaves) ends the answer. Safe: the 95 %
+        bound is the limit itself; below it, lengths of each magnitude are equally likely."""
+        limit = max(1.0, limit)
+        return cls(LEVELS, tuple(min(limit, float(limit ** (level / 0.95))) for level in LEVELS))
+
+    @classmethod
+    def known(cls, length: float) -> LengthSketch:
+        """The length is given, as in a replay with an oracle."""
+        return cls((0.0, 1.0), (length, length))
+
+    def to_wire(self) -> tuple[float, ...]:
+        """`length_quantiles`. Exact for a sketch as predicted; one that was conditioned is sampled at `LEVELS`."""
+        return self.values if self.levels == LEVELS else tuple(self._at(level) for level in LEVELS)
+
+    def cdf(self, length: float) -> float:
+        """P(answer's length <= `length`)."""
+        values, levels = self.values, self.levels
+        i = bisect_right(values, length)
+        if i == 0:
+            return 0.0
+        if i == len(values):
+            return 1.0
+        low, high = values[i - 1], values[i]
+        return levels[i - 1] + (levels[i] - levels[i - 1]) * (length - low) / (high - low)
+
+    def quantile(self, q: float, generated: float = 0) -> float:
+        """The length which the answer stays within with probability `q`, given that it is longer than `generated`
+        tokens. Counts the whole answer, what is generated included; never below `generated`."""
+        done = self.cdf(generated) if generated > 0 else 0.0
+        if done >= 1.0:
+            return generated * (1 + (_OUTLIVED - 1) * q)
+        return max(generated, self._at(done + q * (1.0 - done)))
+
+    def mean(self, generated: float = 0) -> float:
+        """The expected length, given that it is longer than `generated` tokens."""
+        sketch = self.condition(generated) if generated > 0 else self
+        levels, values = sketch.levels, sketch.values
+        area = 0.0
+        for i in range(1, len(levels)):
+            area += (levels[i] - levels[i - 1]) * (values[i] + values[i - 1])
+        return area / 2
+
+    def condition(self, generated: float) -> LengthSketch:
+        """The distribution of the length of an answer that is longer than `generated` tokens."""
+        i = bisect_right(self.values, generated)
+        if i == 0:
+            return self
+        if i == len(self.values):
+            return _trusted((0.0, 1.0), (generated, generated * _OUTLIVED))
+        done = self.cdf(generated)
+        scale = 1.0 / (1.0 - done)
+        levels = [0.0]
+        levels += [(level - done) * scale for level in self.levels[i:-1]]
+        levels.append(1.0)
+        if len(levels) > 2 and (levels[1] <= 0.0 or levels[-2] >= 1.0):  # rounding, a hair from a knot
+            return self._condition_near_knot(levels, generated, i)
+        return _trusted(tuple(levels), (generated, *self.values[i:]))
+
+    def capped(self, limit: float) -> LengthSketch:
+        """The same where `limit` (max_tokens) cuts the answer."""
+        if self.values[-1] <= limit:
+            return self
+        return _trusted(self.levels, tuple(min(value, limit) for value in self.values))
+
+    def _condition_near_knot(self, levels: list[float], generated: float, i: int) -> LengthSketch:
+        kept = [(a, v) for a, v in zip(levels[1:-1], self.values[i:-1], strict=True) if 0.0 < a < 1.0]
+        ends = ((0.0, generated), *kept, (1.0, self.values[-1]))
+        return _trusted(tuple(a for a, _ in ends), tuple(v for _, v in ends))
+
+    def _at(self, level: float) -> float:
+        levels, values = self.levels, self.values
+        i = bisect_right(levels, level)
+        if i == len(levels):
+            return values[-1]
+        low = levels[i - 1]
+        return values[i - 1] + (values[i] - values[i - 1]) * (level - low) / (levels[i] - low)
+
+
+def _trusted(levels: tuple[float, ...], values: tuple[float, ...]) -> LengthSketch:
+    """Without the checks, for what is right by construction: they are most of a refinement's time."""
+    sketch = object.__new__(LengthSketch)
+    object.__setattr__(sketch, "levels", levels)
+    object.__setattr__(sketch, "values", values)
+    return sketch

@@ -1,0 +1,63 @@
+"""The plug-in's options: `--additional-config '{"ramify": {"policy": "concord", …}}'`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from ramify.serving.policy.table import DEFAULT, OptionValue
+from ramify.serving.policy.types import StepModel
+from ramify.serving.vllm_plugin.errors import BadOptions
+
+KEY = "ramify"
+
+
+@dataclass(frozen=True, slots=True)
+class PluginOptions:
+    policy: str = DEFAULT
+    policy_options: dict[str, OptionValue] = field(default_factory=dict)
+    step: StepModel = field(default_factory=StepModel)  # where the calibration starts
+    calibrate: bool = True  # scale the step model by the time that steps really take
+    refresh_tokens: int = 16  # a running request's view is renewed after so many tokens
+    refresh_steps: int = 16  # with a queue behind it, decide anew at least every so many steps
+    pause: bool = True  # allow pauses, where max_num_seqs leaves room above max_num_active_seqs
+    preempt: bool = True
+    socket: str | None = None  # Unix datagram socket at which the analyzer's new length sketches arrive
+    report: str | None = None  # a file that holds what preemptions, pauses and refusals came to (costs.Totals)
+    trace: str | None = None  # a file that gets one JSON line for each verdict that moved something
+
+    @classmethod
+    def of(cls, additional_config: object) -> PluginOptions:
+        """Raises BadOptions for what cannot be meant."""
+        given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise BadOptions(KEY, f"must be an object, got {given!r}")
+        known = {f.name for f in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise BadOptions(str(name), f"no such option: there are {', '.join(sorted(known))}")
+        values = dict(given)
+        if "step" in values:
+            values["step"] = _step(values["step"])
+        for name in ("calibrate", "pause", "preempt"):
+            if not isinstance(values.get(name, True), bool):
+                raise BadOptions(name, f"must be true or false, got {values[name]!r}")
+        for name in ("refresh_tokens", "refresh_steps"):
+            value = values.get(name, 1)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise BadOptions(name, f"must be a whole number from 1, got {value!r}")
+        for name in ("policy", "socket", "report", "trace"):
+            if not isinstance(values.get(name, ""), str):
+                raise BadOptions(name, f"must be text, got {values[name]!r}")
+        if not isinstance(values.get("policy_options", {}), dict):
+            raise BadOptions("policy_options", f"must be an object, got {values['policy_options']!r}")
+        return cls(**values)
+
+
+def _step(value: object) -> StepModel:
+    names = [f.name for f in fields(StepModel)]
+    if not isinstance(value, Mapping) or not all(
+        name in names and isinstance(v, int | float) and v >= 0 for name, v in value.items()
+    ):
+        raise BadOptions("step", f"must be an object of milliseconds under {', '.join(names)}, got {value!r}")
+    return StepModel(**value)

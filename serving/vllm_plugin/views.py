@@ -1,0 +1,198 @@
+"""vLLM's requests as the policy sees them: tags read once, times made absolute on the engine's clock."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ramify.serving.errors import BadTags
+from ramify.serving.policy.types import (
+    CompoundView,
+    GroupView,
+    RequestId,
+    RequestView,
+    SloClass,
+    StageEstimate,
+    State,
+)
+from ramify.serving.sketch import LengthSketch
+from ramify.serving.tags import SLOTags
+from ramify.serving.vllm_plugin.adapter import RequestLike
+
+_KEEP_COMPOUNDS = 10_000
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request, for as long as it is in the engine."""
+
+    request: RequestLike
+    view: RequestView
+    problem: str | None = None  # its tags cannot be read: it is refused with this
+    late_tokens: int = 0  # that came after their time to first token, or between tokens, was over
+
+
+class Views:
+    """All requests in the engine. `cached_tokens` asks the prefix cache about a prompt."""
+
+    def __init__(self, cached_tokens: Callable[[RequestLike], int], refresh_tokens: int) -> None:
+        self._cached_tokens = cached_tokens
+        self._refresh_tokens = refresh_tokens
+        self._next_id = 0
+        self._seen: dict[str, Seen] = {}
+        self._names: dict[RequestId, str] = {}
+        self._compounds: OrderedDict[str, float] = OrderedDict()  # when the first request of each was seen
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, request: RequestLike) -> Seen:
+        id_ = RequestId(self._next_id)
+        self._next_id += 1
+        problem = None
+        xargs = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+        try:
+            tags = SLOTags.from_xargs(xargs)
+            sketch = None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles)
+        except (BadTags, ValueError) as error:
+            tags, sketch, problem = SLOTags(), None, str(error)
+        seen = Seen(request, self._view(id_, request, tags, sketch), problem)
+        self._seen[request.request_id] = seen
+        self._names[id_] = request.request_id
+        return seen
+
+    def remove(self, request_id: str) -> tuple[RequestView, int] | None:
+        """The last view of a request that has left, and its late tokens; None for one that was never here."""
+        seen = self._seen.pop(request_id, None)
+        if seen is None:
+            return None
+        del self._names[seen.view.id]
+        return replace(seen.view, generated=seen.request.num_output_tokens), seen.late_tokens
+
+    def delivered(self, request_id: str, tokens: int, now: float) -> None:
+        """So many new tokens of it are about to go out. The n-th is due at TTFT + n · TBT (thesis, chapter 3)."""
+        seen = self._seen.get(request_id)
+        if seen is None or (seen.view.ttft is None and seen.view.tbt is None):
+            return
+        view = seen.view
+        begin = view.arrived if view.ttft is None else view.ttft
+        before = seen.request.num_output_tokens
+        if (before == 0 or view.tbt is not None) and now > begin + (before + tokens - 1) * (view.tbt or 0.0):
+            seen.late_tokens += tokens
+
+    def seen(self, id_: RequestId) -> Seen:
+        return self._seen[self._names[id_]]
+
+    def group_of(self, request_id: str) -> str | None:
+        seen = self._seen.get(request_id)
+        return None if seen is None or seen.view.group is None else seen.view.group.id
+
+    def of(self, request: RequestLike, state: State) -> RequestView:
+        """Its view, the same object while nothing that matters has changed."""
+        seen = self._seen[request.request_id]
+        view, generated = seen.view, request.num_output_tokens
+        if (
+            view.state is state
+            and generated - view.generated < self._refresh_tokens
+            and (generated > 0) == (view.generated > 0)
+        ):
+            return view
+        computed = request.num_computed_tokens if state in (State.RUNNING, State.PAUSED) else 0
+        cached = view.cached_tokens
+        if state is State.PREEMPTED:  # what it left in the prefix cache
+            cached = self._cached_tokens(request)
+        seen.view = replace(view, state=state, generated=generated, computed=computed, cached_tokens=cached)
+        return seen.view
+
+    def refine(self, request_id: str, sketch: LengthSketch) -> bool:
+        """The analyzer has predicted anew. False where the request has left.
+
+        `request_id` is what clients see of it; vLLM's own id goes on with an index and random letters.
+        """
+        seen = self._seen.get(request_id)
+        if seen is None:
+            seen = next((one for id_, one in self._seen.items() if id_.startswith(f"{request_id}-")), None)
+        if seen is None:
+            return False
+        seen.view = replace(seen.view, sketch=sketch)
+        return True
+
+    def reprice_group(self, group: str) -> bool:
+        """A sibling has computed the prompt: what the others of its fork group must prefill is less now. Is it?"""
+        found = False
+        for seen in self._seen.values():
+            view = seen.view
+            if view.state is State.WAITING and view.group is not None and view.group.id == group:
+                cached = self._cached_tokens(seen.request)
+                if cached != view.cached_tokens:
+                    seen.view = replace(view, cached_tokens=cached)
+                    found = True
+        return found
+
+    def _view(self, id_: RequestId, request: RequestLike, tags: SLOTags, sketch: LengthSketch | None) -> RequestView:
+        arrived = request.arrival_time
+        compound = self._compound(tags, arrived)
+        deadline = _after(arrived, tags.slo_deadline_s)
+        if compound is not None and compound.deadline is not None:
+            deadline = compound.deadline if deadline is None else min(deadline, compound.deadline)
+        elif tags.compound_deadline_at is not None:
+            deadline = tags.compound_deadline_at if deadline is None else min(deadline, tags.compound_deadline_at)
+        return RequestView(
+            id_,
+            arrived,
+            slo_class_of(tags),
+            deadline,
+            _after(arrived, tags.slo_ttft_s),
+            tags.slo_tbt_s,
+            _after(arrived, tags.slo_waiting_s),
+            prompt_tokens=request.num_prompt_tokens,
+            cached_tokens=self._cached_tokens(request),
+            sketch=sketch,
+            weight=1.0 if tags.goodput_weight is None else tags.goodput_weight,
+            compound=compound,
+            group=_group(tags),
+            max_tokens=request.max_tokens,
+        )
+
+    def _compound(self, tags: SLOTags, now: float) -> CompoundView | None:
+        if tags.compound_id is None:
+            return None
+        first = self._compounds.setdefault(tags.compound_id, now)
+        self._compounds.move_to_end(tags.compound_id)
+        if len(self._compounds) > _KEEP_COMPOUNDS:
+            self._compounds.popitem(last=False)
+        ends = [at for at in (_after(first, tags.compound_deadline_s), tags.compound_deadline_at) if at is not None]
+        rest = tags.plan_rest or ()
+        return CompoundView(
+            tags.compound_id,
+            tags.compound_stage or 0,
+            tags.compound_stages,
+            tags.compound_width or 1,
+            tags.compound_last == 1,
+            min(ends, default=None),
+            tuple(StageEstimate(*rest[i : i + 4]) for i in range(0, len(rest), 4)),
+            _after(now, tags.compound_due_s),
+        )
+
+
+def slo_class_of(tags: SLOTags) -> SloClass:
+    """What is said; else what the limits mean; else best effort."""
+    if tags.slo_class is not None:
+        return SloClass(tags.slo_class)
+    if tags.compound_id is not None:
+        return SloClass.COMPOUND
+    if tags.slo_deadline_s is not None or tags.compound_deadline_at is not None:
+        return SloClass.DEADLINE
+    return SloClass.BEST_EFFORT if tags.slo_ttft_s is None and tags.slo_tbt_s is None else SloClass.LATENCY
+
+
+def _group(tags: SLOTags) -> GroupView | None:
+    if tags.fork_group is None:
+        return None
+    size = tags.fork_size or 1
+    return GroupView(tags.fork_group, size, tags.fork_need or size)
+
+
+def _after(start: float, seconds: float | None) -> float | None:
+    return None if seconds is None else start + seconds

@@ -1,0 +1,50 @@
+"""Workflows that could have gone another way."""
+
+from __future__ import annotations
+
+from ramify import Sandbox, fork, step, workflow
+
+DONE: list[str] = []
+SENT: list[str] = []
+
+
+@step
+async def write(sandbox: Sandbox, name: str) -> str:
+    DONE.append(name)
+    (sandbox.path / name).write_text(name)
+    return name
+
+
+@step
+async def count(sandbox: Sandbox) -> int:
+    DONE.append("count")
+    return len(list(sandbox.path.iterdir()))
+
+
+@step(effect="irreversible")
+async def send(text: str) -> str:
+    SENT.append(text)
+    return text
+
+
+@workflow
+async def counts() -> int:
+    await write("a")
+    await write("b")
+    return await count()
+
+
+@workflow
+async def searches() -> list[str]:
+    async with fork(["left", "right"]) as branches:
+        outs = await branches.map(write)
+        await outs.best(key=len).adopt()
+    return [await write("end")]
+
+
+@workflow
+async def sends() -> str:
+    await write("a")
+    await send("hello")
+    await write("b")
+    return await send("bye")

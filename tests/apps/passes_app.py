@@ -1,0 +1,116 @@
+"""Workflows on which each pass of the compiler has something to do."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ramify import Sandbox, fork, llm, step, workflow
+
+MEETING: asyncio.Barrier | None = None  # where readers wait for each other
+
+
+@step
+async def write(sandbox: Sandbox, text: str) -> str:
+    await sandbox.run(f"echo {text} >> log", check=True)
+    return text
+
+
+@step(effect="readonly")
+async def look(sandbox: Sandbox) -> str:
+    """Reads, and leaves something behind all the same, which nobody may see."""
+    (sandbox.path / "left-by-look").touch()
+    return (await sandbox.run("cat log", check=True)).stdout
+
+
+@step(effect="readonly")
+async def meet(sandbox: Sandbox) -> str:
+    assert MEETING is not None
+    await MEETING.wait()
+    return (sandbox.path / "log").read_text()
+
+
+@step(reuse=True)
+async def count(sandbox: Sandbox) -> int:
+    return len(list(sandbox.path.iterdir()))
+
+
+@workflow
+async def searches(question: str) -> list[str]:
+    await write("begun")
+    ideas = await llm.propose(question, n=3)
+    async with fork(ideas) as branches:
+        outcomes = await branches.map(write)
+        await outcomes[0].adopt()
+    return [str(outcome.value) for outcome in outcomes]
+
+
+@workflow
+async def asks_twice(question: str) -> str:
+    await write("begun")
+    idea = await llm.chat(question)
+    await write("more")
+    return await llm.chat(f"{question} {idea}")
+
+
+@workflow
+async def reads() -> list[str]:
+    await write("one")
+    first = await look()
+    await write("two")
+    return [first, await look(), str(await count())]
+
+
+@workflow
+async def meets(n: int) -> list[str]:
+    await write("one")
+    return list(await asyncio.gather(*(meet() for _ in range(n))))
+
+
+@workflow
+async def writes() -> int:
+    await write("one")
+    await write("two")
+    return await count()
+
+
+BROKEN: list[str] = []  # while it holds something, `breaks` does not end
+
+
+@step
+async def fail(sandbox: Sandbox) -> str:
+    if BROKEN:
+        raise ValueError(BROKEN[0])
+    return (await sandbox.run("cat log", check=True)).stdout
+
+
+@workflow
+async def breaks() -> str:
+    await write("one")
+    async with fork([1, 2]) as branches:
+        outcomes = await branches.map(write)
+        await outcomes[1].adopt()
+    await write("three")
+    await write("four")
+    return await fail()
+
+
+@workflow
+async def counts_in_branches() -> list[int]:
+    async with fork([1, 2, 3]) as branches:
+        return [outcome.value for outcome in await branches.map(count_with)]
+
+
+@step(reuse=True)
+async def count_with(sandbox: Sandbox, item: int) -> int:
+    return item
+
+
+@step(effect="irreversible", idempotent=True)
+async def send(text: str) -> str:
+    return text
+
+
+@workflow
+async def sends() -> str:
+    await write("one")
+    return await send("hello")

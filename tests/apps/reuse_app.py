@@ -1,0 +1,122 @@
+"""Workflows that declare reuse: of steps, of commands inside steps, truly and falsely."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from ramify import Sandbox, fork, step, workflow
+
+LOG: Path | None = None  # every execution adds a character
+BROKEN: list[str] = []  # while this is not empty, `check` raises
+
+
+def note(mark: str) -> None:
+    assert LOG is not None
+    with LOG.open("a") as log:
+        log.write(mark)
+
+
+@step(reuse=True)
+async def build(sandbox: Sandbox, name: str) -> str:
+    note("b")
+    await sandbox.run(f"mkdir -p out && echo {name} > out/{name}", check=True)
+    return name
+
+
+@step
+async def look(sandbox: Sandbox) -> list[str]:
+    return sorted(str(p.relative_to(sandbox.path)) for p in sandbox.path.rglob("*") if p.is_file())
+
+
+@workflow
+async def builds(name: str) -> list[str]:
+    await build(name)
+    return await look()
+
+
+@step
+async def tool(sandbox: Sandbox, name: str) -> str:
+    assert LOG is not None
+    first = await sandbox.run(f"echo {name} > made; echo c >> {LOG}; cat made", check=True, reuse=True)
+    second = await sandbox.run("cp made copy; export SEEN=yes", check=True, reuse=True)
+    shown = await sandbox.run("cat copy; echo $SEEN", check=True)
+    return first.stdout + second.stdout + shown.stdout
+
+
+@workflow
+async def tools(name: str) -> list[str]:
+    said = await tool(name)
+    return [said, *await look()]
+
+
+@workflow
+async def tools_at_once() -> list[str]:
+    async with fork(["x", "x", "y"]) as branches:
+        outcomes = await branches.map(tool)
+    return [str(outcome.value) for outcome in outcomes]
+
+
+@step(reuse=True)
+async def lies(sandbox: Sandbox, kind: str) -> int:
+    note("l")
+    assert LOG is not None
+    count = len(LOG.read_text())
+    if kind == "world":
+        (sandbox.path / "count").write_text(str(count))
+        return 0
+    return count
+
+
+@workflow
+async def lying(kind: str) -> int:
+    return await lies(kind)
+
+
+@step
+async def slow_tool(sandbox: Sandbox) -> str:
+    assert LOG is not None
+    done = await sandbox.run(f"echo c >> {LOG}; sleep 0.3; echo done", check=True, reuse=True)
+    return done.stdout
+
+
+@workflow
+async def slowly() -> list[str]:
+    async with fork([1, 2]) as branches:
+        got = await asyncio.gather(*(branch.run(slow_tool) for branch in branches))
+    return list(got)
+
+
+@step(effect="pure")
+async def check() -> None:
+    if BROKEN:
+        raise RuntimeError(BROKEN[0])
+
+
+@workflow
+async def builds_then(name: str) -> list[str]:
+    await build(name)
+    await check()
+    await build(f"{name}{name}")
+    return await look()
+
+
+@step
+async def start_one(sandbox: Sandbox) -> None:
+    await sandbox.run("sleep 600 & true", check=True)
+    await sandbox.run("uname -s", check=True, reuse=True)
+
+
+@step(reuse=True)
+async def starts(sandbox: Sandbox) -> None:
+    note("s")
+    await sandbox.run("sleep 600 & true", check=True)
+
+
+@workflow
+async def live(beside: str) -> None:
+    if beside == "in":
+        await starts()
+    else:
+        await start_one()
+        await build("beside")

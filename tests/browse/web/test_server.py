@@ -1,0 +1,75 @@
+"""The command, its socket, and the browser that it starts."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from ramify import paths
+from ramify.browse.web import opening
+from ramify.browse.web.errors import CannotListen
+from ramify.browse.web.server import serving
+from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.store import RunStore
+
+
+def test_the_command_serves_until_it_is_interrupted(looked_at: tuple[Path, str]) -> None:
+    home, run = looked_at
+    command = [sys.executable, "-m", "ramify.cli.main", "--home", str(home), "browse", run[:6], "--web", "--no-open"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            found = re.fullmatch(r"the page is at (http://127\.0\.0\.1:\d+/[\w-]{32}/)#/(\w+)/graph\n", said)
+            assert found is not None, (said, process.poll())
+            assert found[2] == run
+            with urllib.request.urlopen(found[1] + "api/runs", timeout=30) as answer:
+                assert run in answer.read().decode()
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                urllib.request.urlopen(found[1][:-2] + "/", timeout=30)
+        finally:
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=60)
+        assert process.returncode == 0
+        assert "Traceback" not in said
+
+
+async def test_a_port_that_is_taken_is_said(looked_at: tuple[Path, str]) -> None:
+    home, _ = looked_at
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        async with RunStore(paths.database(home), clock=time.time) as store:
+            with pytest.raises(CannotListen, match=f"127.0.0.1:{port}.*--port"):
+                async with serving(store, SnapshotStore(paths.snapshots(home)), str, port=port):
+                    pass
+
+
+def test_the_browser_is_told_of_a_file_that_others_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setenv("DISPLAY", ":9")
+    monkeypatch.setattr(opening.webbrowser, "open", asked.append)
+    with opening.opened("http://127.0.0.1:1/token/#/run/graph"):
+        (address,) = asked
+        file = Path(address.removeprefix("file://"))
+        assert "token" not in address
+        assert 'url=http://127.0.0.1:1/token/#/run/graph"' in file.read_text()
+        assert file.parent.stat().st_mode & 0o077 == 0
+    assert not file.exists()
+
+
+def test_without_a_screen_no_browser_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(opening.webbrowser, "open", lambda address: pytest.fail(address))
+    with opening.opened("http://127.0.0.1:1/token/"):
+        pass

@@ -1,0 +1,122 @@
+"""`effects`, `approve`, `cancel` and `resume --from`, as processes, on the copying sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import effects_app
+import pytest
+
+FLOW = """
+import asyncio
+from effects_app import *
+
+@workflow
+async def sleepy() -> None:
+    await write("first")
+    await asyncio.sleep(600)
+
+@workflow
+async def posts(text: str) -> str:
+    await write("first")
+    return await post(text)
+"""
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "ramify.cli.main", "--home", "home", *map(str, arguments)]
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    apps = str(Path(effects_app.__file__).parent)
+    return {**os.environ, "PYTHONPATH": apps, "EFFECTS_OUTBOX": str(tmp_path / "outbox"), "RAMIFY_SANDBOX": "copy"}
+
+
+@pytest.fixture
+def call(tmp_path: Path, env: dict[str, str]) -> Call:
+    (tmp_path / "flow.py").write_text(FLOW)
+    (tmp_path / "workspace").mkdir()
+
+    def run(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command(*arguments), cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=90
+        )
+
+    return run
+
+
+def outbox(place: Path) -> list[str]:
+    return [line.partition(" ")[2] for line in (place / "outbox").read_text().splitlines()]
+
+
+def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+    kill = 'import effects_app, sys; effects_app.STOP.append("after"); from ramify.cli.main import main; main()'
+    killed = subprocess.run(
+        [sys.executable, "-c", kill, "--home", "home", "run", "flow.py:posts", "hi", "--workspace", "workspace"],
+        cwd=tmp_path,
+        env={**env, "EFFECTS_KILL": "1"},
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )
+    assert killed.returncode == -9, killed.stderr.decode()
+    doubt = call("resume")
+    (run,) = json.loads(call("ls", "--json").stdout)
+    assert doubt.returncode == 1
+    assert f"ramify approve {run['id']} post" in doubt.stderr
+    (effect,) = json.loads(call("effects", "--json").stdout)
+    assert (effect["step"], effect["status"]) == ("post", "in doubt")
+    assert "in doubt" in call("effects").stdout
+    assert call("approve", "@", "post").returncode == 2
+    assert call("approve", "@", "post", "--again", "--result", "x").returncode == 2
+    said = call("approve", "@", "post", "--done", "--result", "receipt 7")
+    assert (said.returncode, f"ramify resume {run['id']}" in said.stdout) == (0, True), said.stderr
+    assert call("resume", "-q").stdout == "receipt 7\n"
+    assert outbox(tmp_path) == ["hi"]
+
+
+def test_cancel_stops_a_run_that_can_be_resumed(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+    process = subprocess.Popen(
+        command("run", "flow.py:sleepy", "--workspace", "workspace"),
+        cwd=tmp_path,
+        env=env,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 60
+    while not [run for run in json.loads(call("ls", "--json").stdout) if run["steps"]]:
+        assert time.monotonic() < until
+    cancelled = call("cancel")
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert "ramify resume" in process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    (run,) = json.loads(call("ls", "--json").stdout)
+    assert run["status"] == "cancelled"
+    assert call("cancel").returncode == 0  # stopped already
+
+
+def test_a_done_run_cannot_be_cancelled_but_taken_back(tmp_path: Path, call: Call) -> None:
+    call("run", "flow.py:posts", "hi", "--workspace", "workspace", "-q")
+    refused = call("cancel")
+    assert (refused.returncode, "is done" in refused.stderr) == (1, True)
+    again = call("resume", "@", "--from", "@~1", "-q")
+    assert (again.returncode, again.stdout) == (0, "receipt for hi\n"), again.stderr
+    assert outbox(tmp_path) == ["hi"]  # without a hook what was done stays done
+    assert "undone" in call("show", "@").stdout
+    assert call("resume", "@", "--from", "nowhere").returncode == 1
+
+
+def test_the_ledger_of_a_run_that_is_not_there(call: Call) -> None:
+    call("run", "flow.py:two_that_can_be_recalled", "--workspace", "workspace", "-q")
+    assert [e["step"] for e in json.loads(call("effects", "--json").stdout)] == ["post_and_recall"] * 2
+    missing = call("effects", "zzzz")
+    assert (missing.returncode, "ramify ls" in missing.stderr) == (1, True)

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import passes_app
+
+from ramify import Runtime
+from ramify.cli.explain import choice_lines
+from ramify.runtime.costs import Regret
+from ramify.runtime.observed import observed
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
+
+
+def by_op(said: Any) -> dict[str, Any]:
+    return {one["op"]: one for one in said.json["operations"]}
+
+
+async def scripted(work: Callable[[LLMClient], Awaitable[None]]) -> None:
+    model = ScriptedModel(lambda request: f"w{request.seed}")
+    async with LLMClient("http://model.test/v1", transport=model) as client:
+        await work(client)
+
+
+async def run_once(home: Path, workspace: Path, model: LLMClient) -> None:
+    async with Runtime(home=home, sandbox="copy", llm=model) as runtime:
+        await runtime.run(passes_app.searches, "what?", workspace=workspace)
+
+
+def test_the_plan_beside_what_happened(ramify: Any, tmp_path: Path, workspace: Path) -> None:
+    for _ in range(2):
+        asyncio.run(scripted(lambda model: run_once(tmp_path / "home", workspace, model)))
+    found = by_op(said := ramify("explain", "--json"))
+    assert (found["run.1"]["step"], found["run.1"]["done"], found["seal.1"]["snapshots"]) == ("write", 1, 1)
+    assert (found["llm.1"]["done"], found["prefork.llm.1"]["done"], found["fork.1"]["done"]) == (1, 1, 1)
+    assert (found["run.2"]["done"], found["merge.1"]["done"], found["break.unseen"]["done"]) == (3, 1, 0)
+    assert found["run.1"]["predicted_s"] > 0  # from the other run
+    assert found["llm.1"]["predicted_s"] is not None
+    assert said.json["changed"] == {"known": True, "why": "", "workflow": False, "steps": [], "ops": []}
+    text = ramify("explain").out
+    assert "break.unseen" in text
+    assert "skipped" in text
+    assert "the code is what the plan was compiled from" in text
+
+
+def test_what_was_chosen_by_cost_and_what_that_cost(ramify: Any, tmp_path: Path, workspace: Path) -> None:
+    asyncio.run(scripted(lambda model: run_once(tmp_path / "home", workspace, model)))
+    assert ramify("explain", "--json").json["choices"] == []
+    made = [Regret(4, "built", "restore", 3.0, 1.0, 0.5), Regret(9, "tested", "recompute", 1.0, 1.0, None)]
+    assert choice_lines(made) == [
+        "choices by cost: 2 choices, 2.50 s regretted, predictions off by 1.00 s in the median",
+        "  built (row 4): restore took 3.00 s, instead 0.50 s: 2.50 s regretted",
+    ]
+    assert choice_lines([]) == []
+
+
+def test_code_that_has_changed_since_is_named(ramify: Any, tmp_path: Path, workspace: Path, monkeypatch: Any) -> None:
+    asyncio.run(scripted(lambda model: run_once(tmp_path / "home", workspace, model)))
+    from ramify.compiler.frontend import decorators
+
+    whole = decorators.digest
+    monkeypatch.setattr(decorators, "digest", lambda nodes: whole(nodes) + "x")
+    changed = ramify("explain", "--json").json["changed"]
+    assert (changed["workflow"], changed["steps"], changed["ops"]) == (True, ["write"], ["run.1", "run.2"])
+    assert "changed since: write; affected: run.1, run.2" in ramify("explain").out
+
+
+def test_predictions_come_from_the_runs_of_the_workflow(tmp_path: Path, workspace: Path) -> None:
+    async def seen(model: LLMClient) -> None:
+        async with Runtime(home=tmp_path / "home", sandbox="copy", llm=model) as runtime:
+            for _ in range(2):
+                await runtime.run(passes_app.searches, "what?", workspace=workspace)
+            found = await observed(runtime.store, (await runtime.record()).workflow)
+            assert found.width("fork.1") == 3  # type: ignore[arg-type]
+            calls = found.calls("llm.1")  # type: ignore[arg-type]
+            assert calls is not None
+            assert calls.calls == 3
+            assert found.step_s("write") is not None
+            assert (found.step_s("another"), found.clean("write"), found.seal_s() is None) == (None, False, False)
+
+    asyncio.run(scripted(seen))
+
+
+def test_a_run_that_is_not_there(ramify: Any, home: Any) -> None:
+    said = ramify("explain", "ffff")
+    assert (said.status, said.out) == (1, "")
+    assert "ramify ls" in said.err

@@ -1,0 +1,179 @@
+"""A LangGraph thread from the command line: forked, merged, resumed and shown."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GRAPH = """
+import operator
+from typing import Annotated, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+
+import ramify.graph
+from ramify import SyncSandbox
+
+
+class State(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+def write(state: State, sandbox: SyncSandbox) -> dict:
+    (sandbox.path / "first").write_text("1")
+    return {"log": ["write"]}
+
+
+def think(state: State) -> dict:
+    return {"log": ["think"]}
+
+
+def side(name: str):
+    def node(state: State, sandbox: SyncSandbox) -> dict:
+        (sandbox.path / name).write_text(name)
+        return {"log": [name]}
+
+    return node
+
+
+def last(state: State, sandbox: SyncSandbox) -> dict:
+    said = interrupt("go on?") if (sandbox.path / "ask").exists() else "unasked"
+    (sandbox.path / "last").write_text(said)
+    return {"log": [",".join(sorted(path.name for path in sandbox.path.iterdir()))]}
+
+
+graph = StateGraph(State)
+graph.add_node("write", write)
+graph.add_node("think", think)
+graph.add_node("left", side("left"))
+graph.add_node("right", side("right"))
+graph.add_node("last", last)
+graph.add_edge(START, "write")
+graph.add_edge("write", "think")
+graph.add_edge("think", "left")
+graph.add_edge("think", "right")
+graph.add_edge(["left", "right"], "last")
+graph.add_edge("last", END)
+
+
+def app() -> ramify.graph.WorldApp:
+    return ramify.compile(graph, checkpointer=SAVER, sandbox="copy", name="flow")
+"""
+KEPT = "from ramify.graph import saver\nSAVER = saver()\n"
+IN_MEMORY = "from langgraph.checkpoint.memory import InMemorySaver\nSAVER = InMemorySaver()\n"
+
+
+class Program:
+    """A user's file, and the runs that it made."""
+
+    def __init__(self, path: Path) -> None:
+        from ramify.cli.targets import load
+
+        self.path = path
+        self.module = load(f"{path}:__dict__")
+
+    def invoke(self, thread: str) -> str:
+        """A run of the graph from its beginning; its id."""
+        with self.module["app"]() as app:
+            app.invoke({"log": []}, {"configurable": {"thread_id": thread}})
+            return str(app.session.last_run_id)
+
+    @property
+    def target(self) -> str:
+        return f"{self.path}:app"
+
+    def close(self) -> None:
+        if hasattr(self.module["SAVER"], "close"):
+            self.module["SAVER"].close()
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Program]:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    path = tmp_path / "thread_program.py"
+    path.write_text(getattr(request, "param", KEPT) + GRAPH)
+    monkeypatch.delitem(sys.modules, "thread_program", raising=False)
+    made = Program(path)
+    yield made
+    made.close()
+    monkeypatch.delitem(sys.modules, "thread_program", raising=False)
+
+
+def test_a_thread_is_forked_resumed_and_merged_back(program: Program, ramify: Any, tmp_path: Path) -> None:
+    ran = program.invoke("t")
+    edited = tmp_path / "what-if"
+    base = ramify("log", ran, "--json").json[-1]["id"]
+    assert ramify("checkout", f"{ran}:base", edited).status == 0
+    (edited / "mine").write_text("mine")
+    fork = ramify("fork", base, "--files", edited, "--json").json["run"]
+    told = ramify("resume", fork, "--app", program.target, "--json", "--quiet")
+    assert told.status == 0, told.err
+    assert told.json["result"]["log"][-1] == "first,last,left,mine,right", told.err
+    said = ramify("merge", ran, fork)
+    assert said.status == 0, said.err
+    merged = said.out.strip()
+    assert ramify("checkout", merged, tmp_path / "merged").status == 0
+    assert sorted(path.name for path in (tmp_path / "merged").iterdir()) == ["first", "last", "left", "mine", "right"]
+
+
+def test_a_fork_after_a_join_runs_only_what_comes_next(program: Program, ramify: Any) -> None:
+    ran = program.invoke("t")
+    fork = ramify("fork", f"{ran}~1", "--json").json["run"]
+    told = ramify("resume", fork, "--app", program.target, "--json", "--quiet")
+    assert told.json["result"]["log"] == ["write", "think", "left", "right", "first,last,left,right"], told.err
+    assert [op["step"] for op in ramify("show", fork, "--json").json["operations"] if op["kind"] == "RUN"][
+        -1
+    ] == "last"
+    assert ramify("ls", "--json").json[-1]["status"] == "done"
+
+
+def test_a_checkpoint_inside_a_superstep_is_refused(program: Program, ramify: Any) -> None:
+    ran = program.invoke("t")
+    said = ramify("fork", f"{ran}:fork.superstep.0.0")
+    assert (said.status, said.out) == (1, "")
+    assert "inside a superstep" in said.err
+
+
+def test_an_interrupt_is_answered(program: Program, ramify: Any, tmp_path: Path) -> None:
+    ran = program.invoke("t")
+    edited = tmp_path / "asking"
+    ramify("checkout", f"{ran}:base", edited)
+    (edited / "ask").write_text("")
+    fork = ramify("fork", f"{ran}:base", "--files", edited, "--json").json["run"]
+    asked = ramify("resume", fork, "--app", program.target, "--quiet")
+    assert (asked.status, "go on?" in asked.err) == (3, True)
+    answered = ramify("resume", fork, "--app", program.target, "--answer", '"yes"', "--json", "--quiet")
+    assert answered.json["status"] == "done"
+    assert ramify("checkout", fork, tmp_path / "done").status == 0
+    assert (tmp_path / "done" / "last").read_text() == "yes"
+
+
+def test_a_thread_goes_back_to_a_checkpoint(program: Program, ramify: Any) -> None:
+    ran = program.invoke("t")
+    told = ramify("resume", ran, "--from", f"{ran}~1", "--app", program.target, "--json", "--quiet")
+    assert told.json["result"]["log"][-1] == "first,last,left,right", told.err
+    assert "root/fork.superstep.1.0" in [branch["branch"] for branch in ramify("tree", ran, "--json").json]
+
+
+@pytest.mark.parametrize("program", [IN_MEMORY], indirect=True)
+def test_a_thread_that_another_saver_keeps_is_refused(program: Program, ramify: Any) -> None:
+    ran = program.invoke("t")
+    for command in (("fork", ran), ("resume", ran, "--from", f"{ran}~1", "--app", program.target)):
+        said = ramify(*command)
+        assert (said.status, "saver" in said.err) == (1, True), said.err
+        assert "Traceback" not in said.err
+
+
+def test_an_app_is_looked_for_in_the_file_that_compiled_it(program: Program, ramify: Any) -> None:
+    ran = program.invoke("t")
+    said = ramify("resume", ran)
+    assert (said.status, "--app FILE.py:NAME" in said.err) == (1, True)
+    program.module["standing"] = program.module["app"]()
+    assert ramify("resume", ran, "--quiet").status == 0
+    assert ramify("resume", ran, "--app", f"{program.path}:graph").status == 1

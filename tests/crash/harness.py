@@ -1,0 +1,350 @@
+"""Kills a scenario at its nth crash point, resumes it, and holds what is left against an unkilled run.
+
+All of it happens in forks of one warm process, which has no thread and no event loop of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import io
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+import scenarios
+
+import ramify.graph
+import ramify.runtime.driver
+import ramify.runtime.store.upgrade  # warm: imported before the first fork
+from ramify import Runtime
+from ramify.compiler.pipeline import compile_graph, compile_workflow  # noqa: F401  warm
+from ramify.compiler.plan import OpKind
+from ramify.fork_engine import crash
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.errors import EffectInDoubt, RunError
+from ramify.runtime.records import EffectStatus, OpStatus, RunRecord, RunStatus
+from ramify.runtime.store import RunStore
+from ramify.sandboxes.testing import ScriptedBackend
+from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
+
+NAMES = ["ann", "bob"]
+TELLS = {"hello": 1, "bye": 1}
+_APPROVALS = 4
+_KEPT = (OpKind.RUN, OpKind.SEAL)
+"""Of an entrypoint: its body is run again from its start, its tasks' results are served, their forks made anew."""
+
+
+class Scenario(StrEnum):
+    WITH_KEYS = "with keys"  # decorators; the receiver honours idempotency keys
+    WITHOUT_KEYS = "without keys"  # decorators; it does not
+    GRAPH = "graph"  # StateGraph through ramify.compile, with a Saver
+    ENTRYPOINT = "entrypoint"  # a function under @entrypoint, the same way
+
+
+LANGGRAPH = (Scenario.GRAPH, Scenario.ENTRYPOINT)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is there in the end, told so that two runs can be compared."""
+
+    result: Any
+    rows: dict[str, int]  # DONE journal rows: how often each
+    tree: str
+    outbox: dict[str, int]
+    status: str
+
+
+@dataclass
+class Trial:
+    scenario: Scenario
+    database: str  # "sqlite" or "postgresql"
+    point: int | None
+    killed_at: str = ""  # the point's name; empty where the run ended before
+    resumed: bool = False
+    in_doubt: int = 0  # doubts that were reported, and settled by what the receiver has
+    points: int = 0  # that an unkilled run passes
+    left: Left | None = None
+    wrong: list[str] = field(default_factory=list)
+    lost: int = 0
+    duplicated: int = 0
+    error: str = ""
+
+
+def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None = None) -> Trial:
+    """One trial in its own folder. `address`: of a PostgreSQL database, shared by trials."""
+    (folder / "workspace").mkdir(parents=True)
+    (folder / "workspace" / "hello").write_text("hello\n")
+    database = address or f"sqlite:///{folder}/home/ramify.db"
+    killed = _fork(lambda: _child(trial, folder, database, first=True), delay_s)
+    point = folder / "killed"
+    trial.killed_at = point.read_text() if point.exists() else ""
+    if killed == -signal.SIGKILL and delay_s is not None:
+        trial.killed_at = "random"
+    if killed not in (0, -signal.SIGKILL):
+        trial.error = (folder / "error").read_text()
+        return trial
+    if killed != 0:
+        trial.resumed = True
+        if _fork(lambda: _child(trial, folder, database, first=False), None) != 0:
+            trial.error = (folder / "error").read_text() if (folder / "error").exists() else "killed"
+            return trial
+    said = json.loads((folder / "left").read_text())
+    trial.left, trial.in_doubt, trial.points = Left(**said["left"]), said["in_doubt"], said["points"]
+    shutil.rmtree(folder)
+    return trial
+
+
+def judge(trial: Trial, whole: Left) -> Trial:
+    """What differs from the unkilled run, and what the receiver got too rarely or too often."""
+    if trial.left is None:
+        trial.wrong.append(f"no end: {trial.error[-2000:]}")
+        return trial
+    for name, expected in asdict(whole).items():
+        if name == "status" and trial.scenario in LANGGRAPH:
+            continue  # a thread that had ended when it was killed is not run again: LangGraph's checkpoint tells
+        if (found := getattr(trial.left, name)) != expected:
+            trial.wrong.append(f"{name}: {found} instead of {expected}")
+    if trial.scenario not in LANGGRAPH:
+        trial.lost = sum(max(0, n - trial.left.outbox.get(text, 0)) for text, n in TELLS.items())
+        trial.duplicated = sum(max(0, n - TELLS.get(text, 0)) for text, n in trial.left.outbox.items())
+    return trial
+
+
+def _fork(work: Callable[[], None], delay_s: float | None) -> int:
+    pid = os.fork()
+    if not pid:
+        try:
+            work()
+        finally:
+            os._exit(1)
+    if delay_s is not None:
+        time.sleep(delay_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _child(trial: Trial, folder: Path, database: str, *, first: bool) -> None:
+    counter = itertools.count(1)
+    passed = 0
+
+    def at(name: str) -> None:
+        nonlocal passed
+        passed = next(counter)
+        if first and passed == trial.point:
+            (folder / "killed").write_text(name)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    scenarios.OUTBOX = folder / "outbox"
+    crash.at = at
+    try:
+        work = _graph if trial.scenario in LANGGRAPH else _workflow
+        left, doubts = work(trial.scenario, folder, database)
+        (folder / "left").write_text(json.dumps({"left": asdict(left), "in_doubt": doubts, "points": passed}))
+        os._exit(0)
+    except BaseException:  # noqa: BLE001  # told to the parent
+        text = io.StringIO()
+        traceback.print_exc(file=text)
+        (folder / "error").write_text(text.getvalue())
+        os._exit(1)
+
+
+def _backend(store: SnapshotStore, scratch: Path) -> ScriptedBackend:
+    return ScriptedBackend(store, scratch, scenarios.answer)
+
+
+def _model() -> LLMClient:
+    return LLMClient("http://model.test/v1", transport=ScriptedModel(lambda r: r.messages[-1].content.upper()))
+
+
+def _workflow(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
+    return asyncio.run(_run_workflow(scenario, folder, database))
+
+
+async def _run_workflow(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
+    function = scenarios.with_keys if scenario is Scenario.WITH_KEYS else scenarios.without_keys
+    doubts = 0
+    async with (
+        _model() as client,
+        Runtime(home=folder / "home", database=database, sandbox=_backend, llm=client) as runtime,
+    ):
+        known = await _known(runtime.store, folder)
+        if known is None:
+            result = await runtime.run(function, NAMES, workspace=folder / "workspace")
+        else:
+            result, doubts = await _resumed(runtime, known.id)
+        run = await runtime.record()
+        checkpoints = [one for one in await runtime.store.checkpoints(run.id) if one.branch == "root"]
+        rows = Counter(
+            f"{row.key} {row.result_digest}" for row in await runtime.journal() if row.status is OpStatus.DONE
+        )
+        rows.update(f"{call.key} {call.result_digest}" for call in await runtime.llm_calls())
+        outbox = Counter(text for _, text in scenarios.sent())
+        return Left(result, dict(rows), checkpoints[-1].content_key, dict(outbox), run.status.value), doubts
+
+
+async def _resumed(runtime: Runtime, run_id: str) -> tuple[Any, int]:
+    """Resume, and answer each reported doubt by what the receiver has."""
+    doubts = 0
+    while True:
+        try:
+            return await runtime.resume(run_id), doubts
+        except RunError as error:
+            if not isinstance(error.__cause__, EffectInDoubt) or doubts == _APPROVALS:
+                raise
+        doubts += 1
+        doubtful = next(e for e in await runtime.effects(run_id) if e.status is EffectStatus.IN_DOUBT)
+        got = dict(scenarios.sent()).get(doubtful.idempotency_key)
+        await runtime.approve(
+            run_id,
+            doubtful.idempotency_key[:12],
+            happened=got is not None,
+            result=None if got is None else f"receipt for {got}",
+        )
+
+
+def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
+    config: Any = {"configurable": {"thread_id": str(folder)}}
+    os.environ["RAMIFY_DATABASE"] = database
+    apart = scenario is Scenario.ENTRYPOINT and database.startswith("sqlite")  # two commits a superstep, not one
+    threads = f"sqlite:///{folder}/threads.db" if apart else database
+    with (
+        ramify.graph.Saver(threads) as saver,
+        ramify.compile(
+            scenarios.graph() if scenario is Scenario.GRAPH else scenarios.flow,
+            folder / "workspace",
+            checkpointer=saver,
+            home=folder / "home",
+            sandbox=_backend,
+            llm=_model(),
+            name="crash",
+        ) as app,
+    ):
+        begun = saver.get_tuple(config) is not None
+        if begun and not app.get_state(config).next:
+            state = app.get_state(config).values  # it had ended
+        else:
+            fresh: Any = {"said": []} if scenario is Scenario.GRAPH else NAMES
+            state = asyncio.run(app.ainvoke(None if begun else fresh, config))
+        snapshot = ramify.graph.snapshot_of(app, config)
+    return asyncio.run(_left_of_graph(scenario, folder, database, state, snapshot)), 0
+
+
+async def _left_of_graph(scenario: Scenario, folder: Path, database: str, state: Any, snapshot: str) -> Left:
+    tree = SnapshotStore(folder / "home" / "store").get(SnapshotId(snapshot)).content_key
+    async with RunStore(database, clock=time.time) as store:
+        run = await _known(store, folder)
+        assert run is not None
+        rows = Counter(  # LangGraph's task ids hold the time: a row is told by what it did
+            f"{row.kind} {row.step or row.summary} {row.snapshot_out and row.result_digest}"
+            for row in await store.ops(run.id)
+            if row.status is OpStatus.DONE and (scenario is Scenario.GRAPH or row.kind in _KEPT)
+        )
+        rows.update(f"{call.request_digest} {call.result_digest}" for call in await store.llm(run.id))
+    return Left(state["said"] if isinstance(state, dict) else state, dict(rows), tree, {}, run.status.value)
+
+
+async def _known(store: RunStore, folder: Path) -> RunRecord | None:
+    """The trial's run, where its first row was committed before the kill."""
+    runs = [run for run in await store.runs(limit=8) if run.workspace == str(folder / "workspace")]
+    return runs[0] if runs else None
+
+
+def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenario, str], Trial]:
+    """Each scenario unkilled, on each database: what the others are held against, and how many points there are."""
+    made = {}
+    _warm(folder)
+    for scenario, database in itertools.product(Scenario, databases):
+        trial = run(
+            Trial(scenario, database, None), folder / f"whole-{scenario.name}-{database}", databases[database]
+        )
+        if trial.left is None:
+            raise RuntimeError(f"{scenario} on {database} does not end unkilled:\n{trial.error}")
+        if trial.left.status != RunStatus.DONE:
+            raise RuntimeError(f"{scenario} on {database} is {trial.left.status}")
+        made[scenario, database] = trial
+    return made
+
+
+def _warm(folder: Path) -> None:
+    """Run each scenario in this process: its forks then begin with every module, plan and statement at hand."""
+    for scenario in Scenario:
+        place = folder / f"warm-{scenario.name}"
+        (place / "workspace").mkdir(parents=True)
+        scenarios.OUTBOX = place / "outbox"
+        work = _graph if scenario in LANGGRAPH else _workflow
+        work(scenario, place, f"sqlite:///{place}/home/ramify.db")
+    if (threads := threading.enumerate()) != [threading.main_thread()]:
+        raise RuntimeError(f"threads outlive their run, and would be missing in a fork: {threads}")
+    gc.collect()
+    gc.freeze()  # what is here is not looked at again, so that forks share it
+
+
+def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
+    """`points` trials: every point of every scenario as often as that makes, the last round drawn by chance."""
+    every = [
+        Trial(scenario, database, n)
+        for (scenario, database), whole in known.items()
+        for n in range(1, whole.points + 1)
+    ]
+    chance = random.Random(seed)
+    drawn = chance.sample(every, len(every))
+    return [Trial(one.scenario, one.database, one.point) for one in itertools.islice(itertools.cycle(drawn), points)]
+
+
+def in_parallel(
+    trials: Sequence[Trial],
+    known: dict[tuple[Scenario, str], Trial],
+    databases: dict[str, str | None],
+    folder: Path,
+    workers: int,
+) -> Iterator[Trial]:
+    """The trials, judged, by forked workers; in the order in which they end."""
+    for worker in range(workers):
+        if os.fork() == 0:
+            try:
+                _worker(trials[worker::workers], known, databases, folder / f"worker{worker}")
+                os._exit(0)
+            except BaseException:  # noqa: BLE001  # a fork must not return to its parent's code
+                traceback.print_exc()
+            os._exit(1)
+    if any(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)):
+        raise RuntimeError("a worker failed: see above")
+    for worker in range(workers):
+        for line in (folder / f"worker{worker}" / "trials").read_text().splitlines():
+            said = json.loads(line)
+            yield Trial(**{**said, "scenario": Scenario(said["scenario"]), "left": None})
+
+
+def _worker(
+    trials: Sequence[Trial],
+    known: dict[tuple[Scenario, str], Trial],
+    databases: dict[str, str | None],
+    folder: Path,
+) -> None:
+    folder.mkdir(parents=True)
+    with (folder / "trials").open("w", buffering=1) as file:  # a line a trial, also of a run that is stopped
+        for number, trial in enumerate(trials):
+            whole = known[trial.scenario, trial.database].left
+            assert whole is not None
+            judged = judge(run(trial, folder / str(number), databases[trial.database]), whole)
+            file.write(json.dumps({**asdict(judged), "left": None}) + "\n")

@@ -1,0 +1,52 @@
+"""Kills at named points, and as many resumes: as if never killed. Sixty by default; CI asks for five hundred."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+POINTS = int(os.environ.get("RAMIFY_CRASH_POINTS", "60"))
+ALL = 500  # with so many every named point is hit
+
+
+@pytest.mark.timeout(900)
+def test_killed_anywhere_and_resumed(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "crash.py", "--points", POINTS, "--json"]
+    ran = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=890)
+    assert ran.stdout, ran.stderr
+    report: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert report["failures"] == []
+    # a few fall behind the end of a run whose siblings shared more commits than another time
+    assert report["points"] >= POINTS * 0.9, report["distinct_points"]
+    assert (report["lost"], report["duplicated"]) == (0, 0)
+    if POINTS < ALL:
+        return
+    assert report["in_doubt"] > 0  # the receiver that honours no keys, killed between intent and result
+    unseen = EVERYWHERE - set(report["killed_at"])
+    assert not unseen, f"never killed at {unseen}"
+
+
+EVERYWHERE = {
+    *("written", "noted", "placed", "snapshot", "flushed", "cleared"),  # the fork engine's
+    *("rows numbered", "batch taken", "layers flushed", "transaction begun", "rows written", "batch committed"),
+    *("rows durable", "answer numbered", "answer durable"),
+    *("world made", "about to ask", "answer there"),
+    *("about to send", "sent"),  # the scenarios' own: in the middle of an effect
+}
+
+
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """Beside the named points: wherever SIGKILL falls."""
+    program = [sys.executable, str(Path(__file__).with_name("random_kills.py")), str(tmp_path), "12"]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=170, env=dict(os.environ))
+    assert ran.returncode == 0, ran.stderr
+    trials = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [trial["wrong"] for trial in trials if trial["wrong"]] == []
+    assert sum(trial["resumed"] for trial in trials) >= len(trials) // 3, "most kills fell outside the run"

@@ -1,0 +1,76 @@
+"""Pages name nothing that is not there: commands, options, exported names, files."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import ramify
+from ramify.cli.main import cli
+
+sys.path.insert(0, str(Path(__file__).parent))
+from blocks import ALL_PAGES, ROOT, agrees, blocks, commands
+
+LINE = re.compile(r"(?:^|[\s`(&;|])(?:\$ )?ramify((?: +[^\s`#&;|<>)]+)+)")
+
+
+def said(page: Path) -> list[str]:
+    """What stands after `ramify` in a page's code, inline or in blocks."""
+    inline = re.findall(r"`(ramify [^`]+)`", re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    lines = [
+        line
+        for block in blocks(page)
+        if block.language in {"console", "sh", "text"}
+        for line in block.text.splitlines()
+    ]
+    return [match[1] for text in [*inline, *lines] for match in LINE.finditer(text)]
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_and_option_exists(page: Path) -> None:
+    for text in said(page):
+        try:
+            words = shlex.split(text)
+        except ValueError:
+            words = text.split()
+        command: click.Command = cli
+        while words:
+            word = words.pop(0)
+            if word.startswith("-") and not re.fullmatch(r"-\d*", word):
+                known = {name for option in command.params for name in (*option.opts, *option.secondary_opts)}
+                known |= {"-h", "--help"}
+                assert all(one.split("=")[0] in known for one in re.split(r"\|", word)), f"ramify{text}: {word}"
+            elif isinstance(command, click.Group) and re.fullmatch(r"[a-z]+", word):
+                assert word in command.commands, f"ramify{text}: there is no command {word}"
+                command = command.commands[word]
+
+
+def test_all_that_is_exported_is_in_the_reference() -> None:
+    page = (ROOT / "docs" / "reference" / "api.md").read_text()
+    documented = re.findall(r"^::: ramify\.(\w+)$", page, re.MULTILINE)
+    assert sorted(name for name in documented if name != "graph") == sorted(ramify.__all__)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ALL_PAGES[1:]}
+    assert listed == {page for page in pages if not page.startswith("decisions/")}
+
+
+@pytest.mark.parametrize("example", sorted(p.parent.name for p in (ROOT / "examples").glob("*/__main__.py")))
+def test_every_example_has_its_page(example: str) -> None:
+    assert f"python -m examples.{example}" in (ROOT / "docs" / "examples" / f"{example}.md").read_text()
+
+
+def test_what_is_shown_is_compared() -> None:
+    block = next(block for block in blocks(ROOT / "docs" / "tutorial.md") if block.language == "console")
+    assert commands(block)
+    assert agrees("run 0123456789ab took 1.2 s\n", "run ba9876543210   took 33 s")
+    assert agrees("a\n…\nz\n", "a\nb\nc\nz\n")
+    assert not agrees("a\n", "a\nb\n")
+    assert not agrees("3 steps", "4 steps")

@@ -1,0 +1,74 @@
+"""A PostgreSQL for tests: the one that RAMIFY_TEST_POSTGRES names, or a cluster of our own in a folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def binaries() -> Path | None:
+    """The folder of initdb and postgres, where Debian puts it or on the path."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    onpath = shutil.which("initdb")
+    return found[-1].parent if found else Path(onpath).parent if onpath else None
+
+
+def why_not() -> str:
+    if "RAMIFY_TEST_POSTGRES" in os.environ or binaries() is not None:
+        return ""
+    return "no PostgreSQL: install it, or name one by RAMIFY_TEST_POSTGRES=postgresql://…"
+
+
+@contextmanager
+def server() -> Iterator[str]:
+    """The address of a server that takes new databases."""
+    given = os.environ.get("RAMIFY_TEST_POSTGRES")
+    if given:
+        yield given
+        return
+    bin_folder = binaries()
+    assert bin_folder is not None, why_not()
+    with tempfile.TemporaryDirectory(prefix="ramify-pg-") as folder:
+        if os.geteuid() == 0:  # postgres refuses to run as root
+            shutil.chown(folder, "postgres")
+        data, port = f"{folder}/data", _free_port()
+        _as_user(bin_folder / "initdb", "-D", data, "-U", "ramify", "--auth=trust", "-N").check_returncode()
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1"
+        started = _as_user(bin_folder / "pg_ctl", "-D", data, "-o", options, "-l", f"{folder}/log", "-w", "start")
+        if started.returncode:
+            raise RuntimeError(Path(folder, "log").read_text() + started.stderr)
+        try:
+            yield f"postgresql://ramify@127.0.0.1:{port}/postgres"
+        finally:
+            _as_user(bin_folder / "pg_ctl", "-D", data, "-m", "immediate", "stop")
+
+
+def _as_user(*command: object) -> subprocess.CompletedProcess[str]:
+    words = [str(word) for word in command]
+    if os.geteuid() == 0:
+        words = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups", *words]
+    return subprocess.run(words, capture_output=True, text=True, cwd="/", timeout=60, check=False)
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def new_database(address: str) -> str:
+    """The address of an empty database on that server."""
+    import psycopg
+
+    name = f"t{time.time_ns()}"
+    with psycopg.connect(address, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    return f"{address.rpartition('/')[0]}/{name}"

@@ -1,0 +1,109 @@
+"""The store says what LangGraph's own in memory says, and keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from langgraph.store.base import BaseStore, GetOp, MatchCondition, PutOp, SearchOp
+from langgraph.store.memory import InMemoryStore
+
+from ramify.graph import Store
+
+
+def fill(store: BaseStore) -> BaseStore:
+    for place, key, value in [
+        (("users", "ann"), "food", {"likes": "plums", "rank": 3}),
+        (("users", "ann"), "tea", {"likes": "mint", "rank": 1}),
+        (("users", "bob", "old"), "food", {"likes": "plums", "rank": 7}),
+        (("users_x",), "food", {"likes": "none", "rank": 0}),
+        (("a%b_c",), "k", {"x": None}),
+    ]:
+        store.put(place, key, value)
+    return store
+
+
+ASK: list[Callable[[BaseStore], Any]] = [
+    lambda s: s.get(("users", "ann"), "food"),
+    lambda s: s.get(("users", "ann"), "nothing"),
+    lambda s: s.search(("users",)),
+    lambda s: s.search(("users", "ann"), limit=1, offset=1),
+    lambda s: s.search(("users",), filter={"likes": "plums"}),
+    lambda s: s.search(("users",), filter={"rank": {"$gte": 3, "$lt": 7}}),
+    lambda s: s.search(("a%b_c",)),
+    lambda s: s.search(()),
+    lambda s: s.list_namespaces(),
+    lambda s: s.list_namespaces(prefix=("users",), max_depth=2),
+    lambda s: s.list_namespaces(suffix=("old",)),
+    lambda s: s.list_namespaces(prefix=("users", "*"), limit=1, offset=1),
+]
+
+
+def plain(found: Any) -> Any:
+    if isinstance(found, list):
+        return [plain(one) for one in found]
+    return (found.namespace, found.key, found.value) if hasattr(found, "namespace") else found
+
+
+def sort(found: Any) -> Any:
+    return sorted(found, key=repr) if isinstance(found, list) else found
+
+
+@pytest.mark.parametrize("ask", ASK)
+def test_it_answers_as_the_one_in_memory(address: str, ask: Callable[[BaseStore], Any]) -> None:
+    with Store.open(address) as store:
+        fill(store)
+        assert sort(plain(ask(store))) == sort(plain(ask(fill(InMemoryStore()))))
+
+
+async def test_what_is_put_is_kept_changed_and_deleted(address: str) -> None:
+    async with Store.open(address) as store:
+        await store.aput(("n",), "k", {"v": 1})
+    async with Store.open(address) as again:
+        first = await again.aget(("n",), "k")
+        await again.aput(("n",), "k", {"v": 2})
+        second = await again.aget(("n",), "k")
+        assert first is not None and second is not None
+        assert (first.value, second.value) == ({"v": 1}, {"v": 2})
+        assert second.created_at == first.created_at <= second.updated_at
+        await again.adelete(("n",), "k")
+        assert await again.aget(("n",), "k") is None
+
+
+def test_a_batch_reads_what_was_there_before_it(address: str) -> None:
+    ops = [PutOp(("n",), "k", {"v": 1}), GetOp(("n",), "k"), PutOp(("n",), "k", {"v": 2}), SearchOp(("n",))]
+    with Store.open(address) as store:
+        assert store.batch(ops) == [None, None, None, []]
+        assert store.batch(ops)[1].value == {"v": 2}
+
+
+def test_what_has_a_time_to_live_goes(address: str) -> None:
+    now = [1000.0]
+    with Store.open(address, clock=lambda: now[0]) as store:
+        store.put(("n",), "short", {"v": 1}, ttl=1)
+        store.put(("n",), "long", {"v": 2})
+        now[0] += 50
+        assert store.get(("n",), "short") is not None  # and it lives for another minute
+        now[0] += 50
+        assert store.get(("n",), "short", refresh_ttl=False) is not None
+        now[0] += 20
+        assert store.get(("n",), "short") is None
+        assert [item.key for item in store.search(("n",))] == ["long"]
+        assert store.sweep_ttl() == 1
+
+
+def test_an_unknown_operator_is_named(address: str) -> None:
+    with Store.open(address) as store:
+        fill(store)
+        with pytest.raises(ValueError, match=r"\$near"):
+            store.search(("users",), filter={"rank": {"$near": 3}})
+
+
+def test_a_condition_longer_than_the_namespace_does_not_fit(address: str) -> None:
+    from langgraph.store.base import ListNamespacesOp
+
+    with Store.open(address) as store:
+        store.put(("a",), "k", {})
+        deep = MatchCondition(match_type="prefix", path=("a", "b"))
+        assert store.batch([ListNamespacesOp(match_conditions=(deep,))]) == [[]]

@@ -1,0 +1,73 @@
+"""A saver whose rows the run store commits: one transaction with the run's own, and on its own again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langgraph.checkpoint.base import empty_checkpoint
+
+from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.store import RunStore
+
+
+def put(saver: Saver, number: int) -> Any:
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    checkpoint = {**empty_checkpoint(), "id": f"{number:04}", "channel_values": {"n": number}}
+    return saver.put(config, checkpoint, {"step": number}, {})  # type: ignore[arg-type]
+
+
+def newest(saver: Saver) -> int:
+    found = saver.get_tuple({"configurable": {"thread_id": "t"}})
+    assert found is not None
+    number: int = found.checkpoint["channel_values"]["n"]
+    return number
+
+
+async def test_it_joins_leaves_and_joins_again(address: str) -> None:
+    with Saver.open(address) as saver:
+        put(saver, 1)
+        for number in (2, 4):
+            async with RunStore(address, clock=time.time) as store:
+                assert saver.join(store)
+                assert saver.join(store)  # asked again by the next invocation
+                at = await asyncio.to_thread(put, saver, number)
+                saver.put_writes(at, [("n", number)], "task")  # lingers
+                assert newest(saver) == number  # and is waited for by who reads
+                pending = (saver.get_tuple(at) or pytest.fail("not there")).pending_writes
+                assert pending == [("task", "n", number)]
+                saver.put_writes(at, [("n", number)], "late")
+            put(saver, number + 1)
+            assert newest(saver) == number + 1
+            late = (saver.get_tuple(at) or pytest.fail("not there")).pending_writes or []
+            assert ("late", "n", number) in late
+
+
+async def test_two_databases_are_two_commits(tmp_path: Path) -> None:
+    with Saver.open(tmp_path / "threads.db") as saver:
+        async with RunStore(tmp_path / "ramify.db", clock=time.time) as store:
+            assert not saver.join(store)
+            put(saver, 1)
+    assert (tmp_path / "threads.db").stat().st_size > 0
+
+
+async def test_a_saver_may_be_there_before_the_store(address: str) -> None:
+    with Saver.open(address) as saver:
+        put(saver, 1)
+        async with RunStore(address, clock=time.time) as store:
+            assert await store.runs() == []
+
+
+async def test_what_fails_spoils_nothing_else(address: str) -> None:
+    """A job of the saver's that cannot be done; and the next one is not written against what was rolled back."""
+    with Saver.open(address) as saver:
+        async with RunStore(address, clock=time.time) as store:
+            saver.join(store)
+            await asyncio.to_thread(put, saver, 1)
+            with pytest.raises(ValueError, match="holds checkpoints already"):
+                await asyncio.to_thread(saver.copy_thread, "t", "t")
+            await asyncio.to_thread(put, saver, 2)
+            assert newest(saver) == 2

@@ -1,0 +1,134 @@
+"""Copies and prunes: what is kept still works, what is not is gone from the disk."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from sqlalchemy import func, select
+
+from ramify import Saver
+from ramify.runtime.langgraph.saver import tables
+
+
+class State(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+def fold(values: list[str], writes: list[list[str]]) -> list[str]:
+    return [*values, *(item for write in writes for item in write)]
+
+
+class Delta(TypedDict):
+    log: Annotated[list[str], DeltaChannel(fold)]
+
+
+def graph(saver: Any) -> Any:
+    built = StateGraph(State)
+    for name in "abc":
+        built.add_node(name, lambda state, name=name: {"log": [name * 100]})
+    built.add_edge(START, "a").add_edge("a", "b").add_edge("b", "c")
+    return built.compile(checkpointer=saver)
+
+
+def config(thread: str = "1") -> Any:
+    return {"configurable": {"thread_id": thread}}
+
+
+@pytest.fixture
+def saver(address: str) -> Iterator[Saver]:
+    with Saver.open(address) as opened:
+        yield opened
+
+
+def stored(saver: Saver) -> int:
+    with saver._engine.connect() as connection:
+        return connection.execute(select(func.count()).select_from(tables.values)).scalar_one()
+
+
+def values(app: Any, thread: str) -> list[Any]:
+    return [state.values for state in app.get_state_history(config(thread))]
+
+
+def ids(saver: Saver, thread: str = "1") -> list[str]:
+    return [one.checkpoint["id"] for one in saver.list(config(thread))]
+
+
+def test_a_copy_goes_its_own_way(saver: Saver) -> None:
+    app = graph(saver)
+    app.invoke({"log": ["0"]}, config())
+    saver.copy_thread("1", "2")
+    assert [s.values for s in app.get_state_history(config("2"))] == [
+        s.values for s in app.get_state_history(config())
+    ]
+    app.invoke({"log": ["again"]}, config("2"))
+    assert len(app.get_state(config("2")).values["log"]) == 8
+    assert len(app.get_state(config()).values["log"]) == 4
+    saver.delete_thread("1")
+    assert len(app.get_state(config("2")).values["log"]) == 8
+    with pytest.raises(ValueError, match="holds checkpoints already"):
+        saver.copy_thread("2", "2")
+
+
+def test_pruning_keeps_the_newest_and_sweeps_the_rest(saver: Saver) -> None:
+    app = graph(saver)
+    app.invoke({"log": ["0"]}, config())
+    before, count = app.get_state(config()).values, stored(saver)
+    saver.prune(["1"])
+    assert len(ids(saver)) == 1
+    assert app.get_state(config()).values == before
+    assert stored(saver) < count
+    assert len(app.invoke({"log": ["more"]}, config())["log"]) == 8
+
+
+def test_pruning_breaks_no_branch(saver: Saver) -> None:
+    app = graph(saver)
+    app.invoke({"log": ["0"]}, config())
+    early = next(s for s in app.get_state_history(config()) if s.next == ("b",))
+    fork = app.update_state(early.config, {"log": ["forked"]}, as_node="a")
+    newest = app.invoke(None, early.config)
+    saver.prune(["1"])
+    assert app.get_state(fork).values["log"][-1] == "forked"
+    assert app.invoke(None, fork)["log"][-1] == "c" * 100
+    assert newest == app.get_state(config()).values or len(ids(saver)) > 1
+
+
+def test_retention_by_count_age_and_tag(address: str) -> None:
+    now = [0.0]
+    with Saver.open(address, clock=lambda: now[0]) as saver:
+        app = graph(saver)
+        tagged = {**config(), "metadata": {"keep": True}}
+        app.invoke({"log": ["0"]}, tagged)
+        now[0] = 100.0
+        app.invoke({"log": ["1"]}, config())
+        every = ids(saver)
+        saver.prune(["1"], keep=3, older_than_s=1000.0)
+        assert ids(saver) == every
+        saver.prune(["1"], keep=2, older_than_s=50.0, keep_tags=["keep"])
+        assert ids(saver) == every
+        saver.prune(["1"], keep=2, older_than_s=50.0)
+        assert len(ids(saver)) == 5  # those of the second invocation
+        saver.prune(["1"], keep=2)
+        assert ids(saver) == every[:2]
+        for rule in ({"strategy": "none"}, {"keep": 0}):
+            with pytest.raises(ValueError):
+                saver.prune(["1"], **rule)
+
+
+def test_what_lies_in_the_writes_of_ancestors_is_kept(saver: Saver) -> None:
+    def built(saver: Any) -> Any:
+        made = StateGraph(Delta)
+        for name in "abc":
+            made.add_node(name, lambda state, name=name: {"log": [name]})
+        return made.add_edge(START, "a").add_edge("a", "b").add_edge("b", "c").compile(checkpointer=saver)
+
+    app, plain = built(saver), built(InMemorySaver())
+    expected = plain.invoke({"log": ["0"]}, config())
+    assert app.invoke({"log": ["0"]}, config()) == expected
+    saver.prune(["1"])
+    assert app.get_state(config()).values == expected

@@ -1,0 +1,192 @@
+"""Cache, error and timeout policies, stores, durability, and how much runs at once."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.cache.memory import InMemoryCache
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import NodeError, NodeTimeoutError
+from langgraph.graph import START, StateGraph
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+from langgraph.types import CachePolicy, Command, interrupt
+
+from ramify import Sandbox, SyncSandbox
+from ramify.runtime.records import RunStatus
+
+CONFIG: Any = {"configurable": {"thread_id": "1"}}
+
+
+class State(TypedDict, total=False):
+    seen: Annotated[list[list[str]], operator.add]
+
+
+def names(sandbox: Any) -> list[str]:
+    return sorted(path.name for path in sandbox.path.iterdir() if path.name != "hello.txt")
+
+
+def look(state: State, sandbox: SyncSandbox) -> State:
+    return {"seen": [names(sandbox)]}
+
+
+def only(function: Any, **options: Any) -> StateGraph[State]:
+    graph = StateGraph(State).add_node("only", function, **options).add_node("look", look)
+    return graph.add_edge(START, "only").add_edge("only", "look")
+
+
+@pytest.mark.parametrize("of_graph", [False, True])
+def test_a_cache_hit_needs_the_same_files_and_brings_its_own(
+    of_graph: bool, compile_graph: Any, workspace: Path
+) -> None:
+    ran: list[int] = []
+
+    def work(state: State, sandbox: SyncSandbox) -> State:
+        ran.append(1)
+        (sandbox.path / "made").write_text((sandbox.path / "hello.txt").read_text())
+        return {"seen": [["worked"]]}
+
+    graph = only(work, cache_policy=CachePolicy())
+    app = compile_graph(graph, cache=InMemoryCache())
+    assert app.invoke({"seen": []})["seen"] == [["worked"], ["made"]]
+    assert app.invoke({"seen": []})["seen"] == [["worked"], ["made"]]
+    assert len(ran) == 1
+    (workspace / "hello.txt").write_text("changed")
+    assert app.invoke({"seen": []})["seen"] == [["worked"], ["made"]]
+    assert len(ran) == 2  # the same input, other files
+    app.clear_cache()
+    app.invoke({"seen": []})
+    assert len(ran) == 3
+
+
+def test_an_error_handler_finds_the_world_without_what_failed(compile_graph: Any) -> None:
+    def fails(state: State, sandbox: SyncSandbox) -> State:
+        (sandbox.path / "half").touch()
+        raise ValueError("no")
+
+    def handle(state: State, error: NodeError, sandbox: SyncSandbox) -> State:
+        seen = names(sandbox)
+        (sandbox.path / "handled").touch()
+        return {"seen": [[str(error.error)], seen]}
+
+    app = compile_graph(only(fails, error_handler=handle), checkpointer=InMemorySaver())
+    graph_seen = app.invoke({"seen": []}, CONFIG)["seen"]
+    assert graph_seen[:2] == [["no"], []]
+
+
+async def test_a_node_that_runs_out_of_time_leaves_nothing(compile_graph: Any) -> None:
+    async def slow(state: State, sandbox: Sandbox) -> State:
+        (sandbox.path / "half").touch()
+        await asyncio.sleep(30)
+        return {}
+
+    app = compile_graph(only(slow, timeout=0.5), checkpointer=InMemorySaver())
+    with pytest.raises(NodeTimeoutError):
+        await app.ainvoke({"seen": []}, CONFIG)
+    assert app.get_state(CONFIG).next == ("only",)
+
+
+def test_a_store_is_the_nodes(compile_graph: Any) -> None:
+    store = InMemoryStore()
+
+    def remember(state: State, *, store: BaseStore) -> State:
+        store.put(("a",), "b", {"c": 1})
+        return {}
+
+    compile_graph(only(remember), store=store).invoke({"seen": []})
+    assert store.get(("a",), "b").value == {"c": 1}  # type: ignore[union-attr]
+
+
+async def test_durability_exit_is_raised_to_sync(compile_graph: Any) -> None:
+    def touch(state: State, sandbox: SyncSandbox) -> None:
+        (sandbox.path / "made").touch()
+
+    saver = InMemorySaver()
+    app = compile_graph(only(touch), checkpointer=saver)
+    await app.ainvoke({"seen": []}, CONFIG, durability="exit")
+    app.invoke({"seen": []}, {"configurable": {"thread_id": "2"}}, durability="exit")
+    assert len(list(saver.list(CONFIG))) == len(list(saver.list({"configurable": {"thread_id": "2"}}))) == 4
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_one_at_a_time_is_no_deadlock(is_async: bool, compile_graph: Any) -> None:
+    graph = StateGraph(State).add_node("look", look)
+    for name in "abc":
+        graph.add_node(name, look).add_edge(START, name).add_edge(name, "look")
+    app = compile_graph(graph, checkpointer=InMemorySaver())
+    config = {**CONFIG, "max_concurrency": 1}
+    given: Any = {"seen": []}
+    state = await app.ainvoke(given, config) if is_async else await asyncio.to_thread(app.invoke, given, config)
+    assert state["seen"] == [[]] * 4
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_one_sibling_asks_while_the_other_is_done(is_async: bool, compile_graph: Any, kept: Any) -> None:
+    ran: list[str] = []
+
+    def done(state: State, sandbox: SyncSandbox) -> State:
+        ran.append("done")
+        (sandbox.path / "done").touch()
+        return {"seen": [["done"]]}
+
+    def asks(state: State, sandbox: SyncSandbox) -> State:
+        (sandbox.path / interrupt("name?")).touch()
+        return {"seen": [["asks"]]}
+
+    graph = StateGraph(State).add_node("done", done).add_node("asks", asks).add_node("look", look)
+    graph.add_edge(START, "done").add_edge(START, "asks").add_edge(["done", "asks"], "look")
+    app = compile_graph(graph, checkpointer=InMemorySaver())
+
+    async def invoke(value: Any) -> Any:
+        return await app.ainvoke(value, CONFIG) if is_async else await asyncio.to_thread(app.invoke, value, CONFIG)
+
+    await invoke({"seen": []})
+    assert kept(app).runs[0].status is RunStatus.WAITING
+    assert (await invoke(Command(resume="bob")))["seen"] == [["asks"], ["done"], ["bob", "done"]]
+    assert ran == ["done"]
+    assert kept(app).runs[0].status is RunStatus.DONE
+
+
+def test_a_write_before_an_interrupt_is_there_once(compile_graph: Any) -> None:
+    def asks(state: State, sandbox: SyncSandbox) -> State:
+        with (sandbox.path / "log").open("a") as file:
+            file.write("line\n")
+        interrupt("go on?")
+        return {"seen": [(sandbox.path / "log").read_text().split()]}
+
+    app = compile_graph(only(asks), checkpointer=InMemorySaver())
+    app.invoke({"seen": []}, CONFIG)
+    assert app.invoke(Command(resume=True), CONFIG)["seen"][0] == ["line"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_finished_error_handler_is_not_run_again_on_resume(is_async: bool, compile_graph: Any) -> None:
+    """LangGraph's issue 9002."""
+    handled: list[int] = []
+
+    def fails(state: State) -> State:
+        raise ValueError("no")
+
+    def handle(state: State, error: NodeError, sandbox: SyncSandbox) -> State:
+        handled.append(1)
+        (sandbox.path / "handled").touch()
+        return {}
+
+    def asks(state: State, sandbox: SyncSandbox) -> State:
+        (sandbox.path / interrupt("name?")).touch()
+        return {}
+
+    graph = StateGraph(State).add_node("fails", fails, error_handler=handle).add_node("asks", asks)
+    graph.add_node("look", look, defer=True).add_edge(START, "fails").add_edge(START, "asks").add_edge("asks", "look")
+    app = compile_graph(graph, checkpointer=InMemorySaver())
+
+    async def invoke(value: Any) -> Any:
+        return await app.ainvoke(value, CONFIG) if is_async else await asyncio.to_thread(app.invoke, value, CONFIG)
+
+    await invoke({"seen": []})
+    assert (await invoke(Command(resume="bob")))["seen"] == [["bob", "handled"]]
+    assert len(handled) == 1

@@ -1,0 +1,56 @@
+"""Commands that are declared deterministic, in the nodes of graphs: never twice in an equal world."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from langgraph.checkpoint.memory import InMemorySaver
+
+from ramify import Sandbox, SyncSandbox
+from ramify.compiler.plan import OpKind
+from tests.runtime.langgraph.gallery import Log, line
+
+
+def builds(number: int, command: str) -> Any:
+    async def node(state: Log, sandbox: Sandbox) -> Any:
+        done = await sandbox.run(command, reuse=True, check=True)
+        return {"log": [done.stdout.strip()]}
+
+    return f"n{number}", node
+
+
+def cleans(number: int) -> Any:
+    def node(state: Log, sandbox: SyncSandbox) -> Any:
+        sandbox.run("rm built", check=True)
+        return {"log": ["gone"]}
+
+    return f"n{number}", node
+
+
+async def test_a_command_is_run_once_in_an_equal_world(tmp_path: Path, compile_graph: Any, kept: Any) -> None:
+    count = tmp_path / "count"
+    command = f"echo x >> {count}; cat hello.txt > built; wc -c < built"
+    app = compile_graph(line(builds(1, command), cleans(2), builds(3, command)), checkpointer=InMemorySaver())
+    for thread in ("1", "2"):
+        config = {"configurable": {"thread_id": thread}}
+        found = await app.ainvoke({"log": []}, config)
+        assert found["log"][0] == found["log"][2]
+        assert found["log"][1] == "gone"
+    assert count.read_text() == "x\n"  # the second node, and the second run, took it over
+    rows = [row for row in kept(app).ops if row.kind is OpKind.COMMAND]
+    assert [row.reused_from is not None for row in rows] == [True, True]
+    assert {row.branch for row in rows} == {"root"}
+
+
+async def test_in_another_world_it_is_run_again(compile_graph: Any, kept: Any) -> None:
+    text = "wc -c < hello.txt > built"
+
+    def changes(state: Log, sandbox: SyncSandbox) -> Any:
+        (sandbox.path / "hello.txt").write_text("other")
+        return {"log": ["changed"]}
+
+    app = compile_graph(line(builds(1, text), ("changes", changes), builds(3, text)))
+    await app.ainvoke({"log": []})
+    rows = [row for row in kept(app).ops if row.kind is OpKind.COMMAND]
+    assert [row.reused_from for row in rows] == [None, None]

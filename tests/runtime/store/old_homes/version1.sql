@@ -1,0 +1,91 @@
+BEGIN TRANSACTION;
+CREATE TABLE blobs (digest TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL);
+INSERT INTO "blobs" VALUES('p','{}');
+INSERT INTO "blobs" VALUES('a','[]');
+INSERT INTO "blobs" VALUES('r','"done"');
+CREATE TABLE checkpoints (
+    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+    seq INTEGER NOT NULL,
+    branch TEXT NOT NULL,
+    snapshot_id TEXT NOT NULL,
+    content_key TEXT NOT NULL,
+    parents_json TEXT NOT NULL,
+    created_at FLOAT NOT NULL,
+    label TEXT NOT NULL
+);
+CREATE TABLE llm (
+    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+    seq INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    op_id TEXT NOT NULL,
+    branch TEXT NOT NULL,
+    step_key TEXT,
+    request_blob TEXT NOT NULL REFERENCES blobs (digest),
+    request_digest TEXT NOT NULL,
+    result_blob TEXT NOT NULL REFERENCES blobs (digest),
+    result_digest TEXT NOT NULL,
+    tags_json TEXT NOT NULL,
+    reused_from TEXT,
+    started_at FLOAT NOT NULL,
+    ended_at FLOAT NOT NULL,
+    UNIQUE (run_id, seq)
+);
+CREATE TABLE ops (
+    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
+    seq INTEGER NOT NULL,
+    key TEXT NOT NULL,
+    op_id TEXT NOT NULL,
+    kind TEXT NOT NULL,
+    branch TEXT NOT NULL,
+    status TEXT NOT NULL,
+    step TEXT,
+    args_digest TEXT NOT NULL,
+    result_blob TEXT REFERENCES blobs (digest),
+    result_digest TEXT NOT NULL,
+    snapshot_in TEXT,
+    snapshot_out TEXT,
+    lineage_key TEXT,
+    reused_from TEXT,
+    started_at FLOAT NOT NULL,
+    ended_at FLOAT NOT NULL,
+    summary TEXT NOT NULL,
+    error TEXT,
+    attrs_json TEXT NOT NULL,
+    UNIQUE (run_id, seq)
+);
+INSERT INTO "ops" VALUES(1,'old',1,'root|o1|0','o1','RUN','root','done','s','d','r','d',NULL,NULL,NULL,NULL,1.0,2.0,'it ýworked',NULL,'{}');
+CREATE TABLE runs (
+    n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    name TEXT NOT NULL,
+    workflow TEXT NOT NULL,
+    frontend TEXT NOT NULL,
+    workspace TEXT NOT NULL,
+    base_snapshot TEXT NOT NULL,
+    plan_blob TEXT NOT NULL REFERENCES blobs (digest),
+    args_blob TEXT NOT NULL REFERENCES blobs (digest),
+    settings_json TEXT NOT NULL,
+    status TEXT NOT NULL,
+    created_at FLOAT NOT NULL,
+    updated_at FLOAT NOT NULL,
+    deadline_s FLOAT,
+    consumed_s FLOAT NOT NULL,
+    result_blob TEXT REFERENCES blobs (digest),
+    error TEXT,
+    thread_id TEXT
+);
+INSERT INTO "runs" VALUES(1,'old','repair','a.py:repair','decorators','','base','p','a','{"sandbox": "copy"}','done',1.0,2.0,NULL,0.5,'r',NULL,NULL);
+CREATE INDEX ops_lineage ON ops (lineage_key);
+CREATE INDEX ops_result_blob ON ops (result_blob);
+CREATE INDEX llm_request_blob ON llm (request_blob);
+CREATE INDEX llm_result_blob ON llm (result_blob);
+CREATE INDEX checkpoints_run ON checkpoints (run_id);
+DELETE FROM "sqlite_sequence";
+INSERT INTO "sqlite_sequence" VALUES('runs',1);
+INSERT INTO "sqlite_sequence" VALUES('ops',1);
+COMMIT;
+PRAGMA user_version = 1;

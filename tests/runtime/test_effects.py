@@ -1,0 +1,272 @@
+"""Effects on the outside: never lost, never done twice unasked, every doubt reported."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import effects_app
+import pytest
+
+from ramify import Runtime, step
+from ramify.fork_engine.errors import WorkspaceError
+from ramify.runtime.errors import AmbiguousRef, EffectInDoubt, EffectRefused, RunError, RunFailed, RunNotFound
+from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectStatus, OpStatus
+
+
+@pytest.fixture(autouse=True)
+def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "outbox"
+    monkeypatch.setattr(effects_app, "OUTBOX", path)
+    effects_app.STOP.clear()
+    effects_app.UNDONE.clear()
+    yield path
+    effects_app.STOP.clear()
+
+
+async def stop_in(runtime: Runtime, workflow: Any, place: str, workspace: Path, text: str = "hi") -> str:
+    """Start it, and cancel it while its effect hangs at that place; the run's id."""
+    effects_app.STOP[:] = [place]
+    task = asyncio.create_task(runtime.run(workflow, text, workspace=workspace))
+    while "hangs" not in effects_app.STOP:
+        await asyncio.sleep(0.01)
+        assert not task.done(), task
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    effects_app.STOP.clear()
+    return str(runtime.last_run_id)
+
+
+def texts() -> list[str]:
+    return [text for _, text in effects_app.sent()]
+
+
+async def statuses(runtime: Runtime) -> list[EffectStatus]:
+    return [effect.status for effect in await runtime.effects()]
+
+
+async def doubt_of(runtime: Runtime, run: str) -> EffectInDoubt:
+    with pytest.raises(RunFailed) as caught:
+        await runtime.resume(run)
+    cause = caught.value.__cause__
+    assert isinstance(cause, EffectInDoubt)
+    return cause
+
+
+async def test_an_effect_is_in_the_ledger(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(effects_app.plain, "hi", workspace=workspace) == "receipt for hi"
+    (effect,) = await runtime.effects()
+    assert (effect.step, effect.status, effect.result_json) == ("post", EffectStatus.DONE, '"receipt for hi"')
+    assert effects_app.sent() == [(effect.idempotency_key, "hi")]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+async def test_a_doubt_stops_the_run_until_a_person_settles_it(runtime: Runtime, workspace: Path, place: str) -> None:
+    run = await stop_in(runtime, effects_app.plain, place, workspace)
+    assert await statuses(runtime) == [EffectStatus.IN_DOUBT]
+    for _ in range(2):
+        assert f"ramify approve {run} post" in str(await doubt_of(runtime, run))
+    happened = place == "after"
+    await runtime.approve(run, "post", happened=happened, result="by hand")
+    assert await runtime.resume(run) == ("by hand" if happened else "receipt for hi")
+    assert texts() == ["hi"]
+    assert await statuses(runtime) == [EffectStatus.DONE]
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("workflow", [effects_app.with_key, effects_app.asking], ids=["key", "hook"])
+async def test_a_receiver_that_can_tell_needs_no_person(
+    runtime: Runtime, workspace: Path, place: str, workflow: Any
+) -> None:
+    run = await stop_in(runtime, workflow, place, workspace)
+    assert await runtime.resume(run) == "receipt for hi"
+    assert texts() == ["hi"]
+    (effect,) = await runtime.effects()
+    assert effect.status is EffectStatus.DONE
+    assert len({key for key, _ in effects_app.sent()} | {effect.idempotency_key}) == 1
+
+
+async def test_a_step_that_raised_did_not_happen(runtime: Runtime, workspace: Path) -> None:
+    effects_app.STOP[:] = ["raise"]
+    with pytest.raises(RunFailed):
+        await runtime.run(effects_app.plain, "hi", workspace=workspace)
+    assert await statuses(runtime) == [EffectStatus.FAILED]
+    effects_app.STOP.clear()
+    assert await runtime.resume(str(runtime.last_run_id)) == "receipt for hi"
+    assert texts() == ["hi"]
+
+
+async def test_a_retry_after_it_raised_is_one_effect(runtime: Runtime, workspace: Path) -> None:
+    effects_app.STOP[:] = ["raise"]
+    with pytest.raises(RunFailed):
+        await runtime.run(effects_app.stubborn, "hi", workspace=workspace)
+    assert [row.status for row in await runtime.journal()] == [OpStatus.FAILED]
+    assert len(await runtime.effects()) == 1
+
+
+async def test_a_timeout_leaves_a_doubt_and_is_not_retried(runtime: Runtime, workspace: Path) -> None:
+    effects_app.STOP[:] = ["after"]
+    with pytest.raises(RunFailed) as caught:
+        await runtime.run(effects_app.in_time, "hi", workspace=workspace)
+    assert isinstance(caught.value.__cause__, EffectInDoubt)
+    assert texts() == ["hi"]
+
+
+async def test_a_seal_that_fails_does_not_undo_the_effect(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.sandboxes.worlds import AgentWorld
+
+    async def full(self: AgentWorld) -> None:
+        raise WorkspaceError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AgentWorld, "seal", full)
+        with pytest.raises(RunFailed):
+            await runtime.run(effects_app.asking, "hi", workspace=workspace)
+    assert await statuses(runtime) == [EffectStatus.DONE]
+    assert await runtime.resume(str(runtime.last_run_id)) == "receipt for hi"
+    assert texts() == ["hi"]
+
+
+async def test_going_back_compensates_the_last_first(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace) == [
+        "first",
+        "hello.txt",
+        "second",
+        "third",
+    ]
+    run = await runtime.record()
+    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
+    again = await runtime.resume(run.id, back_to=first.id)
+    assert again == ["first", "hello.txt", "second", "third"]
+    assert effects_app.UNDONE == [("b", "receipt for b"), ("a", "receipt for a")]
+    assert texts() == ["a", "b", "a", "b"]
+    assert await statuses(runtime) == [EffectStatus.DONE, EffectStatus.DONE]
+    undone = [row.step for row in await runtime.journal() if row.status is OpStatus.UNDONE and row.result_json]
+    assert undone == ["post_and_recall", "write", "post_and_recall", "write"]
+
+
+async def test_going_back_without_a_hook_keeps_what_was_done(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(effects_app.plain, "hi", workspace=workspace)
+    run = await runtime.record()
+    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
+    assert await runtime.resume(run.id, back_to=first.id) == "receipt for hi"
+    assert texts() == ["hi"]
+
+
+async def test_going_back_leaves_the_world_as_it_was_there(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(effects_app.plain, "hi", workspace=workspace)
+    run = await runtime.record()
+    base = next(c for c in await runtime.store.checkpoints(run.id) if c.seq == 0)
+    await runtime.resume(run.id, back_to=base.id)
+    assert sorted(c.path for c in await runtime.changes()) == ["first", "second"]
+
+
+async def test_a_branch_that_is_thrown_away_is_compensated(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(effects_app.on_branches, workspace=workspace) == ["receipt for a", "receipt for b"]
+    assert effects_app.UNDONE == [("b", "receipt for b")]
+    assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
+
+
+async def test_a_branch_is_given_what_was_recorded(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(effects_app.the_recorded_one, workspace=workspace) == ["receipt for a"] * 2
+    assert texts() == ["a"]
+
+
+@pytest.mark.parametrize("name", ["unseen_in_a_branch", "hidden_in_a_step"])
+async def test_what_the_compiler_did_not_see_is_refused_when_it_runs(
+    runtime: Runtime, workspace: Path, name: str
+) -> None:
+    with pytest.raises(RunFailed) as caught:
+        await runtime.run(getattr(effects_app, name), workspace=workspace)
+    assert isinstance(caught.value.__cause__, EffectRefused)
+    assert texts() == []
+
+
+async def test_what_is_not_in_doubt_cannot_be_approved(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(effects_app.plain, "hi", workspace=workspace)
+    run = str(runtime.last_run_id)
+    with pytest.raises(RunNotFound, match="ramify effects"):
+        await runtime.approve(run, "post", happened=True)
+    with pytest.raises(RunNotFound):
+        await runtime.approve(run, "nothing", happened=False)
+
+
+async def test_several_doubts_are_told_apart_by_their_keys(runtime: Runtime, workspace: Path) -> None:
+    run = await stop_in(runtime, effects_app.plain, "before", workspace)
+    (one,) = await runtime.effects()
+    other = replace(one, key=f"{one.key}|other", idempotency_key="f" * 32)
+    await runtime.store.commit(one.run_id, effects=[other])
+    with pytest.raises(AmbiguousRef, match="ffffffff"):
+        await runtime.approve(run, "post", happened=True)
+    settled = await runtime.approve(run, "ffff", happened=False)
+    assert settled.idempotency_key == other.idempotency_key
+
+
+async def test_another_runs_checkpoint_is_refused(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(effects_app.plain, "hi", workspace=workspace)
+    first = str(runtime.last_run_id)
+    await runtime.run(effects_app.plain, "ho", workspace=workspace)
+    theirs = (await runtime.store.checkpoints((await runtime.record()).id))[0]
+    with pytest.raises(RunError, match="not on the root branch of run"):
+        await runtime.resume(first, back_to=theirs.id)
+
+
+def test_the_options_of_effects_are_for_irreversible_steps() -> None:
+    with pytest.raises(TypeError, match="irreversible"):
+
+        @step(idempotent=True)
+        async def harmless() -> None: ...
+
+
+def test_nothing_that_is_known_becomes_unknown() -> None:
+    known = {EffectStatus.DONE, EffectStatus.COMPENSATED, EffectStatus.FAILED}
+    doubt = {EffectStatus.IN_DOUBT}
+    assert all(not (LEGAL_SETTLEMENTS[status] & doubt) for status in known)
+    assert EffectStatus.INTENDED not in LEGAL_SETTLEMENTS[EffectStatus.DONE]
+
+
+DRIVE = """
+import asyncio, sys
+from pathlib import Path
+import effects_app
+from ramify import Runtime
+
+async def main(home, workspace, name, run):
+    async with Runtime(home=Path(home), sandbox="copy") as runtime:
+        if run:
+            print(await runtime.resume(run))
+        else:
+            print(await runtime.run(getattr(effects_app, name), "hi", workspace=workspace))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("place", ["before", "after"])
+@pytest.mark.parametrize("name", ["plain", "with_key", "asking"])
+async def test_a_kill_between_intent_and_result(
+    home: Path, workspace: Path, outbox: Path, place: str, name: str, runtime: Runtime
+) -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(effects_app.__file__).parent), "EFFECTS_OUTBOX": str(outbox)}
+    stop = f"import effects_app; effects_app.STOP.append({place!r})\n"
+    command = [sys.executable, "-c", stop + DRIVE, str(home), str(workspace), name, ""]
+    killed = await asyncio.to_thread(subprocess.run, command, env={**env, "EFFECTS_KILL": "1"}, capture_output=True)
+    assert killed.returncode == -9, killed.stderr.decode()
+    (run,) = await runtime.store.runs()
+    (effect,) = await runtime.store.effects(run.id)
+    assert effect.status is EffectStatus.INTENDED
+    assert texts() == (["hi"] if place == "after" else [])
+    if name == "plain":
+        await doubt_of(runtime, run.id)
+        await runtime.approve(run.id, "post", happened=place == "after", result="receipt for hi")
+    assert await runtime.resume(run.id) == "receipt for hi"
+    assert texts() == ["hi"]

@@ -1,0 +1,154 @@
+"""Each pass of the compiler where it counts: in what a run does and in its journal; and not there when turned off."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import passes_app
+import pytest
+
+from ramify import Runtime
+from ramify.compiler.estimates import Unmeasured
+from ramify.compiler.passes import OPTIONAL
+from ramify.compiler.pipeline import compile_workflow
+from ramify.compiler.plan import OpId, OpKind, Plan
+from ramify.runtime import codec
+from ramify.runtime.observed import CallStage
+from ramify.runtime.records import OpStatus
+from ramify.serving.client import LLMClient
+
+SANDBOXES = ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)]
+
+
+@dataclass(frozen=True)
+class Measured(Unmeasured):
+    """`write` is cheap: doing it again costs less than a snapshot."""
+
+    def step_s(self, step: str) -> float | None:
+        return 0.001
+
+    def seal_s(self) -> float | None:
+        return 0.01
+
+    def width(self, fork: OpId) -> int | None:
+        return 2
+
+    def calls(self, op: OpId) -> CallStage | None:
+        return CallStage(op, 3, 100.0, 20.0, 2.0)
+
+
+def plan_of(workflow: Any, *without: str, estimates: Any = None) -> Plan:
+    passes = [name for name in OPTIONAL if name not in without]
+    more = {} if estimates is None else {"estimates": estimates}
+    return compile_workflow(workflow, ref=workflow.__ramify_workflow__.ref, passes=passes, **more).plan
+
+
+async def kinds(runtime: Runtime) -> list[OpKind]:
+    return [row.kind for row in await runtime.journal() if row.kind is not OpKind.COMMAND]
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+async def test_worlds_are_made_ready_while_the_model_thinks_and_taken_by_the_fork(
+    home: Path, model: LLMClient, workspace: Path, sandbox: str
+) -> None:
+    async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:
+        plan = plan_of(passes_app.searches)
+        await runtime.run(passes_app.searches, "what?", workspace=workspace, plan=plan)
+        (ready,) = [row for row in await runtime.journal() if row.kind is OpKind.PREFORK]
+        assert (ready.op_id, ready.status, ready.attrs["width"]) == ("prefork.llm.1", OpStatus.DONE, "3")
+        (fork,) = [row for row in await runtime.journal() if row.kind is OpKind.FORK]
+        assert ready.snapshot_in == fork.snapshot_out
+
+
+async def test_without_lookahead_nothing_is_made_ready(runtime: Runtime, workspace: Path) -> None:
+    plan = plan_of(passes_app.searches, "lookahead")
+    assert all(op.kind is not OpKind.PREFORK for op in plan.ops)
+    told = await runtime.run(passes_app.searches, "what?", workspace=workspace, plan=plan)
+    assert OpKind.PREFORK not in await kinds(runtime)
+    assert told == await runtime.run(passes_app.searches, "what?", workspace=workspace)
+
+
+async def test_a_reader_leaves_no_snapshot_and_nothing_behind(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(passes_app.reads, workspace=workspace) == ["one\n", "one\ntwo\n", "2"]
+    assert await kinds(runtime) == [
+        OpKind.RUN,
+        OpKind.SEAL,
+        OpKind.RUN,
+        OpKind.RUN,
+        OpKind.SEAL,
+        OpKind.RUN,
+        OpKind.RUN,
+    ]
+
+
+async def test_readers_run_beside_each_other(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes_app, "MEETING", asyncio.Barrier(3))
+    async with asyncio.timeout(60):
+        assert await runtime.run(passes_app.meets, 3, workspace=workspace) == ["one\n"] * 3
+
+
+async def test_without_parallel_readers_wait_for_each_other(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Alone:
+        inside = 0
+
+        async def wait(self) -> None:
+            self.inside += 1
+            assert self.inside == 1
+            await asyncio.sleep(0.01)
+            self.inside -= 1
+
+    monkeypatch.setattr(passes_app, "MEETING", Alone())
+    plan = plan_of(passes_app.meets, "parallel")
+    assert await runtime.run(passes_app.meets, 3, workspace=workspace, plan=plan) == ["one\n"] * 3
+
+
+async def test_no_snapshot_after_a_step_that_is_cheap_to_do_again(runtime: Runtime, workspace: Path) -> None:
+    plan = plan_of(passes_app.writes, estimates=Measured())
+    assert await runtime.run(passes_app.writes, workspace=workspace, plan=plan) == 2
+    assert await kinds(runtime) == [OpKind.RUN, OpKind.RUN, OpKind.SEAL, OpKind.RUN]
+    whole = plan_of(passes_app.writes, "placement", estimates=Measured())
+    assert sum(op.kind is OpKind.SEAL for op in whole.ops) == 3
+    assert await runtime.run(passes_app.writes, workspace=workspace, plan=whole) == 2
+
+
+async def test_only_what_common_marks_is_reused(runtime: Runtime, workspace: Path) -> None:
+    for without, reusable in (((), True), (("common",), False)):
+        plan = plan_of(passes_app.counts_in_branches, *without)
+        await runtime.run(passes_app.counts_in_branches, workspace=workspace, plan=plan)
+        rows = [row for row in await runtime.journal() if row.kind is OpKind.RUN]
+        assert [row.lineage_key is not None for row in rows] == [reusable] * 3
+
+
+async def test_what_is_irreversible_names_the_barrier_behind_which_it_ran(runtime: Runtime, workspace: Path) -> None:
+    assert await runtime.run(passes_app.sends, workspace=workspace) == "hello"
+    (sent,) = [row for row in await runtime.journal() if row.step == "send"]
+    assert sent.attrs["barrier"] == "barrier.2"
+
+
+async def test_calls_carry_what_is_still_to_come_of_the_plan(runtime: Runtime, workspace: Path) -> None:
+    plan = plan_of(passes_app.asks_twice, estimates=Measured())
+    first, second = plan.expected
+    assert (first.op, first.calls, first.seconds, first.tools_s) == ("llm.1", 3, 2.0, 0.001)
+    assert (first.share, second.share) == pytest.approx((2.001 / 4.002, 1.0))
+    assert (plan.rest_after(1), plan.rest_after(2)) == ((), None)
+    await runtime.run(passes_app.asks_twice, "what?", workspace=workspace, plan=plan, deadline="60s")
+    tags: list[Any] = [codec.decode(row.tags_json) for row in await runtime.llm_calls()]
+    assert [tag.get("plan_rest") for tag in tags] == [(3, 100.0, 20.0, 0.001), None]
+    dues = [tag["compound_due_s"] for tag in tags]
+    assert 20 < dues[0] <= 30 < dues[1] <= 60, "each stage is due at its share of the deadline"
+    assert all(tag["slo_deadline_s"] > 30 for tag in tags), "and only the workflow's is a limit"
+
+
+async def test_without_stages_calls_carry_no_rest_and_no_due(runtime: Runtime, workspace: Path) -> None:
+    plan = plan_of(passes_app.asks_twice, "stages", estimates=Measured())
+    await runtime.run(passes_app.asks_twice, "what?", workspace=workspace, plan=plan, deadline="60s")
+    tags: list[Any] = [codec.decode(row.tags_json) for row in await runtime.llm_calls()]
+    assert [tag.get("plan_rest") for tag in tags] == [None, None]
+    assert [tag.get("compound_due_s") for tag in tags] == [None, None]

@@ -1,0 +1,89 @@
+"""A workflow that asks a person: stopped, answered, gone on with, in any process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import asking_app
+import pytest
+
+from ramify import Runtime
+from ramify.runtime.errors import NotInARun, RunError, RunFailed, RunWaiting
+from ramify.runtime.records import RunStatus
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    asking_app.DONE.clear()
+    yield
+
+
+async def question(work: Any) -> Any:
+    with pytest.raises(RunWaiting) as caught:
+        await work
+    return caught.value.question
+
+
+async def test_it_stops_and_goes_on_with_the_answer(runtime: Runtime, workspace: Path) -> None:
+    assert await question(runtime.run(asking_app.asks, "rm", workspace=workspace)) == {"really": "rm"}
+    run = await runtime.record()
+    assert (run.status, run.error) == (RunStatus.WAITING, "")
+    assert await question(runtime.resume(run.id)) == {"really": "rm"}  # nobody answered
+    assert await runtime.resume(run.id, answer={"yes": True}) == {
+        "answer": {"yes": True},
+        "files": ["after", "before", "hello.txt"],
+    }
+    assert asking_app.DONE == ["before", "after"]
+    assert await runtime.resume(run.id) == {"answer": {"yes": True}, "files": ["after", "before", "hello.txt"]}
+
+
+async def test_the_same_question_again_is_another_one(runtime: Runtime) -> None:
+    assert await question(runtime.run(asking_app.asks_in_a_loop)) == "more?"
+    run = str(runtime.last_run_id)
+    for answer in ("yes", "and more"):
+        assert await question(runtime.resume(run, answer=answer)) == "more?"
+    assert await runtime.resume(run, answer="stop") == ["yes", "and more", "stop"]
+
+
+async def test_questions_asked_at_once_are_answered_in_turn(runtime: Runtime) -> None:
+    first = await question(runtime.run(asking_app.asks_at_once))
+    run = str(runtime.last_run_id)
+    answers = {"left": "L", "right": "R"}
+    second = await question(runtime.resume(run, answer=answers[first]))
+    assert {first, second} == {"left", "right"}
+    assert await runtime.resume(run, answer=answers[second]) == ["L", "R"]
+
+
+@pytest.mark.parametrize("answer", [True, False])
+async def test_a_question_on_a_branch(runtime: Runtime, workspace: Path, answer: bool) -> None:
+    assert await question(runtime.run(asking_app.asks_on_a_branch, workspace=workspace)) == "adopt b?"
+    files = await runtime.resume(str(runtime.last_run_id), answer=answer)
+    assert files == sorted([*(["b"] if answer else []), "end", "hello.txt"])
+    assert sorted(asking_app.DONE) == ["a", "b", "end"]  # nothing twice
+
+
+async def test_what_is_not_asked_cannot_be_answered(runtime: Runtime, workspace: Path) -> None:
+    with pytest.raises(RunFailed) as caught:
+        await runtime.run(asking_app.asks_in_a_step)
+    assert isinstance(caught.value.__cause__, NotInARun)
+    with pytest.raises(RunError, match="waits for no answer"):
+        await runtime.resume(str(runtime.last_run_id), answer=1)
+
+
+def test_on_the_command_line(tmp_path: Path, workspace: Path) -> None:
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path / "h"), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+
+    app = f"{asking_app.__file__}:asks"
+    asked = call("run", app, "rm", "--sandbox", "copy", "--workspace", str(workspace))
+    assert (asked.returncode, asked.stdout) == (3, "")
+    assert "--answer" in asked.stderr
+    assert "waiting" in call("ls").stdout
+    assert "asked" in call("tree").stdout
+    done = call("resume", "--answer", '{"yes": false}', "-q")
+    assert (done.returncode, '"yes": false' in done.stdout) == (0, True), done.stderr

@@ -1,0 +1,152 @@
+"""Never twice: across branches, runs and processes; and never wrongly."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import reuse_app
+
+from ramify import Runtime
+from ramify.compiler.plan import OpKind
+from ramify.runtime.costs import regrets
+from ramify.runtime.errors import RunFailed, WrongReuse
+from ramify.runtime.records import RunStatus
+from ramify.serving.client import LLMClient
+
+SANDBOXES = ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)]
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "log"
+    path.touch()
+    reuse_app.BROKEN.clear()
+    monkeypatch.setattr(reuse_app, "LOG", path)
+    return path
+
+
+def executed(log: Path) -> int:
+    return len(log.read_text().replace("\n", ""))
+
+
+async def test_a_step_is_taken_over_from_an_earlier_run(runtime: Runtime, workspace: Path, log: Path) -> None:
+    first = await runtime.run(reuse_app.builds, "a", workspace=workspace)
+    source = (await runtime.journal())[0]
+    assert await runtime.run(reuse_app.builds, "a", workspace=workspace) == first == ["hello.txt", "out/a"]
+    taken = (await runtime.journal())[0]
+    assert taken.reused_from == f"{source.run_id}#{source.seq}"
+    assert executed(log) == 1
+
+
+async def test_what_differs_is_done_again(runtime: Runtime, workspace: Path, log: Path) -> None:
+    await runtime.run(reuse_app.builds, "a", workspace=workspace)
+    assert await runtime.run(reuse_app.builds, "b", workspace=workspace) == ["hello.txt", "out/b"]
+    (workspace / "hello.txt").write_text("another\n")
+    await runtime.run(reuse_app.builds, "a", workspace=workspace)
+    assert executed(log) == 3
+
+
+async def test_the_same_content_with_other_times_is_the_same_state(
+    runtime: Runtime, workspace: Path, log: Path
+) -> None:
+    await runtime.run(reuse_app.builds, "a", workspace=workspace)
+    (workspace / "hello.txt").write_text("hello\n")  # a new time, so another base layer
+    assert await runtime.run(reuse_app.builds, "a", workspace=workspace) == ["hello.txt", "out/a"]
+    assert executed(log) == 1
+    last = (await runtime.store.checkpoints((await runtime.record()).id))[-1]
+    base = runtime.snapshots.get((await runtime.record()).base_snapshot)
+    assert runtime.snapshots.get(last.snapshot_id).base == base.base  # stacked on the run's own base
+
+
+async def test_a_snapshot_that_is_gone_is_no_hit(runtime: Runtime, workspace: Path, log: Path) -> None:
+    await runtime.run(reuse_app.builds, "a", workspace=workspace)
+    base = (await runtime.record()).base_snapshot
+    runtime.snapshots.delete_unreachable({base})
+    assert await runtime.run(reuse_app.builds, "a", workspace=workspace) == ["hello.txt", "out/a"]
+    assert executed(log) == 2
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+async def test_commands_are_taken_over_one_by_one(
+    home: Path, model: LLMClient, workspace: Path, log: Path, sandbox: str
+) -> None:
+    async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:
+        first = await runtime.run(reuse_app.tools, "a", workspace=workspace)
+        assert first[0] == "a\na\nyes\n"
+        assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == first
+        rows = [row for row in await runtime.journal() if row.kind is OpKind.COMMAND]
+        assert [row.reused_from is not None for row in rows] == [True, True]
+        assert [choice.chose for choice in regrets(rows)] == ["take over"] * 2
+    if sandbox == "copy":  # the others do not see the host's /tmp
+        assert executed(log) == 1
+
+
+async def test_branches_at_once_run_a_command_once(runtime: Runtime, workspace: Path, log: Path) -> None:
+    said = await runtime.run(reuse_app.tools_at_once, workspace=workspace)
+    assert said == ["x\nx\nyes\n", "x\nx\nyes\n", "y\ny\nyes\n"]
+    assert executed(log) == 2
+
+
+async def test_two_runs_at_once_run_a_command_once(
+    home: Path, model: LLMClient, workspace: Path, log: Path, runtime: Runtime
+) -> None:
+    async with Runtime(home=home, sandbox="copy", llm=model) as other:
+        said = await asyncio.gather(*(r.run(reuse_app.slowly, workspace=workspace) for r in (runtime, other)))
+    assert said == [["done\n", "done\n"]] * 2
+    assert executed(log) == 1
+
+
+@pytest.mark.parametrize("kind", ["result", "world"])
+async def test_the_checking_mode_finds_a_wrong_hit(
+    home: Path, model: LLMClient, workspace: Path, runtime: Runtime, kind: str
+) -> None:
+    await runtime.run(reuse_app.lying, kind, workspace=workspace)
+    async with Runtime(home=home, sandbox="copy", llm=model, check_reuse=1.0) as checking:
+        with pytest.raises(Exception) as caught:
+            await checking.run(reuse_app.lying, kind, workspace=workspace)
+        assert isinstance(caught.value.__cause__, WrongReuse)
+        assert (await checking.record()).status is RunStatus.FAILED
+
+
+async def test_the_checking_mode_passes_what_is_true(
+    home: Path, model: LLMClient, workspace: Path, runtime: Runtime, log: Path
+) -> None:
+    wanted = [await runtime.run(app, "a", workspace=workspace) for app in (reuse_app.builds, reuse_app.tools)]
+    async with Runtime(home=home, sandbox="copy", llm=model, check_reuse=1.0) as checking:
+        again = [await checking.run(app, "a", workspace=workspace) for app in (reuse_app.builds, reuse_app.tools)]
+    assert again == wanted
+    assert executed(log) == 4
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+@pytest.mark.parametrize("beside", ["before", "in"])
+async def test_nothing_is_taken_where_something_runs(
+    home: Path, model: LLMClient, workspace: Path, log: Path, sandbox: str, beside: str
+) -> None:
+    """A world with a process that nobody declared has no content key: what the step would meet is not known."""
+    async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:
+        for _ in range(2):
+            await runtime.run(reuse_app.live, beside, workspace=workspace)
+            rows = [row for row in await runtime.journal() if row.step in ("build", "starts", "uname -s")]
+            assert rows
+            assert not [row for row in rows if row.reused_from is not None]
+    assert executed(log) == 2
+
+
+async def test_a_resumed_run_takes_over_as_an_unbroken_one(
+    home: Path, model: LLMClient, workspace: Path, log: Path, runtime: Runtime
+) -> None:
+    """Whether a step is reused stands in its code; how many hits are checked, in the process that goes on."""
+    wanted = await runtime.run(reuse_app.builds_then, "a", workspace=workspace)
+    reuse_app.BROKEN.append("not yet")
+    with pytest.raises(RunFailed):
+        await runtime.run(reuse_app.builds_then, "a", workspace=workspace)
+    reuse_app.BROKEN.clear()
+    assert runtime.last_run_id is not None
+    async with Runtime(home=home, sandbox="copy", llm=model, check_reuse=1.0) as later:
+        assert await later.resume(runtime.last_run_id) == wanted
+        built = [row for row in await later.journal() if row.step == "build" and row.kind is OpKind.RUN]
+        assert [row.reused_from is not None for row in built] == [True, False]  # the second one was checked
+    assert executed(log) == 3

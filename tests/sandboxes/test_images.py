@@ -1,0 +1,113 @@
+"""Worlds over an image: a root file system of its own, a folder or a tar, in the place of the host's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.namespaces.backend import NamespaceBackend
+
+pytestmark = pytest.mark.linux_ns
+
+Out = Callable[[World, str], Awaitable[str]]
+PROGRAMS = ("bash", "cat", "ls", "mkdir", "rm", "touch", "env", "id", "sleep")
+
+
+def root_file_system(root: Path) -> Path:
+    """The smallest that bash runs in: some of this machine's programs, and the libraries that they name."""
+    for folder in ("usr/bin", "etc", "opt/tool"):
+        (root / folder).mkdir(parents=True)
+    (root / "bin").symlink_to("usr/bin")
+    libraries: set[str] = set()
+    for name in PROGRAMS:
+        found = shutil.which(name)
+        assert found is not None
+        shutil.copy(os.path.realpath(found), root / "usr" / "bin" / name)
+        told = subprocess.run(["ldd", os.path.realpath(found)], capture_output=True, text=True, check=True).stdout
+        libraries.update(re.findall(r"(/\S+) \(0x", told))
+    for library in libraries:
+        place = root / library.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(library), place)
+    (root / "etc" / "os-release").write_text("NAME=tiny\n")
+    (root / "opt" / "tool" / "version").write_text("1\n")
+    return root
+
+
+@pytest.fixture(params=["folder", "tar"])
+def image(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    root = root_file_system(tmp_path / "image")
+    if request.param == "folder":
+        return root
+    with tarfile.open(tmp_path / "image.tar.gz", "w:gz", compresslevel=1) as tar:
+        tar.add(root, ".")
+    shutil.rmtree(root)
+    return tmp_path / "image.tar.gz"
+
+
+@pytest.fixture
+def inside(spec: WorldSpec, image: Path) -> WorldSpec:
+    return replace(spec, mount_at=Path("/work/space"), image=image, env={"PATH": "/usr/bin"})
+
+
+async def test_the_root_is_the_images_own(
+    namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, out: Out
+) -> None:
+    world = await namespaces.materialise(base, inside)
+    assert await out(world, "pwd; cat readme.txt /etc/os-release") == "/work/space\nas it was\nNAME=tiny\n"
+    seen = set((await out(world, "ls /")).split())
+    assert {"bin", "dev", "etc", "opt", "proc", "run", "tmp", "usr", "work"} <= seen
+    assert (await world.run(f"ls {Path(__file__).parent}")).exit_code != 0
+    assert await out(world, "echo x > /dev/null; id -u; echo $HOME") == f"{os.geteuid()}\n{Path.home()}\n"
+    assert (await world.run("ls /etc/passwd")).exit_code != 0
+
+
+async def test_what_changes_in_the_root_goes_with_a_snapshot(
+    namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, image: Path, out: Out
+) -> None:
+    world = await namespaces.materialise(base, inside)
+    await out(world, "echo 2 > /opt/tool/version; mkdir /opt/new; rm /etc/os-release; echo w > w; echo t > /tmp/t")
+    sealed = await world.seal()
+    assert sealed.image is not None
+    again = await namespaces.materialise(sealed, inside)
+    assert await out(again, "cat /opt/tool/version w /tmp/t; ls -A /etc /opt/new") == "2\nw\nt\n/etc:\n\n/opt/new:\n"
+    without = await namespaces.materialise(sealed, replace(inside, image=None))  # the snapshot says what it stands on
+    assert await out(without, "cat /opt/tool/version") == "2\n"
+    await again.rollback(base)
+    fresh = await namespaces.materialise(base, inside)
+    assert await out(fresh, "cat /opt/tool/version /etc/os-release; ls /opt") == "1\nNAME=tiny\ntool\n"
+
+
+async def test_forks_of_one_image_see_nothing_of_each_other(
+    namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, out: Out
+) -> None:
+    one, two, three = await namespaces.fork(base, inside, 3)
+    await out(one, "echo one > /opt/tool/version")
+    await out(two, "rm -r /opt/tool")
+    assert await out(three, "cat /opt/tool/version") == "1\n"
+    assert await out(one, "cat /opt/tool/version") == "one\n"
+
+
+async def test_an_image_without_a_shell_and_one_that_is_none(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(WorldStartFailed, match="no bash"):
+        await namespaces.materialise(base, replace(spec, image=tmp_path / "empty"))
+    (tmp_path / "not.tar").write_text("no tar at all")
+    with pytest.raises((WorldStartFailed, ForkEngineError), match=r"not\.tar"):
+        await namespaces.materialise(base, replace(spec, image=tmp_path / "not.tar"))
+    with pytest.raises((WorldStartFailed, ForkEngineError), match="missing"):
+        await namespaces.materialise(base, replace(spec, image=tmp_path / "missing"))

@@ -1,0 +1,30 @@
+"""`docs/security.md` promises nothing without a test, and no attack is tested that it does not tell of."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "security.md"
+
+
+def named_tests(*files: str) -> set[str]:
+    text = "\n".join(path.read_text() for pattern in files for path in (ROOT / "tests").glob(pattern))
+    return set(re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE))
+
+
+def test_every_row_names_tests_that_are_there() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    tables = [row for row in rows if not row.startswith(("| attempt", "| backend", "| `"))]
+    assert len(tables) > 35
+    everything = named_tests("sandboxes/test_*.py", "fork_engine/test_*.py")
+    for row in tables:
+        named = re.findall(r"`(test_\w+)`", row.split("|")[-2])
+        assert named, f"no test in the row {row}"
+        assert set(named) <= everything, row
+
+
+def test_every_attack_has_its_row() -> None:
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text()))
+    assert named_tests("sandboxes/test_safety_attacks.py") <= named

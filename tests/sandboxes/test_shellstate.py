@@ -1,0 +1,135 @@
+"""The shell's state: what bash tells, what is kept of it, and that a new bash is then the same."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.sandboxes import shellstate
+from ramify.sandboxes.shellstate import Kept, Report, environment_without, words
+
+values = st.binary(max_size=40).map(lambda data: data.replace(b"\0", b""))
+
+
+def bash(script: bytes, cwd: Path | None = None, **env: str) -> bytes:
+    done = subprocess.run(
+        ["bash", "--norc", "--noprofile"], input=script, capture_output=True, cwd=cwd, env={"LANG": "C.UTF-8", **env}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def told(script: bytes, cwd: Path | None = None, **env: str) -> Report:
+    """What a bash tells after `script`."""
+    report = f"\n{{ {shellstate.TRAPS}; {shellstate.REPORT}; }} >&9 2>/dev/null\n".encode()
+    done = bash(b"exec 9>&1 >/dev/null 2>/dev/null\n" + script + report, cwd, **env)
+    return Report.parse(done + b"\0RLIMIT_CORE 0 0\n")
+
+
+def again(kept: Kept, tree: str = "/nowhere") -> Kept:
+    """What a new bash tells that was given `kept`."""
+    return told(kept.script(tree)).kept(tree)
+
+
+@given(st.lists(values, max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_words_reads_what_bash_quotes(items: list[bytes]) -> None:
+    given_words = b" ".join(map(shellstate.quoted, items))
+    told_words = bash(b"set -- " + given_words + b'\nprintf " %q" "$#" "$@"')
+    assert words(told_words) == [str(len(items)).encode(), *items]
+
+
+@given(values)
+@settings(max_examples=25, deadline=None)
+def test_any_value_comes_back(value: bytes) -> None:
+    script = b"; ".join(
+        name + b"=" + shellstate.quoted(value) for name in (b"plain", b"export exported", b"declare -r fixed")
+    )
+    script += b"; declare -A map; map[" + shellstate.quoted(value or b"k") + b"]=" + shellstate.quoted(value)
+    script += b"; list=(" + shellstate.quoted(value) + b" [7]=seven)"
+    report = told(script)
+    assert os.fsencode(report.environment["exported"]) == value
+    kept = report.kept("/nowhere")
+    assert Kept.decode(kept.encode()) == kept
+    assert again(kept) == kept
+
+
+EVERYTHING = rb"""
+plain='a b'; declare -i number=5; declare -r fixed=1; declare -rx both=2; declare -x unset_but_exported
+declare -a list=(one [5]='t w o'); declare -A map=([k]=v ['a b']=$'c\nd'); declare -n ref=plain; declare -l low=ABC
+f() { echo "$1" | sed 's/a/b/'; case $1 in @(x|y)) echo extended;; esac; }
+g() { cat <<END
+a $1 () {
+END
+}
+export -f g
+alias ll='ls -l' cat='echo not a cat'
+trap 'echo "it'\''s over"' EXIT; trap '' USR1; trap 'echo debug' DEBUG
+shopt -s nullglob extglob; set -o pipefail; umask 027
+set -- one '' $'three\n'
+unset IFS
+"""
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    script = b"shopt -s extglob\n" + EVERYTHING + b"cd inner; pushd ..; pushd -n /elsewhere\n"
+    report = told(script, tmp_path)
+    kept = report.kept(str(tmp_path))
+    assert (kept.oldpwd, kept.dirs) == ("./inner", ("/elsewhere", "./inner"))
+    assert again(kept, str(tmp_path)) == kept
+    assert again(kept, "/another/tree") == kept
+    assert told(kept.script("/another/tree")).dirs == (b"/elsewhere", b"/another/tree/inner")
+    code = b"echo $plain $number ${list[5]} ${map[a b]} $ref $low; f a; f y; cat x; umask; echo $#; fixed=2"
+    said = bash(
+        kept.script("/nowhere") + b"trap - DEBUG EXIT\n" + b"shopt -s expand_aliases\n" + code + b"\nexit 0\n"
+    )
+    assert b"a b 5 t w o c d a b abc\nb\ny\nextended\n" in said
+
+
+def test_what_bash_keeps_itself_is_not_kept() -> None:
+    kept = told(b": $RANDOM $SECONDS $LINENO $BASHPID $EPOCHREALTIME; sleep 0 & wait; [[ a =~ a ]]").kept("/nowhere")
+    names = {line.split()[2].partition("=")[0] for line in kept.variables}
+    assert not names & shellstate.BASHS_OWN
+    assert told(b"").kept("/nowhere") == told(b": $RANDOM $SECONDS").kept("/nowhere")
+
+
+def test_exported_variables_travel_as_the_environment() -> None:
+    report = told(b"export A=1; declare -ix N=5; declare -rx R=x; B=2", C="3", **{"not.a.name": "4"})
+    assert {"A": "1", "N": "5", "R": "x", "C": "3"}.items() <= report.environment.items()
+    kept = report.kept("/nowhere")
+    mine = [line for line in kept.variables if line.split()[2].partition("=")[0] in "ABCNR"]
+    assert mine == ['declare -- B="2"', "declare -ix N", "declare -rx R"]
+
+
+def test_no_secret_is_kept() -> None:
+    secrets = {"TOKEN": "hunter2 $x", "SHORT": "1"}
+    script = b"""copy="<$TOKEN>"; SHORT=2; other=1; f() { echo 'hunter2 $x'; }; g() { echo 1; }
+    alias a="echo 'hunter2 \\$x'" b=ls; trap "echo 'hunter2 \\$x'" USR1; set -- "$TOKEN"
+    """
+    kept = told(script, **secrets).kept("/nowhere").without(secrets)
+    assert b"hunter2" not in kept.encode()
+    assert 'declare -- other="1"' in kept.variables
+    assert not any("SHORT" in line or "copy" in line for line in kept.variables)
+    assert "g ()" in kept.functions
+    assert "alias b" in kept.aliases
+    assert environment_without({"A": "x hunter2 $x", "TOKEN": "gone", "B": "1"}, secrets) == {"B": "1"}
+
+
+def test_limits_that_were_changed_alone_are_kept() -> None:
+    began = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (10, 20)})
+    now = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (5, 20)})
+    earlier = Kept(limits={"RLIMIT_AS": (1, 1)})
+    assert now.since(began, earlier).limits == {"RLIMIT_AS": (1, 1), "RLIMIT_NOFILE": (5, 20)}
+
+
+def test_what_is_no_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="format"):
+        Kept.decode(b'{"format": 99}')
+    with pytest.raises(ValueError, match="parts"):
+        Report.parse(b"a\0b")

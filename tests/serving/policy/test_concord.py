@@ -1,0 +1,251 @@
+"""Concord, decision by decision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.serving.policy.concord import Concord, ConcordOptions
+from ramify.serving.policy.table import POLICIES, UnknownPolicy, make_policy
+from ramify.serving.policy.types import (
+    Capacity,
+    CompoundView,
+    GroupView,
+    RequestId,
+    RequestView,
+    SloClass,
+    StageEstimate,
+    State,
+    StepModel,
+    View,
+)
+from ramify.serving.sketch import LengthSketch
+from tests.serving.policy.views import NOW, running, view
+
+# 10 ms a token whatever runs; 1 ms for 10 prompt tokens: 100 tokens of prompt and 100 of answer take 1.01 s.
+STEP = StepModel(10.0, 0.0, 0.0, 0.1)
+
+
+def capacity(slots: int, running_now: int = 0, **more: object) -> Capacity:
+    return Capacity(slots, running_now, step=STEP, **more)  # type: ignore[arg-type]
+
+
+def test_while_everything_fits_who_must_start_first_is_first() -> None:
+    calls = [
+        view(1, deadline=NOW + 60),
+        view(2, deadline=NOW + 30, length=100),
+        view(3, deadline=NOW + 31, length=900),
+    ]
+    verdict = Concord().decide(View(capacity(1), calls), NOW)
+    assert verdict.order == (3, 2, 1)  # 3 is due later than 2, and takes longer
+    assert verdict.admit == (3,)
+
+
+def test_when_not_everything_fits_the_densest_is_first() -> None:
+    calls = [view(1, deadline=NOW + 11, length=1000), *(view(i, deadline=NOW + 12, length=300) for i in range(2, 8))]
+    assert Concord().decide(View(capacity(1), calls), NOW).order == (2, 3, 4, 5, 6, 7, 1)
+
+
+def test_the_price_is_the_whole_remaining_program() -> None:
+    """Both calls are alike, but one is followed by a long stage: its goodput costs more."""
+    rest = (StageEstimate(4, 500, 1000, 0.0),)
+    long = CompoundView("long", 0, 2, 1, False, NOW + 60, rest)
+    short = CompoundView("short", 0, 2, 1, False, NOW + 60)
+    calls = [
+        view(1, SloClass.COMPOUND, compound=long),
+        view(2, SloClass.COMPOUND, compound=short),
+        *(view(i, deadline=NOW + 2, length=150) for i in range(3, 6)),
+    ]
+    order = Concord().decide(View(capacity(1), calls), NOW).order
+    assert order.index(RequestId(2)) < order.index(RequestId(1))
+
+
+def test_siblings_of_a_stage_stand_together_at_the_price_of_their_stage() -> None:
+    stage = CompoundView("run", 0, 1, 3, True, NOW + 5)
+    calls = [
+        *(view(i, SloClass.COMPOUND, length=150, compound=stage) for i in (1, 2, 3)),
+        *(view(i, deadline=NOW + 5, length=200) for i in (4, 5, 6)),
+    ]
+    order = Concord().decide(View(capacity(1), calls), NOW).order
+    assert order == (4, 5, 6, 1, 2, 3)  # 150 alone would be before 200; 3 × 150 is not
+
+
+def test_a_fork_group_is_charged_its_prompt_once_and_joins_on_the_kth() -> None:
+    sketch = LengthSketch((0.0, 1.0), (0.0, 400.0))
+    first_of_three = GroupView("g", 3, 1)
+    calls = [view(i, prompt_tokens=3000, sketch=sketch, deadline=NOW + 3, group=first_of_three) for i in (1, 2, 3)]
+    others = [view(i, prompt_tokens=3000, length=200, deadline=NOW + 3) for i in (4, 5, 6)]
+    order = Concord().decide(View(capacity(1), [*others, *calls]), NOW).order
+    assert order[-3:] == (1, 2, 3)
+    alone = replace(calls[0], group=None)
+    assert Concord().decide(View(capacity(1), [*others, alone, *calls[1:2]]), NOW).order
+
+
+def test_what_cannot_be_met_even_if_short_is_refused_with_a_deadline_that_is_then_accepted() -> None:
+    sketch = LengthSketch((0.0, 0.1, 0.5, 1.0), (100.0, 300.0, 400.0, 900.0))
+    call = view(1, sketch=sketch, deadline=NOW + 2.5)
+    (refusal,) = Concord().decide(View(capacity(1), [call]), NOW).drop
+    assert refusal.reason == "its deadline is in 2.500 s and it needs at least 3.010 s"
+    assert refusal.earliest_feasible_s == pytest.approx(4.01)
+    again = Concord().decide(View(capacity(1), [replace(call, deadline=NOW + refusal.earliest_feasible_s)]), NOW)
+    assert (again.admit, again.drop) == ((1,), ())
+
+
+def test_ranked_by_the_median_but_refused_only_on_the_optimistic_quantile() -> None:
+    sketch = LengthSketch((0.0, 0.1, 0.5, 1.0), (100.0, 300.0, 400.0, 900.0))
+    assert not Concord().decide(View(capacity(1), [view(1, sketch=sketch, deadline=NOW + 3.1)]), NOW).drop
+
+
+def test_one_that_has_begun_to_answer_is_not_taken_back_but_goes_last() -> None:
+    late = view(1, deadline=NOW - 1, generated=5, state=State.PREEMPTED)
+    verdict = Concord().decide(View(capacity(1), [late, view(2, deadline=NOW + 60)]), NOW)
+    assert (verdict.order, verdict.drop) == ((2, 1), ())
+
+
+def test_best_effort_is_never_refused_and_goes_first_once_it_has_waited_out_its_deadline() -> None:
+    old = view(1, SloClass.BEST_EFFORT, arrived=NOW - 1e5, length=4000)
+    calls = [old, *(view(i, deadline=NOW + 3, length=200) for i in range(2, 9))]
+    verdict = Concord().decide(View(capacity(1), calls), NOW)
+    assert verdict.drop == ()
+    assert verdict.order[0] == 1
+
+
+def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() -> None:
+    heavy = [view(i, deadline=NOW + 2, length=150, weight=1e6) for i in range(1, 9)]
+    latency = [view(i, SloClass.LATENCY, ttft=NOW + 1, length=150) for i in (11, 12)]
+    with_floor = Concord().decide(View(capacity(4), heavy + latency), NOW)
+    assert with_floor.admit[0] in (11, 12)
+    without = Concord(ConcordOptions(floors={})).decide(View(capacity(4), heavy + latency), NOW)
+    assert not {11, 12} & set(without.admit)
+
+
+def two_urgent() -> list[RequestView]:
+    return [view(i, SloClass.LATENCY, ttft=NOW + 1, length=8) for i in (101, 102)]
+
+
+def test_two_urgent_behind_ten_long_pause_two_where_there_is_kv_and_preempt_two_where_there_is_not() -> None:
+    long = [running(i) for i in range(10)]
+    able = capacity(10, 10, can_pause=True, can_preempt=True, kv_free=10_000)
+    paused = Concord().decide(View(able, two_urgent(), long), NOW)
+    assert (len(paused.pause), paused.preempt, paused.admit) == (2, (), (101, 102))
+    tight = replace(able, kv_free=50)
+    preempted = Concord().decide(View(tight, two_urgent(), long), NOW)
+    assert (preempted.pause, len(preempted.preempt), preempted.admit) == ((), 2, (101, 102))
+    unable = capacity(10, 10)
+    left_alone = Concord().decide(View(unable, two_urgent(), long), NOW)
+    assert (left_alone.pause, left_alone.preempt, left_alone.admit) == ((), (), ())
+
+
+def test_nobody_is_displaced_for_one_who_can_wait_for_a_slot() -> None:
+    ending = [running(i, length=11 + i) for i in range(10)]
+    able = capacity(10, 10, can_pause=True, can_preempt=True, kv_free=10_000)
+    assert not Concord().decide(View(able, two_urgent(), ending), NOW).pause
+
+
+def test_the_price_of_a_preemption_is_the_prefill_to_be_done_again() -> None:
+    """A victim worth a hundred times as much, for which 100 000 tokens would be computed again: not for this one."""
+    dear = [
+        running(i, SloClass.DEADLINE, length=40, computed=100_000, weight=100, deadline=NOW + 1000) for i in range(2)
+    ]
+    call = view(9, SloClass.LATENCY, ttft=NOW + 0.1, length=8)
+    able = capacity(2, 2, can_preempt=True)
+    assert not Concord().decide(View(able, [call], dear), NOW).preempt
+    cached = [replace(victim, cached_tokens=100_000) for victim in dear]
+    assert len(Concord().decide(View(able, [call], cached), NOW).preempt) == 1
+
+
+def test_the_paused_go_on_when_slots_are_free() -> None:
+    paused = [running(i, state=State.PAUSED) for i in (1, 2)]
+    verdict = Concord().decide(View(capacity(10, 8, can_pause=True), [], [], paused), NOW)
+    assert sorted(verdict.resume) == [1, 2]
+    assert (verdict.order, verdict.admit) == ((), ())
+
+
+def test_it_wakes_before_the_first_waiting_call_must_start() -> None:
+    full = [running(1, SloClass.DEADLINE, deadline=NOW + 1000)]
+    verdict = Concord().decide(View(capacity(1, 1), [view(2, deadline=NOW + 60)], full), NOW)
+    assert verdict.wake_at == pytest.approx(NOW + 60 - 1.01)
+
+
+kinds = st.sampled_from(list(SloClass))
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> View:
+    def call(id_: int, state: State) -> RequestView:
+        kind = draw(kinds)
+        started = state is not State.WAITING
+        generated = draw(st.integers(1, 50)) if started else 0
+        due = NOW + draw(st.floats(-5, 60))
+        compound = CompoundView(f"c{draw(st.integers(0, 2))}", draw(st.integers(0, 1)), deadline=due)
+        group = GroupView(f"g{draw(st.integers(0, 1))}", 4, 2)
+        return view(
+            id_,
+            kind,
+            draw(st.floats(1, 500)),
+            arrived=NOW - draw(st.floats(0, 200)),
+            deadline=due if kind is SloClass.DEADLINE else None,
+            ttft=due if kind is SloClass.LATENCY else None,
+            tbt=draw(st.none() | st.just(0.1)) if kind is SloClass.LATENCY else None,
+            admit_by=draw(st.none() | st.just(due)),
+            compound=compound if kind is SloClass.COMPOUND else None,
+            group=group if draw(st.booleans()) else None,
+            generated=generated,
+            computed=100 + generated if state in (State.RUNNING, State.PAUSED) else 0,
+            weight=draw(st.sampled_from([1.0, 5.0])),
+            state=state,
+        )
+
+    counts = [draw(st.integers(0, n)) for n in (12, 4, 5, 3)]
+    states = [State.WAITING, State.PREEMPTED, State.RUNNING, State.PAUSED]
+    calls = [call(100 * s + i, states[s]) for s in range(4) for i in range(counts[s])]
+    slots = draw(st.integers(max(1, counts[2]), 8))
+    able = {name: draw(st.booleans()) for name in ("can_preempt", "can_pause", "can_cancel")}
+    room = capacity(slots, counts[2], kv_free=draw(st.none() | st.integers(0, 3000)), **able)
+    by = {state: [c for c in calls if c.state is state] for state in states}
+    return View(room, by[State.WAITING] + by[State.PREEMPTED], by[State.RUNNING], by[State.PAUSED])
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+@given(situations())
+@settings(max_examples=60, deadline=None)
+def test_every_verdict_keeps_its_invariants(name: str, seen: View) -> None:
+    policy = make_policy(name)
+    verdict = policy.decide(seen, NOW)
+    waiting, ran = {c.id for c in seen.waiting}, {c.id for c in seen.running}
+    dropped = {refusal.id for refusal in verdict.drop}
+    assert sorted([*verdict.order, *dropped]) == sorted(waiting)
+    assert verdict.order[: len(verdict.admit)] == verdict.admit
+    moved = [*verdict.preempt, *verdict.pause]
+    assert len(set(moved)) == len(moved)
+    assert set(moved) <= ran
+    assert set(verdict.resume) <= {c.id for c in seen.paused}
+    assert len(verdict.admit) + len(verdict.resume) <= seen.capacity.free + len(moved)
+    assert seen.capacity.can_preempt or not verdict.preempt
+    assert seen.capacity.can_pause or not verdict.pause
+    assert verdict.wake_at is None or verdict.wake_at > NOW
+    assert not any(
+        c.slo_class is SloClass.BEST_EFFORT and c.admit_by is None and c.id in dropped for c in seen.waiting
+    )
+    assert verdict == make_policy(name).decide(seen, NOW)
+
+
+@given(situations(), situations(), st.floats(0, 30))
+@settings(max_examples=60, deadline=None)
+def test_what_was_seen_before_changes_no_verdict(before: View, seen: View, later: float) -> None:
+    """What is kept between decisions is only what could be worked out again."""
+    fresh, used = Concord(), Concord()
+    used.decide(replace(before, capacity=seen.capacity), NOW - 1)
+    used.decide(replace(seen, waiting=seen.waiting[1:]), NOW - 1)
+    assert set(used.decide(seen, NOW + later).order) == set(fresh.decide(seen, NOW + later).order)
+
+
+def test_policies_are_made_by_name_and_a_wrong_one_says_what_there_is() -> None:
+    assert isinstance(make_policy(), Concord)
+    with pytest.raises(UnknownPolicy, match="no policy is called 'fifo': there are edf, calm-thesis, concord"):
+        make_policy("fifo")
+    with pytest.raises(UnknownPolicy, match=r"policy concord: .*wait"):
+        make_policy("concord", wait=3)

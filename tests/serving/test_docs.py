@@ -1,0 +1,28 @@
+"""docs/serving.md names every tag, policy and option that there is, and no metric that there is not."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+from ramify.serving.gateway.engine_costs import EngineCosts
+from ramify.serving.gateway.metrics import Metrics
+from ramify.serving.policy.table import POLICIES
+from ramify.serving.tags import SLOTags
+
+TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
+
+
+def test_every_tag_and_every_policy_is_in_it() -> None:
+    rows = [line for line in TEXT.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w[\w-]*)`", row.split("|")[1])}
+    assert named == {field.name for field in fields(SLOTags)} | set(POLICIES)
+
+
+def test_every_metric_in_it_is_one() -> None:
+    registry = Metrics().registry
+    EngineCosts({}, registry)
+    there = {sample for family in registry.collect() for sample in (family.name, f"{family.name}_total")}
+    named = set(re.findall(r"`(ramify_\w+)`", TEXT))
+    assert named and named <= there

@@ -1,0 +1,269 @@
+"""ConcordScheduler over vLLM's real scheduler: what the policy says happens to real queues and real KV blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.serving.refusal import from_line
+
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
+STEADY = {"calibrate": False, "step": {"base_ms": 50, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}
+
+Make = Callable[..., Any]
+
+
+def add(
+    engine: Any,
+    name: str,
+    tags: dict[str, object] | None = None,
+    prompt: int = 32,
+    max_tokens: int = 16,
+    salt: int = 0,
+) -> None:
+    """A request; those with the same `salt` begin alike."""
+    engine.add(name, [1 + salt + i % 7 for i in range(prompt)], max_tokens, tags)
+
+
+def told(ended: Any) -> tuple[str, float | None] | None:
+    """What the client of a refused request reads: 0.33 has a message for it, 0.32 a stop reason."""
+    error = getattr(ended.output, "error", None)
+    return from_line(ended.output.stop_reason if error is None else error.message)
+
+
+def ten_long(engine: Any) -> list[str]:
+    names = [f"long{i}" for i in range(10)]
+    for i, name in enumerate(names):
+        add(engine, name, max_tokens=300, salt=i)
+    engine.step(20)
+    assert sorted(engine.running) == sorted(names)
+    return names
+
+
+def two_urgent(engine: Any) -> float:
+    for name in ("urgent0", "urgent1"):
+        add(engine, name, {"slo_class": "latency", "slo_ttft_s": 1.0}, max_tokens=8, salt=20)
+    return float(engine.now)
+
+
+def first_token_after(engine: Any, since: float, names: tuple[str, ...] = ("urgent0", "urgent1")) -> float:
+    engine.until(lambda: all(engine.tokens[n] for n in names))
+    return max(engine.tokens[n][0] for n in names) - since
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_two_urgent_behind_ten_long_pause_two_of_them_and_all_end(engine: Make, tmp_path: Path, policy: str) -> None:
+    stock = engine(concord=None, policy=policy)
+    ten_long(stock)
+    stock_s = first_token_after(stock, two_urgent(stock))
+
+    trace = tmp_path / "trace.jsonl"
+    ours = engine(concord={**STEADY, "trace": str(trace)}, policy=policy)
+    long = ten_long(ours)
+    ours_s = first_token_after(ours, two_urgent(ours))
+    assert stock_s >= 10 * ours_s
+    ours.until(lambda: len(ours.ended) == 12)
+    assert {str(one.finish_reason) for one in (e.output for e in ours.ended.values())} == {"length"}
+    assert all(len(ours.tokens[name]) == 300 for name in long)
+
+    moves = [json.loads(line) for line in trace.read_text().splitlines()]
+    paused = [name for move in moves for name in move.get("pause", [])]
+    resumed = [name for move in moves for name in move.get("resume", [])]
+    assert len(paused) == 2
+    assert sorted(paused) == sorted(resumed)
+    assert not any("preempt" in move for move in moves)
+    assert all(ours.scheduler.requests.get(name) is None for name in long)
+
+
+def test_without_room_to_pause_it_preempts_and_the_preempted_end_too(engine: Make, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    ours = engine(room=0, concord={**STEADY, "trace": str(trace), "report": str(tmp_path / "report.json")})
+    long = ten_long(ours)
+    assert first_token_after(ours, two_urgent(ours)) <= 0.2
+    ours.until(lambda: len(ours.ended) == 12)
+    assert all(len(ours.tokens[name]) == 300 for name in long)
+    moves = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert sum(len(move.get("preempt", [])) for move in moves) == 2
+    totals = ours.scheduler._costs.totals
+    assert totals.preemptions == 2 and totals.pauses == 0
+    assert 0 < totals.preempted_tokens <= 2 * (32 + 30), "less than all of it: full blocks are still in the cache"
+    assert 0.4 <= totals.preempted_s <= 4.0
+    assert json.loads((tmp_path / "report.json").read_text())["preemptions"] == 2
+
+
+def test_a_paused_request_keeps_its_kv_and_gets_no_tokens(engine: Make) -> None:
+    ours = engine(concord=STEADY)
+    ten_long(ours)
+    two_urgent(ours)
+    ours.step(3)
+    paused = ours.scheduler._paused
+    assert len(paused) == 2
+    before = {name: len(ours.tokens[name]) for name in paused}
+    blocks = {name: ours.scheduler.kv_cache_manager.get_blocks(name).get_block_ids() for name in paused}
+    ours.step(2)
+    assert {name: len(ours.tokens[name]) for name in paused} == before
+    assert {n: ours.scheduler.kv_cache_manager.get_blocks(n).get_block_ids() for n in paused} == blocks
+
+
+def test_a_paused_request_whose_kv_vllm_takes_still_ends(engine: Make) -> None:
+    """40 blocks: the urgent grow until vLLM preempts the paused, which stand last."""
+    ours = engine(slots=4, room=4, blocks=40, concord=STEADY)
+    for i in range(4):
+        add(ours, f"long{i}", prompt=64, max_tokens=60, salt=i)
+    ours.step(5)
+    for i in range(3):
+        tags = {"slo_class": "latency", "slo_ttft_s": 1.0}
+        add(ours, f"urgent{i}", tags, prompt=64, max_tokens=64, salt=30 + i)
+    ours.until(lambda: len(ours.ended) == 7)
+    assert all(len(ours.tokens[f"long{i}"]) == 60 for i in range(4))
+
+
+def test_what_cannot_be_met_is_refused_with_its_reason_and_its_least_deadline(engine: Make) -> None:
+    ours = engine(concord=STEADY)
+    quantiles = [200.0] * 32
+    add(ours, "hopeless", {"slo_deadline_s": 2.0, "length_quantiles": quantiles}, max_tokens=400)
+    add(ours, "fine", {"slo_deadline_s": 30.0, "length_quantiles": quantiles}, max_tokens=400)
+    ours.step(2)
+    answer = told(ours.ended["hopeless"])
+    assert answer is not None
+    reason, least = answer
+    assert "its deadline is in 2.000 s and it needs at least 10.0" in reason
+    assert least == pytest.approx(10, abs=0.5)
+    assert ours.running == ["fine"]
+    assert ours.scheduler.requests.keys() == {"fine"}
+
+
+def test_tags_that_cannot_be_read_end_the_request_and_name_the_field(engine: Make) -> None:
+    ours = engine(concord=STEADY)
+    add(ours, "bad", {"slo_deadline_s": -1})
+    add(ours, "good")
+    ours.step(2)
+    answer = told(ours.ended["bad"])
+    assert answer is not None
+    assert "slo_deadline_s" in answer[0]
+    assert ours.running == ["good"]
+
+
+def test_the_most_urgent_of_those_that_wait_is_admitted_first(engine: Make) -> None:
+    ours = engine(slots=1, room=0, concord={**STEADY, "preempt": False})
+    add(ours, "running", max_tokens=4)
+    ours.step(2)
+    for name, due in (("late", 60.0), ("soon", 8.0), ("middle", 30.0)):
+        add(ours, name, {"slo_deadline_s": due}, max_tokens=4)
+    ours.until(lambda: len(ours.ended) == 4)
+    assert [n for n, _ in sorted(ours.ended.items(), key=lambda e: e[1].at)] == ["running", "soon", "middle", "late"]
+
+
+def test_siblings_of_a_fork_group_prefill_their_prompt_once_and_stand_together(engine: Make) -> None:
+    ours = engine(slots=2, room=0, concord={**STEADY, "preempt": False})
+    tags = {"fork_group": "g", "fork_size": 4, "fork_need": 2, "slo_deadline_s": 60.0}
+    for i in range(4):
+        add(ours, f"fork{i}", tags, prompt=512, max_tokens=4)
+    add(ours, "other", {"slo_deadline_s": 50.0}, max_tokens=4, salt=9)
+    ours.step(2)
+    views = [seen.view for seen in ours.scheduler._views._seen.values() if seen.view.group]
+    waiting = [view for view in views if view.state == "waiting"]
+    assert waiting
+    assert all(view.cached_tokens >= 496 for view in waiting)
+    ours.until(lambda: len(ours.ended) == 5)
+
+
+def test_losers_of_a_fork_give_their_kv_back_at_once(engine: Make) -> None:
+    from vllm.v1.request import RequestStatus
+
+    ours = engine(concord=STEADY)
+    free = ours.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+    for i in range(4):
+        add(ours, f"fork{i}", {"fork_group": "g", "fork_size": 4, "fork_need": 1}, max_tokens=200, salt=i)
+    ours.step(40)
+    assert ours.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() < free
+    ours.scheduler.finish_requests([f"fork{i}" for i in range(4)], RequestStatus.FINISHED_ABORTED)
+    assert ours.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
+
+
+def test_a_new_sketch_by_the_socket_changes_what_the_policy_knows(engine: Make, tmp_path: Path) -> None:
+    import socket
+
+    path = str(tmp_path / "s")
+    ours = engine(concord={**STEADY, "socket": path})
+    add(ours, "one", max_tokens=400)
+    ours.step(2)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.sendto(json.dumps({"request_id": "one", "length_quantiles": [123.0] * 32}).encode(), path)
+        out.sendto(b"nonsense", path)
+    ours.step(1)
+    (seen,) = ours.scheduler._views._seen.values()
+    assert seen.view.sketch.quantile(0.5) == 123.0
+    assert ours.scheduler._refinements.unreadable == 1
+
+
+@pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])
+def test_every_policy_ends_a_mixed_load(engine: Make, policy: str) -> None:
+    ours = engine(slots=4, room=4, concord={**STEADY, "policy": policy})
+    for i in range(24):
+        tags = [
+            {"slo_ttft_s": 60.0, "slo_tbt_s": 1.0},
+            {"slo_deadline_s": 200.0},
+            {"compound_id": f"c{i // 8}", "compound_stage": 1, "compound_deadline_s": 300.0, "compound_width": 2},
+            {},
+        ][i % 4]
+        add(ours, f"r{i}", tags, max_tokens=8 + i, salt=i)
+        ours.step(1)
+    ours.until(lambda: len(ours.ended) == 24)
+    assert not ours.scheduler.requests
+    assert len(ours.scheduler._views) == 0
+    refused = [n for n, e in ours.ended.items() if told(e)]
+    assert policy == "calm-thesis" or not refused
+
+
+def test_what_came_too_late_token_by_token_is_not_met(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = engine(concord={**STEADY, "policy_options": {"refuse": False}})
+    seen = {}
+    monkeypatch.setattr(ours.scheduler._decider, "observe", lambda done: seen.update({done.view.ttft: done}))
+    begin = ours.now
+    add(ours, "in time", {"slo_ttft_s": 1.0, "slo_tbt_s": 0.1}, max_tokens=10)
+    add(ours, "late first", {"slo_ttft_s": 0.01}, max_tokens=10, salt=1)
+    add(ours, "late last", {"slo_ttft_s": 0.3, "slo_tbt_s": 0.01}, max_tokens=10, salt=2)
+    ours.until(lambda: len(ours.ended) == 3)
+    found = {round(ttft - begin, 2): (done.met, done.delivered) for ttft, done in seen.items()}
+    assert found[1.0] == (True, 10)
+    assert found[0.01] == (False, 9)
+    assert found[0.3][0] is False and 0 < found[0.3][1] < 10
+
+
+def test_a_verdicts_budget_bounds_the_prompt_tokens_of_a_step(engine: Make) -> None:
+    options = {"protect_tbt": True}
+    ours = engine(concord={**STEADY, "policy_options": options})
+    add(ours, "stream", {"slo_ttft_s": 60.0, "slo_tbt_s": 0.06}, max_tokens=100)
+    ours.step(3)
+    add(ours, "long", {"slo_deadline_s": 60.0}, prompt=3000, max_tokens=4, salt=1)
+    largest = 0
+    inner = ours.scheduler.schedule
+
+    def watched() -> Any:
+        nonlocal largest
+        output = inner()
+        largest = max(largest, output.total_num_scheduled_tokens)
+        return output
+
+    ours.scheduler.schedule = watched
+    ours.until(lambda: "long" in ours.ended)
+    assert largest == 1001, "10 ms at 0.01 ms a prompt token, and the stream's own"
+    assert ours.scheduler.max_num_scheduled_tokens == 8192
+
+
+def test_an_unknown_version_and_unknown_options_stop_the_start(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ramify.serving.vllm_plugin import scheduler
+    from ramify.serving.vllm_plugin.errors import BadOptions, UnsupportedVllm
+
+    with pytest.raises(BadOptions, match="polcy: no such option"):
+        engine(concord={"polcy": "concord"})
+    with pytest.raises(BadOptions, match="no policy is called 'fifo'"):
+        engine(concord={"policy": "fifo"})
+    monkeypatch.setattr(scheduler.vllm, "__version__", "0.34.1")
+    with pytest.raises(UnsupportedVllm, match=r"vLLM 0\.34\.1"):
+        engine(concord={})
