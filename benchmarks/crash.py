@@ -88,7 +88,7 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
         "in_doubt": sum(t.in_doubt for t in done),
         "failures": failures,
         "killed_at": dict(names.most_common()),
-        "distinct_points": {f"{scenario}, {database}": t.points for (scenario, database), t in known.items()},
+        "distinct_points": {f"{scenario}, {database}": len(t.passed) for (scenario, database), t in known.items()},
         "seconds": round(took_s, 1),
         "cpu_seconds": round(os.times().children_user + os.times().children_system, 1),
         "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},

@@ -21,7 +21,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ class Trial:
     killed_at: str = ""  # the point's name; empty where the run ended before
     resumed: bool = False
     in_doubt: int = 0  # doubts that were reported, and settled by what the receiver has
-    points: int = 0  # that an unkilled run passes
+    passed: list[str] = field(default_factory=list)  # the names of the points that it passed, in their order
     left: Left | None = None
     wrong: list[str] = field(default_factory=list)
     lost: int = 0
@@ -108,7 +108,7 @@ def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None =
             trial.error = (folder / "error").read_text() if (folder / "error").exists() else "killed"
             return trial
     said = json.loads((folder / "left").read_text())
-    trial.left, trial.in_doubt, trial.points = Left(**said["left"]), said["in_doubt"], said["points"]
+    trial.left, trial.in_doubt, trial.passed = Left(**said["left"]), said["in_doubt"], said["passed"]
     shutil.rmtree(folder)
     return trial
 
@@ -144,13 +144,11 @@ def _fork(work: Callable[[], None], delay_s: float | None) -> int:
 
 
 def _child(trial: Trial, folder: Path, database: str, *, first: bool) -> None:
-    counter = itertools.count(1)
-    passed = 0
+    passed: list[str] = []
 
     def at(name: str) -> None:
-        nonlocal passed
-        passed = next(counter)
-        if first and passed == trial.point:
+        passed.append(name)
+        if first and len(passed) == trial.point:
             (folder / "killed").write_text(name)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -159,7 +157,7 @@ def _child(trial: Trial, folder: Path, database: str, *, first: bool) -> None:
     try:
         work = _graph if trial.scenario in LANGGRAPH else _workflow
         left, doubts = work(trial.scenario, folder, database)
-        (folder / "left").write_text(json.dumps({"left": asdict(left), "in_doubt": doubts, "points": passed}))
+        (folder / "left").write_text(json.dumps({"left": asdict(left), "in_doubt": doubts, "passed": passed}))
         os._exit(0)
     except BaseException:  # noqa: BLE001  # told to the parent
         text = io.StringIO()
@@ -300,15 +298,17 @@ def _warm(folder: Path) -> None:
 
 
 def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
-    """`points` trials: every point of every scenario as often as that makes, the last round drawn by chance."""
+    """`points` trials: each name in each scenario first, then every point as often as that makes, drawn by chance."""
     every = [
-        Trial(scenario, database, n)
+        (name, Trial(scenario, database, n))
         for (scenario, database), whole in known.items()
-        for n in range(1, whole.points + 1)
+        for n, name in enumerate(whole.passed, 1)
     ]
-    chance = random.Random(seed)
-    drawn = chance.sample(every, len(every))
-    return [Trial(one.scenario, one.database, one.point) for one in itertools.islice(itertools.cycle(drawn), points)]
+    drawn = random.Random(seed).sample(every, len(every))
+    first = {(name, one.scenario, one.database): one for name, one in drawn}  # one stands for each name
+    ones = list(first.values())
+    others = [one for _, one in drawn if one not in ones]
+    return [replace(one) for one in itertools.islice(itertools.cycle(ones + others), points)]
 
 
 def in_parallel(
