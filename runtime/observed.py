@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpId, OpKind
@@ -40,10 +42,34 @@ class CallStage:
     seconds: float
 
 
-class Observed:
-    """The medians of what was recorded; None of what was not."""
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a run's plan was compiled from: digests of the workflow and of its steps; and which step an operation
+    runs."""
 
-    def __init__(self, ops: Iterable[OpRecord], llm: Iterable[LLMRecord] = ()) -> None:
+    workflow: str
+    steps: Mapping[str, str]
+    runs: Mapping[str, str | None]
+
+    @classmethod
+    def of(cls, plan_json: str) -> Code:
+        """Not by `Plan.from_json`, which takes ten times as long and refuses the plans of earlier versions."""
+        plan = json.loads(plan_json)
+        steps = {step["name"]: step["code_digest"] for step in plan["steps"]}
+        return cls(plan["code_digest"], steps, {op["id"]: op["step"] for op in plan["ops"]})
+
+
+class Observed:
+    """The medians of what was recorded; None of what was not. `codes`: what each run was compiled from; a run without
+    an entry counts for whatever code there is."""
+
+    def __init__(
+        self,
+        ops: Iterable[OpRecord],
+        llm: Iterable[LLMRecord] = (),
+        codes: Mapping[RunId, Code] = MappingProxyType({}),
+    ) -> None:
+        self._recorded = ops, llm, codes = tuple(ops), tuple(llm), codes
         steps: dict[str, list[float]] = defaultdict(list)
         changed: dict[str, list[bool]] = defaultdict(list)
         widths: dict[OpId, list[int]] = defaultdict(list)
@@ -66,6 +92,25 @@ class Observed:
         self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
         for stage in call_stages(llm):
             self._stages[stage.op].append(stage)
+
+    def of_code(self, workflow: str, steps: Mapping[str, str]) -> Observed:
+        ops, llm, codes = self._recorded
+
+        def holds(run: RunId, step: str | None, *, placed: bool) -> bool:
+            """`placed`: what was recorded is of a place in the workflow, and not of the step wherever it stands."""
+            code = codes.get(run)
+            if code is None:
+                return True
+            same_step = step is None or code.steps.get(step) == steps.get(step)
+            return same_step and not (placed and code.workflow != workflow)
+
+        def caller(row: LLMRecord) -> str | None:
+            return codes[row.run_id].runs.get(row.op_id) if row.run_id in codes else None
+
+        return Observed(
+            [row for row in ops if holds(row.run_id, row.step, placed=row.kind is not OpKind.RUN)],
+            [row for row in llm if holds(row.run_id, caller(row), placed=True)],
+        )
 
     def step_s(self, step: str) -> float | None:
         return self._steps.get(step)
@@ -136,4 +181,4 @@ async def _observed(store: RunStore, runs: Sequence[RunRecord]) -> Observed:
     for run in runs[:LATEST]:
         ops += await store.ops(run.id)
         llm += await store.llm(run.id)
-    return Observed(ops, llm)
+    return Observed(ops, llm, {run.id: Code.of(run.plan_json) for run in runs[:LATEST]})
