@@ -36,6 +36,10 @@ class BriskRequest(Request):
 class BriskScheduler(AsyncScheduler):
     """Raises ValueError where the engine has what this does not know: connectors, speculation, other KV groups."""
 
+    running: list[Any]
+    max_num_scheduled_tokens: int
+    max_num_active_reqs: int
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         managers = self.kv_cache_manager.coordinator.single_type_managers
@@ -138,7 +142,7 @@ class BriskScheduler(AsyncScheduler):
         loud: dict[str, int] = {}
         for (request_id, tokens), new in zip(scheduler_output.num_scheduled_tokens.items(), sampled, strict=True):
             r = requests.get(request_id)
-            if r is None or len(r._output_token_ids) > r.quiet_output or not new:
+            if r is None or len(r._output_token_ids) > r.quiet_output or tokens != 1 or not new:
                 loud[request_id] = tokens
                 continue
             r.num_in_flight_tokens -= 1
@@ -155,7 +159,8 @@ class BriskScheduler(AsyncScheduler):
 
     def _landed(self, r: Any) -> None:
         """vLLM has taken its token: until when it would do nothing else with the next ones."""
-        if r.status != RequestStatus.RUNNING or r.num_stale_output_tokens or r.is_prefill_chunk:
+        prompt = r.is_prefill_chunk or not r.num_output_tokens
+        if prompt or r.status != RequestStatus.RUNNING or r.num_stale_output_tokens:
             return
         size, cached = self._kv.block_size, self._kv.num_cached_block.get(r.request_id, 0)
         tokens = min((len(r.block_hashes) + 1) * size - 2, (cached + 1) * size - 1, self.max_model_len - _TAIL)

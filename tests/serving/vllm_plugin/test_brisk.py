@@ -10,8 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-# What each case is for: plenty; KV so scarce that vLLM preempts; prompts cut in pieces; no overlap; no prefix cache; a
-# policy that pauses, preempts and refuses; the same with KV scarce.
+# What each case is for: plenty; KV so scarce that vLLM preempts; prompts cut in pieces; no overlap; no prefix cache;
+# a policy that pauses, preempts and refuses; the same with KV scarce.
 CASES: dict[str, dict[str, Any]] = {
     "plenty": {"concord": None},
     "scarce": {"concord": None, "blocks": 28},
