@@ -1,5 +1,5 @@
-"""A reducer of the user's that raises while a graph runs: its error stays what it is, as plain LangGraph gives it, with
-a note beneath that names the channel, the line of the reducer, and what it could not join."""
+"""A reducer of the user's that raises while a graph runs: its error stays as plain LangGraph gives it, with a note
+beneath that names the channel, the line of the reducer, and what it could not join."""
 
 from __future__ import annotations
 
