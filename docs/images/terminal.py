@@ -1,8 +1,8 @@
 """Makes docs/images/terminal.svg and terminal.cast: `python docs/images/terminal.py`, from the repository root.
 
 A real session: the project and the workflow of the tutorial's section 6, run, looked at, forked with another file,
-resumed and merged, each command in a shell with a terminal. The cast is asciicast version 2, for `asciinema play`; the
-picture shows its screens one after the other, by CSS alone, so that it needs nothing from elsewhere.
+and resumed, each command in a shell with a terminal. The cast is asciicast version 2, for `asciinema play`; the picture
+shows its screens one after the other, by CSS alone, so that it needs nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
     """Its output is a terminal; what it says beside that is no live display, whose cursor would go up and down."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        ["bash", "-c", command], cwd=folder, env=environment, stdout=theirs, stderr=subprocess.PIPE
+        ["bash", "-c", command], cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
     ) as process:
         os.close(theirs)
         said = b""
@@ -106,7 +106,7 @@ def picture(told: list[tuple[str, str]]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">\n'
         "<title>A session in the terminal: run, tree, log, diff, checkout, fork, resume</title>\n"
-        f"<style>text{{font:14px ui-monospace,'DejaVu Sans Mono',Menlo,Consolas,monospace;fill:{INK};white-space:pre}}"
+        f"<style>text{{font:14px ui-monospace,'DejaVu Sans Mono',Menlo,monospace;fill:{INK};white-space:pre}}"
         f".s{{opacity:0;animation:s {whole:g}s steps(1) infinite}}"
         f"@keyframes s{{0%{{opacity:1}}{share:.3f}%{{opacity:0}}}}</style>\n"
         f'<rect width="100%" height="100%" rx="8" fill="{PAPER}"/>\n{drawn}\n</svg>\n'
