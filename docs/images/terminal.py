@@ -1,8 +1,8 @@
 """Makes docs/images/terminal.svg and terminal.cast: `python docs/images/terminal.py`, from the repository root.
 
 A real session: the project and the workflow of the tutorial's section 6, run, looked at, forked with another file,
-and resumed, each command in a shell with a terminal. The cast is asciicast version 2, for `asciinema play`; the picture
-shows its screens one after the other, by CSS alone, so that it needs nothing from elsewhere.
+and resumed, each command in a shell with a terminal. The cast is asciicast version 2, for `asciinema play`; the
+picture shows its screens one after the other, by CSS alone, and needs nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> str:
     """Its output is a terminal; what it says beside that is no live display, whose cursor would go up and down."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        ["bash", "-c", command], cwd=folder, env=environment, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE
+        ["bash", "-c", command], cwd=folder, env=environment, stdout=theirs, stderr=subprocess.PIPE
     ) as process:
         os.close(theirs)
         said = b""
