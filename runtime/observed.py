@@ -17,6 +17,7 @@ from ramify.serving.types import ChatResult
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
 
 CLEAN_AFTER = 5
 """How often a step must have been seen to leave its world unchanged before that is expected of it."""
@@ -160,22 +161,22 @@ def _stage(rows: Sequence[LLMRecord]) -> CallStage:
     )
 
 
-async def observed(store: RunStore, workflow: str, *, but: RunId | None = None) -> Observed:
+async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None = None) -> Observed:
     """From the latest runs of that workflow, one of them left out if wanted."""
     return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
 
 
-async def learned(store: RunStore, workflow: str) -> Observed:
+async def learned(store: RunStore | Reader, workflow: str) -> Observed:
     """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few."""
     runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
     return await _observed(store, runs if len(runs) >= LEARN_AFTER else ())
 
 
-async def _latest(store: RunStore, workflow: str) -> list[RunRecord]:
+async def _latest(store: RunStore | Reader, workflow: str) -> list[RunRecord]:
     return [run for run in await store.runs(RECENT) if run.workflow == workflow]
 
 
-async def _observed(store: RunStore, runs: Sequence[RunRecord]) -> Observed:
+async def _observed(store: RunStore | Reader, runs: Sequence[RunRecord]) -> Observed:
     ops: list[OpRecord] = []
     llm: list[LLMRecord] = []
     for run in runs[:LATEST]:

@@ -34,6 +34,7 @@ from ramify.runtime.records import (
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
 
 
 class End(StrEnum):
@@ -137,7 +138,7 @@ class History:
         return max((*(row.seq for row in self.ops[-1:]), *(row.seq for row in self.llm[-1:])), default=0)
 
 
-async def read(store: RunStore, run_id: RunId, *, since: History | None = None) -> History:
+async def read(store: RunStore | Reader, run_id: RunId, *, since: History | None = None) -> History:
     """The history of a run as it is now. Raises `RunNotFound`.
 
     `since`: what was read of the same run before; only newer rows are fetched. Where the run went back to an earlier

@@ -10,7 +10,7 @@ import click
 from ramify.cli.app import App, pass_app, say
 
 
-@click.command("serve", short_help="An OpenAI-compatible API that orders calls by deadline.")
+@click.command("serve")
 @click.option(
     "--engine",
     "engines",

@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S
+from ramify.runtime.store.revisions import SCHEMA
 
-SCHEMA = "ramify"
 CONNECT_TIMEOUT_S = 5
 
 PRAGMAS = (
@@ -45,10 +45,8 @@ def reader(address: Address) -> AsyncEngine:
         engine = create_async_engine(address.url.set(drivername="sqlite+aiosqlite"))
         prepare(engine.sync_engine)
         return engine
-    try:
+    with _psycopg():
         engine = create_async_engine(address.url, pool_pre_ping=True, connect_args=_SERVER)
-    except ModuleNotFoundError as error:
-        raise StoreError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
     event.listen(engine.sync_engine, "connect", _in_our_schema)
     return engine
 
@@ -60,9 +58,18 @@ def writer(address: Address) -> Engine:
         engine = create_engine(address.url.set(drivername="sqlite"))
         prepare(engine)
         return engine.execution_options(write=True)
-    engine = create_engine(address.url, connect_args=_SERVER)
+    with _psycopg():
+        engine = create_engine(address.url, connect_args=_SERVER)
     event.listen(engine, "connect", _in_our_schema)
     return engine
+
+
+@contextmanager
+def _psycopg() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise StoreError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
 
 
 _SERVER = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ramify"}
