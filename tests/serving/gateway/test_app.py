@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.exchange import MAX_BODY
+from ramify.serving.policy.types import Verdict
 from ramify.serving.tags import HEADER
 from ramify.serving.testing import Fault, ScriptedModel
 
@@ -43,6 +44,9 @@ def events(response: httpx.Response) -> list[str]:
         (b'{"deadline": -1}', "deadline"),
         (b'{"vllm_xargs": {"slo_ttft_s": 1e99}}', "slo_ttft_s"),
         (b'{"vllm_xargs": {"compound_id": ""}}', "compound_id"),
+        (b'{"vllm_xargs": {"plan_rest": [1e308, 1, 1, 1]}}', "plan_rest"),
+        (b'{"vllm_xargs": {"plan_rest": [1, 1, 1, 1%s]}}' % (b"0" * 400), "plan_rest"),
+        (b'{"vllm_xargs": {"length_quantiles": [%s]}}' % b",".join([b"1e308"] * 32), "length_quantiles"),
         (b'{"vllm_xargs": "x"}', "vllm_xargs"),
         (b'{"deadline": 1, "vllm_xargs": {"slo_deadline_s": 2}}', "slo_deadline_s"),
     ],
@@ -184,6 +188,23 @@ async def test_a_refusal_by_the_policy_tells_the_client_not_to_retry() -> None:
     assert (error["code"], error["param"]) == ("deadline_infeasible", "deadline")
     assert 0 < error["earliest_feasible_s"] < 60
     assert [(r["outcome"], r["met"]) for r in seen] == [("refused", False)]
+
+
+async def test_a_bug_of_ours_is_said_in_openais_shape_and_raised() -> None:
+    class Broken:
+        def decide(self, view: object, now: float) -> Verdict:
+            raise ZeroDivisionError
+
+        def observe(self, done: object) -> None: ...
+
+    app = gateway(ScriptedModel(lambda _: "ok"), policy=Broken())
+    quiet = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=quiet, base_url="http://gateway/v1") as client, asyncio.timeout(20):
+        response = await client.post("/chat/completions", json={"messages": MESSAGES})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    async with client_of(app) as client:
+        with pytest.raises(ZeroDivisionError):
+            await client.post("/chat/completions", json={"messages": MESSAGES})
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/chat/completions", 405)])
