@@ -63,7 +63,7 @@ def not_asked(name: str, unit: str, target: str, how: str) -> Row:
 
 
 def skipped(name: str, unit: str, target: str, why: str) -> Row:
-    return row(name, 0.0, unit, "", None, target, False, f"not measured: {why}")
+    return {**row(name, 0.0, unit, "", None, target, False, f"not measured: {why}"), "ours": None}
 
 
 # The verdict

@@ -43,7 +43,7 @@ class Answer:
 def _engine(kind: str, python: str, model: Path) -> VllmEngine:
     """`ours`, or vLLM's own scheduler under `fcfs` or `priority`."""
     ours = {} if kind == "ours" else {"scheduler": None, "policy": kind}
-    return VllmEngine(model, alias="m", slots=10, context=2048, python=Path(python), start_timeout_s=900, **ours)  # type: ignore[arg-type]
+    return VllmEngine(model, alias="m", slots=10, context=2048, python=Path(python), **ours)  # type: ignore[arg-type]
 
 
 async def _ask(client: httpx.AsyncClient, url: str, prompt: str, tokens: int, **more: object) -> Answer:

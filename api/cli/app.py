@@ -170,4 +170,6 @@ def say_pages(lines: Iterable[str]) -> None:
             click.echo(line)
         return
     os.environ.setdefault("LESS", "FRX")  # git's own: quit where all fits, keep colours, leave the screen as it is
-    click.echo_via_pager((f"{line}\n" for line in lines), color=click.get_current_context().color)
+    # between lines only: click ends what it pages with a newline of its own
+    parted = (f"\n{line}" if at else line for at, line in enumerate(lines))
+    click.echo_via_pager(parted, color=click.get_current_context().color)

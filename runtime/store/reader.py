@@ -136,12 +136,12 @@ class Reader:
 
 
 @contextmanager
-def reading(address: str | Path) -> Iterator[Reader]:
+def reading(address: str | Path | Address) -> Iterator[Reader]:
     """The database there, brought to the present version where an older Ramify left it. It has to exist.
 
     Raises `StoreError` where it cannot be used.
     """
-    where = addresses.parse(address)
+    where = address if isinstance(address, Address) else addresses.parse(address)
     connection = _connected(where)
     try:
         if not _is_current(connection, where):

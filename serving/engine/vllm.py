@@ -31,8 +31,11 @@ import httpx
 from ramify.serving.engine.weights import hugging_face_folder
 from ramify.serving.errors import EngineFailed
 
-_CPU_SLOTS, _CPU_CONTEXT, _CPU_START_S = 8, 4096, 300.0
-_SLOTS, _START_S = 128, 1800.0  # with as many paused, vLLM's own default of 256; weights may have to be fetched
+_CPU_SLOTS, _CPU_CONTEXT = 8, 4096
+_SLOTS = 128  # with as many paused, vLLM's own default of 256
+_START_S = (
+    1800.0  # weights may have to be fetched, and a busy machine took six minutes; one that dies is seen at once
+)
 _IS_FOR_CPUS = """
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -74,7 +77,7 @@ class VllmEngine:
         python: Path | None = None,
         extra: Sequence[str] = (),
         log: Path | None = None,
-        start_timeout_s: float | None = None,
+        start_timeout_s: float = _START_S,
     ) -> None:
         self.model = model
         self.alias = alias or Path(model).stem
@@ -159,7 +162,6 @@ class VllmEngine:
 
     async def _start(self, python: str, folder: Path | str, log: Path) -> None:
         port = _free_port()
-        patience_s = self._start_timeout_s or (_CPU_START_S if self._cpu else _START_S)
         # Its threads spin while they wait for each other, at the cost of everything else on these cores.
         environment = {
             "OMP_WAIT_POLICY": "passive",
@@ -180,7 +182,7 @@ class VllmEngine:
             )
         self.base_url = f"http://127.0.0.1:{port}/v1"
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(self._start_timeout_s):
                 while not await self.healthy():
                     if self._process.returncode is not None:
                         raise EngineFailed(
@@ -189,7 +191,9 @@ class VllmEngine:
                         )
                     await asyncio.sleep(_POLL_S)
         except TimeoutError:
-            raise EngineFailed(f"vLLM was not ready after {patience_s:g} s; it said last:\n{_tail(log)}") from None
+            raise EngineFailed(
+                f"vLLM was not ready after {self._start_timeout_s:g} s; it said last:\n{_tail(log)}"
+            ) from None
 
     async def _stop(self) -> None:
         process = self._process

@@ -191,7 +191,8 @@ class Statements:
             new = self._insert(values).values(made).on_conflict_do_nothing().returning(values.c.digest, values.c.id)
             given = [f"{name}_{at}" for at in range(count) for name in names]
             self._put_values[count] = Prepared(new, self._dialect, given)
-        put = self._put_values[count](connection, *chain.from_iterable(found))
+        with one_trip(connection):  # also with the BEGIN before it
+            put = self._put_values[count](connection, *chain.from_iterable(found))
         return {bytes(digest): id for digest, id in put.fetchall()}
 
 
