@@ -67,7 +67,9 @@ def begin_step(
     arguments = codec.encode(bind(step, args, kwargs))
     args_digest = codec.digest_text(arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
-    return _perform(_Pending(scope, step, op, key, args_digest, arguments))
+    performing = _perform(_Pending(scope, step, op, key, args_digest, arguments))
+    performing.__qualname__ = f"step {step.name}"  # what Python warns of where it is not awaited
+    return performing
 
 
 @dataclass(frozen=True, slots=True)

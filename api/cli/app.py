@@ -164,7 +164,8 @@ def headed(lines: Iterable[str]) -> Iterator[str]:
 
 
 def say_pages(lines: Iterable[str]) -> None:
-    """Lines that may be many: through the user's pager where the output is a terminal, as git does it."""
+    """Lines that may be many: through the user's pager where the output is a terminal, as git does it. Colours are
+    the output's business alone: neither the pager's name nor the input takes them away."""
     if not sys.stdout.isatty():
         for line in lines:
             click.echo(line)
@@ -172,4 +173,4 @@ def say_pages(lines: Iterable[str]) -> None:
     os.environ.setdefault("LESS", "FRX")  # git's own: quit where all fits, keep colours, leave the screen as it is
     # between lines only: click ends what it pages with a newline of its own
     parted = (f"\n{line}" if at else line for at, line in enumerate(lines))
-    click.echo_via_pager(parted, color=click.get_current_context().color)
+    click.echo_via_pager(parted, color=click.get_current_context().color is not False)

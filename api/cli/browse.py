@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.app import App, find, find_run, pass_app, say
+from ramify.cli.naming import state_names
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.refs import Place
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command("browse")
-@click.argument("state", metavar="[RUN|STATE]", default="@")
+@click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
 @click.option("--web", is_flag=True, help="As a page in the web browser, on this machine alone, until Ctrl-C.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Of --web.  [default: a free one]"
@@ -62,7 +63,17 @@ def _browse_web(app: App, state: str, port: int, opens: bool) -> None:
         say(f"the page is at {address}")
         say("Ctrl-C ends it", style="dim", err=True)
 
-    app.run(browse(app.store(), app.snapshots(), app.status, port=port, fragment=fragment, opens=opens, ready=ready))
+    page = browse(
+        app.store(),
+        app.snapshots(),
+        app.status,
+        port=port,
+        first=place.run.id,
+        fragment=fragment,
+        opens=opens,
+        ready=ready,
+    )
+    app.run(page)
 
 
 async def _place(store: Reader, text: str) -> Place:

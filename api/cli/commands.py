@@ -45,7 +45,7 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "models": Entry("models", "models_group", "The weights of the embedded models."),
         "gc": Entry("gc", "gc_command", "Delete snapshots that nothing needs."),
         "fsck": Entry("fsck", "fsck_command", "Check the snapshots, and mend them."),
-        "completion": Entry("completion", "completion_command", "Completion of commands and options for a shell."),
+        "completion": Entry("completion", "completion_command", "Completion by Tab, of runs and states too."),
     },
     "Serve models": {
         "serve": Entry("serve", "serve_command", "An OpenAI-compatible API that orders calls by deadline."),

@@ -1,4 +1,4 @@
-"""`ramify completion`: what a shell has to read to complete commands and options."""
+"""`ramify completion`: what a shell has to read to complete commands, options, runs and states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIABLE = "_RAMIFY_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:
-    """Print what SHELL has to read to complete `ramify` by Tab.
+    """Print what SHELL has to read to complete `ramify` by Tab: commands, options, runs and states.
 
     \b
     Example: ramify completion bash >> ~/.bashrc

@@ -11,6 +11,7 @@ import click
 
 from ramify.cli.app import App, find, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
+from ramify.cli.naming import state_names
 from ramify.cli.words import clipped
 from ramify.fork_engine.types import Change, Entry
 from ramify.runtime.records import EffectRecord
@@ -25,8 +26,8 @@ LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan")
 
 
 @click.command("diff")
-@click.argument("a")
-@click.argument("b", required=False)
+@click.argument("a", shell_complete=state_names)
+@click.argument("b", required=False, shell_complete=state_names)
 @click.option("--stat", is_flag=True, help="Only how many lines changed in each file.")
 @click.option("--name-only", is_flag=True, help="Only the paths.")
 @click.option("--json", "as_json", is_flag=True, help="One object: files, state, environment, cwd, effects.")

@@ -13,6 +13,7 @@ import click
 from ramify import paths
 from ramify.cli.app import App, headed, need_run, pass_app, say, say_json, say_pages
 from ramify.cli.branches import shown
+from ramify.cli.naming import run_names
 from ramify.cli.words import age, clipped, table
 from ramify.runtime.errors import RunError
 from ramify.runtime.locks import ask_to_cancel, is_held
@@ -26,7 +27,7 @@ _LONGEST = 40
 
 
 @click.command("effects")
-@click.argument("run", default="@")
+@click.argument("run", default="@", shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
 @pass_app
 def effects_command(app: App, run: str, as_json: bool) -> None:
@@ -84,7 +85,7 @@ def effect_object(effect: EffectRecord) -> dict[str, object]:
 
 
 @click.command("approve")
-@click.argument("run")
+@click.argument("run", shell_complete=run_names)
 @click.argument("step")
 @click.option("--done", "verdict", flag_value=EffectStatus.APPROVED.value, help="It happened.")
 @click.option("--again", "verdict", flag_value=EffectStatus.AGAIN.value, help="It did not: the next resume does it.")
@@ -117,7 +118,7 @@ async def _approve(app: App, run: str, step: str, verdict: EffectStatus, result:
 
 
 @click.command("cancel")
-@click.argument("run", default="@")
+@click.argument("run", default="@", shell_complete=run_names)
 @click.option(
     "--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="For its process to stop."
 )

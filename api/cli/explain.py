@@ -12,6 +12,7 @@ import click
 from ramify.browse.beside import OpStory, stage_error, story
 from ramify.cli.app import App, headed, need_run, pass_app, say_json, say_pages
 from ramify.cli.errors import TargetBroken, is_ours
+from ramify.cli.naming import run_names
 from ramify.cli.words import clipped, count, seconds, table
 from ramify.compiler.plan import Plan
 from ramify.runtime.costs import Regret, regrets
@@ -34,7 +35,7 @@ class Changed:
 
 
 @click.command("explain")
-@click.argument("run", default="@")
+@click.argument("run", default="@", shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @pass_app
 def explain_command(app: App, run: str, as_json: bool) -> None:

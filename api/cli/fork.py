@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ramify.cli.app import App, find, pass_app, say, say_json
+from ramify.cli.naming import state_names
 from ramify.runtime.errors import RunError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="One object: the ne
 
 
 @click.command("fork")
-@click.argument("state")
+@click.argument("state", shell_complete=state_names)
 @click.option(
     "--files",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
@@ -47,8 +48,8 @@ def fork_command(app: App, state: str, files: Path | None, for_real: bool, as_js
 
 
 @click.command("merge")
-@click.argument("ours")
-@click.argument("theirs")
+@click.argument("ours", shell_complete=state_names)
+@click.argument("theirs", shell_complete=state_names)
 @click.option(
     "--base", metavar="STATE", help="What both changed.  [default: the latest state that both descend from]"
 )

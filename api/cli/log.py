@@ -10,6 +10,7 @@ import click
 
 from ramify.cli.app import App, find_with_history, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
+from ramify.cli.naming import state_names
 from ramify.cli.words import age, clipped
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.refs import Place, parse
@@ -25,7 +26,7 @@ _LOOKS = {"merged": "green", "released": "bright_black", "open": "cyan"}
 
 
 @click.command("log")
-@click.argument("state", metavar="[RUN|STATE]", default="@")
+@click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
 @click.option("-n", "--max-count", type=click.IntRange(0), metavar="N", help="Not more than N checkpoints.")
 @click.option("--json", "as_json", is_flag=True, help="A list, newest first.")
 @pass_app

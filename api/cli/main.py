@@ -47,7 +47,7 @@ whole tracebacks, NO_COLOR=1 turns colours off.
 @click.pass_context
 def cli(context: click.Context, home: Path | None, database: str | None) -> None:
     """Fork, roll back, merge and resume the whole state of an agent."""
-    if os.environ.get("NO_COLOR"):
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         context.color = False
     context.obj = App(paths.home(home), database_given=database)
 

@@ -12,6 +12,7 @@ import click
 
 from ramify.cli.app import App, find, need_run, pass_app, say, say_json
 from ramify.cli.errors import Interrupted
+from ramify.cli.naming import run_names
 from ramify.cli.words import count
 from ramify.runtime.errors import RunError, RunNotFound
 from ramify.runtime.records import DECORATORS, RunRecord, RunStatus
@@ -137,13 +138,14 @@ def run_command(
 ) -> None:
     """Run the workflow TARGET (FILE.py:NAME or MODULE:NAME) with ARGS.
 
-    Each of ARGS, and each VALUE of --arg, is JSON where it parses, else text. The result goes to stdout, progress
+    Each of ARGS, and each VALUE of --arg, is JSON where it parses, else text; always text for a parameter that is a
+    `str`. The result goes to stdout, progress
     to stderr. Whatever ends the run, `ramify resume` goes on with it.
 
     \b
     Example: ramify run agent.py:repair gcd --workspace ./repo --deadline 5m
     """
-    from ramify.cli.targets import argument, load_workflow
+    from ramify.cli.targets import arguments, load_workflow
     from ramify.compiler.plan import Plan
 
     plan = None if plan_file is None else Plan.from_json(plan_file.read_text())
@@ -154,8 +156,7 @@ def run_command(
     choices = Choices(**options)
     if choices.apply and workspace is None and workflow.workspace is None:
         raise click.UsageError("--apply needs a workspace to write to: name it with --workspace")
-    args = tuple(map(argument, given))
-    kwargs = {name: argument(text) for name, text in keywords.items()}
+    args, kwargs = arguments(workflow, given, keywords)
 
     async def start(runtime: Runtime) -> Any:
         return await runtime.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
@@ -164,7 +165,7 @@ def run_command(
 
 
 @click.command("resume")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("--deadline", metavar="DURATION", callback=_duration, help="A new one, counted from now.")
 @click.option(
     "--from",

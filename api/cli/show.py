@@ -10,6 +10,7 @@ import click
 
 from ramify.cli.app import App, find_run, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
+from ramify.cli.naming import state_names
 from ramify.cli.operations import op_lines, op_object
 from ramify.cli.state import section, show_state
 from ramify.cli.words import age, clipped, count, instant, seconds, table
@@ -24,7 +25,7 @@ _LONGEST = 200
 
 
 @click.command("show")
-@click.argument("state", metavar="[RUN|STATE]", default="@")
+@click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @pass_app
 def show_command(app: App, state: str, as_json: bool) -> None:

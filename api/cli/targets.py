@@ -6,10 +6,13 @@ import base64
 import dataclasses
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
+
+import click
 
 from ramify.cli.errors import TargetBroken, is_ours
 from ramify.compiler.plan import WorkflowInfo
@@ -65,6 +68,40 @@ def argument(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def arguments(
+    workflow: Workflow[..., Any], given: Sequence[str], keywords: Mapping[str, str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """As `argument`, but text where the parameter is a `str`. Raises `click.UsageError` for text that is no JSON
+    where the parameter takes no text: a list with a comma too many would be a list of characters."""
+    function: Callable[..., Any] = workflow.__wrapped__
+    try:
+        hints = get_type_hints(function)
+    except (NameError, TypeError):  # names that only a type checker knows
+        hints = {}
+    places = [
+        one.name
+        for one in inspect.signature(function).parameters.values()
+        if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+    ]
+    names = [*places, *[""] * len(given)][: len(given)]
+    args = tuple(_wanted(name, text, hints.get(name, Any)) for name, text in zip(names, given, strict=True))
+    return args, {name: _wanted(name, text, hints.get(name, Any)) for name, text in keywords.items()}
+
+
+_NO_TEXT = (bool, int, float, list, dict, tuple, set, frozenset, type(None))
+
+
+def _wanted(name: str, text: str, hint: Any) -> Any:
+    value = argument(text)
+    if hint is str and not isinstance(value, str):
+        return text  # 42 and true are words, too
+    members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value == text and all((get_origin(one) or one) in _NO_TEXT for one in members):
+        wanted = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
+        raise click.UsageError(f"{name}: {text!r} is no JSON, and it has to be {wanted}")
+    return value
 
 
 def plain(value: object) -> Any:

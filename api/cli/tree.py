@@ -10,6 +10,7 @@ import click
 
 from ramify.cli.app import App, need_run, pass_app, say, say_json, say_pages, styled
 from ramify.cli.branches import BranchTree, Line
+from ramify.cli.naming import run_names, state_names
 from ramify.cli.words import count
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("tree")
-@click.argument("run", default="@")
+@click.argument("run", default="@", shell_complete=run_names)
 @click.option("--fold", is_flag=True, help="Count released branches instead of drawing them.")
 @click.option("--json", "as_json", is_flag=True, help="A list of branches with their operations and checkpoints.")
 @pass_app
@@ -98,7 +99,7 @@ def _objects(
 
 
 @click.command("checkout")
-@click.argument("state")
+@click.argument("state", shell_complete=state_names)
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty; what differs is overwritten.")
 @pass_app

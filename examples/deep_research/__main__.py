@@ -11,11 +11,8 @@ import sys
 from pathlib import Path
 
 from ramify import Runtime
-from ramify.fork_engine.errors import ForkEngineError
-from ramify.runtime.errors import RunError
-from ramify.sandboxes.errors import SandboxError
-from ramify.serving.errors import ServingError
 
+from ..ending import errors_told
 from .workflow import research
 
 OWN_DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -34,7 +31,7 @@ async def ask(options: argparse.Namespace) -> None:
         print(f"its worlds: ramify tree {runtime.last_run_id}", file=sys.stderr)
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.deep_research", description=__doc__)
     parser.add_argument("question", nargs="?", default="What happens after a crash between an intent and its result?")
     parser.add_argument("--corpus", type=Path, default=OWN_DOCS, help="a folder of .md and .txt files")
@@ -42,13 +39,10 @@ def main() -> int:
     parser.add_argument("--deadline", default="2m", help="for all of it (default: 2m)")
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
-    try:
-        asyncio.run(ask(parser.parse_args()))
-    except (RunError, ServingError, SandboxError, ForkEngineError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    options = parser.parse_args()
+    with errors_told():
+        asyncio.run(ask(options))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .suite import Survey
 
 if TYPE_CHECKING:
-    from .workflow import Hunt
+    from .hunt import Hunt
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,67 +10,24 @@ what mends something there gets a world. The loser worlds are released.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from ramify import fork, workflow
 from ramify.fork_engine.errors import MergeConflict
 
+from .hunt import BATCH, Half, Hunt, Ranking, batches, half_way, pairs
 from .prompts import OPTIONS, choice_question, options, read_rewrites, rewrite_question, suspect
 from .ranking import Candidate, candidates, combine
 from .report import RepairReport, Row
 from .screen import screen
 from .steps import run_tests, survey, vote, write_edit, write_lines
-from .suite import Suite, Survey, Trial
+from .suite import Suite, Survey
 
-BATCH = 4  # worlds at a time; a whole batch is waited for, so that the result does not depend on who is first
 DEPTH = 2  # edits that may stack up on one another
 HEAD = 32  # candidates that get a world at once
 CHUNK = 300  # of the tail, screened together
 TAIL = 2400  # candidates looked at in all
 DEEPER_AFTER = 2  # chunks screened without success: go deeper from the best half-way edits
-PAIRS = 4  # merges of two half-way edits tried at a time
-
-
-@dataclass
-class Hunt:
-    """What one program's search has spent and found."""
-
-    budget: int
-    forks: int = 0
-    edits: list[str] = field(default_factory=list)
-    pool: int = 0  # distinct candidates
-    place: int = 0  # of the winning edit in the order in which they were tried
-    prior_place: int = 0  # and in the order without the model
-    fixing: int = 0  # edits seen to mend everything, in the batch that ended the search
-    ranked_by: str = "prior"
-
-    @property
-    def left(self) -> int:
-        return self.budget - self.forks
-
-    def won(self, ranking: Ranking, edits: list[Candidate], fixing: int) -> None:
-        """These edits together pass; `fixing` as many alternatives were seen in the batch that ended the search."""
-        self.edits += [edit.shown for edit in edits]
-        self.fixing = fixing
-        self.place = 1 + max(ranking.order.index(edit) for edit in edits)
-        self.prior_place = 1 + max(ranking.prior.index(edit) for edit in edits)
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """The candidates in the order in which they are tried, and as they stood without the model's votes."""
-
-    order: list[Candidate]
-    prior: list[Candidate]
-
-
-@dataclass(frozen=True)
-class Half:
-    """An edit that mends some tests and breaks none."""
-
-    candidate: Candidate
-    fixed: frozenset[str]
 
 
 async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candidate]]:
@@ -143,10 +100,6 @@ async def in_pairs(halves: list[Half], news: list[Half], ranking: Ranking, found
     return False
 
 
-def half_way(trials: Iterable[tuple[Candidate, Trial]]) -> list[Half]:
-    return [Half(one, frozenset(trial.fixed)) for one, trial in trials if trial.fixed and not trial.broke]
-
-
 async def merged(pair: tuple[Half, Half], ranking: Ranking, suite: Suite, hunt: Hunt) -> bool:
     """Two edits in two branches, merged in a world of their own: a merge that does not pass is simply released."""
     async with fork([suite.program]) as ground:
@@ -180,22 +133,6 @@ async def deeper(half: Half, found: Survey, hunt: Hunt, depth: int) -> bool:
             await branches[0].adopt()
             hunt.edits += [half.candidate.shown, *rest.edits]
     return solved
-
-
-def batches(order: Sequence[Candidate]) -> Iterator[list[Candidate]]:
-    for start in range(0, len(order), BATCH):
-        yield list(order[start : start + BATCH])
-
-
-def pairs(old: list[Half], new: list[Half], suite: Suite) -> list[tuple[Half, Half]]:
-    """Pairs worth merging: together they mend every failing test. One of a kind; those that share least first."""
-    wanted = frozenset(suite.failing)
-    best: dict[tuple[frozenset[str], frozenset[str]], tuple[Half, Half]] = {}
-    for place, two in enumerate(new):
-        for one in [*old, *new[:place]]:
-            if one.fixed | two.fixed == wanted and wanted not in (one.fixed, two.fixed):
-                best.setdefault((one.fixed, two.fixed), (one, two))
-    return sorted(best.values(), key=lambda pair: len(pair[0].fixed & pair[1].fixed))[:PAIRS]
 
 
 @workflow(deadline="10m")

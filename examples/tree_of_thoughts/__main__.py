@@ -8,11 +8,8 @@ import sys
 from pathlib import Path
 
 from ramify import Runtime
-from ramify.fork_engine.errors import ForkEngineError
-from ramify.runtime.errors import RunError
-from ramify.sandboxes.errors import SandboxError
-from ramify.serving.errors import ServingError
 
+from ..ending import errors_told
 from .workflow import solve
 
 
@@ -34,11 +31,8 @@ def main() -> int:
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
     options = parser.parse_args()
-    try:
+    with errors_told():
         return asyncio.run(play(options.numbers, options.beam, options.home, options.base_url))
-    except (RunError, ServingError, SandboxError, ForkEngineError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":

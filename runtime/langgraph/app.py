@@ -25,6 +25,7 @@ from langgraph.pregel._write import ChannelWrite
 from langgraph.types import CachePolicy
 
 from ramify.compiler.plan import Effect
+from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.durations import seconds
 from ramify.runtime.langgraph.channel import ENV, Env, EnvChannel
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
@@ -72,7 +73,8 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         await asyncio.to_thread(self.close)
 
     def stream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
-        """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing."""
+        """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing, `WorkspaceError` where the
+        thread begins and its folder cannot be read."""
         if is_inside_a_subgraph(merge_configs(self.config, config)):
             config = self._forked_inside(config)
         config, invocation = self._invocation(config, options)
@@ -83,6 +85,9 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             if invocation.ran_nothing:
                 goes_on = bool(self.get_state(self._asked(config)).next)
                 self.session.portal.wait(self.session.caught_up(invocation, goes_on=goes_on))
+        except WorkspaceError as error:
+            outcome = error
+            raise _without_langgraph(error) from None
         except BaseException as error:
             outcome = error
             raise
@@ -91,7 +96,8 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
                 self.session.portal.wait(self.session.end(invocation, outcome))
 
     async def astream(self, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
-        """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing."""
+        """As LangGraph's. Raises `NodesConflict` where siblings changed the same thing, `WorkspaceError` where the
+        thread begins and its folder cannot be read."""
         if is_inside_a_subgraph(merge_configs(self.config, config)):
             config = await asyncio.to_thread(self._forked_inside, config)
         config, invocation = self._invocation(config, options)
@@ -104,6 +110,9 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             if invocation.ran_nothing:
                 goes_on = bool((await self.aget_state(self._asked(config))).next)
                 await self.session.portal.cross(self.session.caught_up(invocation, goes_on=goes_on))
+        except WorkspaceError as error:
+            outcome = error
+            raise _without_langgraph(error) from None
         except BaseException as error:
             outcome = error
             raise
@@ -156,6 +165,12 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         if saver is not None and not conf:
             return config, invocation  # LangGraph says what is missing
         return patch_configurable(config, {INVOCATION: invocation}), invocation
+
+
+def _without_langgraph(error: WorkspaceError) -> WorkspaceError:
+    """What is wrong is the caller's folder, before any node ran: a hundred lines of frames say nothing of it."""
+    vars(error).pop("__notes__", None)
+    return error.with_traceback(None)
 
 
 class WorldGraph(WorldApp, CompiledStateGraph[Any, Any, Any, Any]):

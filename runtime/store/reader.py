@@ -76,6 +76,11 @@ class Reader:
     async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
         return self._of_run("checkpoints", run_id, rows.checkpoint_record, after)
 
+    async def checkpoint_names(self, prefix: str, limit: int) -> list[tuple[str, str]]:
+        """The ids that begin so, of any run, and their labels."""
+        query = f"SELECT id, label FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id LIMIT {int(limit)}"
+        return [(row["id"], row["label"]) for row in self._rows(query, (prefix, prefix + "~"))]
+
     async def effects(self, run_id: RunId) -> list[EffectRecord]:
         return self._records("SELECT * FROM effects WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
 

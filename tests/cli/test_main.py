@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -72,6 +73,22 @@ def test_a_shell_completes_commands_and_options(shell: str, ramify: Any) -> None
 def test_colours_are_for_terminals_alone(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for command in ("ls", "log", "show", "tree", "effects", "explain"):
         assert "\x1b" not in ramify(command).out
+
+
+@pytest.mark.parametrize(
+    ("more", "coloured"),
+    [({}, True), ({"PAGER": "cat"}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)],
+)
+def test_a_terminal_gets_colours_whatever_the_input_is(home: Any, more: dict[str, str], coloured: bool) -> None:
+    master, slave = pty.openpty()
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"} | more
+    command = [*RAMIFY, "--home", str(home.path), "log"]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stdout=slave, env=environment, check=True, timeout=60)
+    os.close(slave)
+    said = os.read(master, 100_000)
+    os.close(master)
+    assert b"workspace" in said
+    assert (b"\x1b[33m" in said) == coloured
 
 
 @pytest.mark.parametrize(

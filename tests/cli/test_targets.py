@@ -6,12 +6,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ramify import workflow
 from ramify.cli.errors import TargetBroken
-from ramify.cli.targets import argument, load, load_workflow, plain
+from ramify.cli.targets import argument, arguments, load, load_workflow, plain
 from ramify.runtime.errors import TargetNotFound
 
 
@@ -21,6 +23,22 @@ from ramify.runtime.errors import TargetNotFound
 )
 def test_an_argument_is_json_where_it_parses(text: str, value: object) -> None:
     assert argument(text) == value
+
+
+@workflow
+async def counted(word: str, words: list[str], most: int | None = None, *rest: int) -> int:
+    return len(words)
+
+
+def test_text_is_taken_where_the_parameter_takes_text() -> None:
+    assert arguments(counted, ["42", '["a"]', "null", "x"], {}) == (("42", ["a"], None, "x"), {})
+    assert arguments(counted, ['"42"'], {"words": "[1]", "other": "x"}) == (("42",), {"words": [1], "other": "x"})
+
+
+@pytest.mark.parametrize("given", [["a", '["b",]'], ["a", "[]", "many"]])
+def test_json_that_is_misspelt_is_wrong_usage(given: list[str]) -> None:
+    with pytest.raises(click.UsageError, match=r"is no JSON, and it has to be (list\[str\]|int \| None)"):
+        arguments(counted, given, {})
 
 
 class Colour(Enum):

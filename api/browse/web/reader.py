@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ramify.browse.history import History, read_now
 from ramify.browse.web import rows
-from ramify.browse.web.wire import HistoryPage, RunRow
+from ramify.browse.web.wire import CheckpointRow, HistoryPage, LineRow, MomentRow, RunRow, table
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.records import RunId, RunRecord
 from ramify.runtime.store import RunStore
@@ -54,18 +54,17 @@ class Reader:
         generation, _, after = cursor.partition(".")
         whole = generation != str(known.generation) or not after.isdecimal()
         since = -1 if whole else int(after)
-        fresh = since < history.last_seq  # else nothing below has to be looked through
+        fresh = since < history.last_seq  # else nothing has to be looked through
+        moments = history.moments if fresh else ()
+        lines = history.lines.values() if fresh else ()
+        states = history.checkpoints if fresh else ()
         return HistoryPage(
             cursor=f"{known.generation}.{history.last_seq}",
             whole=whole,
             run=rows.run_row(history.run, self._status(history.run), tally),
-            moments=tuple(rows.moment_row(one) for one in history.moments if one.seq > since) if fresh else (),
-            lines=tuple(rows.line_row(line) for line in history.lines.values() if rows.is_news(line, since))
-            if fresh
-            else (),
-            checkpoints=tuple(rows.checkpoint_row(one) for one in history.checkpoints if one.seq > since)
-            if fresh
-            else (),
+            moments=table(MomentRow, (rows.moment_row(one) for one in moments if one.seq > since)),
+            lines=table(LineRow, (rows.line_row(line) for line in lines if rows.is_news(line, since))),
+            checkpoints=table(CheckpointRow, (rows.checkpoint_row(one) for one in states if one.seq > since)),
             effects=tuple(map(rows.effect_row, history.effects)),
         )
 

@@ -9,6 +9,7 @@ from ramify.runtime.records import CheckpointRecord, EffectRecord, LLMRecord, Ru
 from ramify.runtime.store import Tally
 from ramify.serving.types import ChatResult
 
+_SNAPSHOT = 16  # characters of a snapshot's id: what names it to a person
 _LONGEST = 160  # characters of a line that a row shows; the whole of it is one click away
 
 
@@ -78,7 +79,9 @@ def is_news(line: Line, since: int) -> bool:
 
 
 def checkpoint_row(one: CheckpointRecord) -> CheckpointRow:
-    return CheckpointRow(one.id, one.seq, one.branch, one.snapshot_id, one.parents, one.created_at, one.label)
+    return CheckpointRow(
+        one.id, one.seq, one.branch, one.snapshot_id[:_SNAPSHOT], one.parents, one.created_at, one.label
+    )
 
 
 def effect_row(one: EffectRecord) -> EffectRow:

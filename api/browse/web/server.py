@@ -14,7 +14,7 @@ from ramify.browse.web.opening import opened
 
 if TYPE_CHECKING:
     from ramify.fork_engine.store import SnapshotStore
-    from ramify.runtime.records import RunRecord
+    from ramify.runtime.records import RunId, RunRecord
     from ramify.runtime.store import RunStore
 
 LOOPBACK = "127.0.0.1"  # never anything else: the token goes over the wire in the clear
@@ -27,19 +27,20 @@ async def browse(
     status: Callable[[RunRecord], str],
     *,
     port: int = 0,
+    first: RunId | None = None,
     fragment: str = "",
     opens: bool = False,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` gets the address, token and all, once it answers; `fragment` is the view
-    that it names. `opens`: start the user's web browser, where there is a screen. Raises `CannotListen`,
-    `PartsMissing`."""
+    """Serve until SIGINT or SIGTERM. `first` is read while the web browser starts. `ready` gets the address, token and
+    all, once it answers; `fragment` is the view that it names. `opens`: start the user's web browser, where there is a
+    screen. Raises `CannotListen`, `PartsMissing`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     try:
-        async with store as runs, serving(runs, snapshots, status, port=port) as address:
+        async with store as runs, serving(runs, snapshots, status, port=port, first=first) as address:
             ready(address + fragment)
             with opened(address + fragment) if opens else nullcontext():
                 await stop.wait()
@@ -56,6 +57,7 @@ async def serving(
     *,
     port: int = 0,
     token: str | None = None,
+    first: RunId | None = None,
 ) -> AsyncIterator[str]:
     """The page in this event loop, at the address that this gives. `port` 0: any free one. Errors as `browse`."""
     try:
@@ -84,7 +86,8 @@ async def serving(
     with _listening(port) as listener:
         port = listener.getsockname()[1]
         token = token or new_token()
-        app = Guard(create_app(Reader(store, snapshots, status)), token, hosts(port))
+        reader = Reader(store, snapshots, status)
+        app = Guard(create_app(reader), token, hosts(port))
         config = uvicorn.Config(
             app,
             ws="none",
@@ -102,11 +105,14 @@ async def serving(
         waiting.cancel()
         if not up.is_set():
             await running  # raises why
+        ahead = None if first is None else asyncio.create_task(reader.history(first))
         try:
             yield f"http://{LOOPBACK}:{port}/{token}/"
         finally:
             server.should_exit = True
             await running
+            if ahead is not None:  # an error in it was told where the page asked for the same
+                await asyncio.gather(ahead, return_exceptions=True)
 
 
 @contextmanager

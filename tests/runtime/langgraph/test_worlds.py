@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from langgraph.types import Command, RetryPolicy, interrupt
 import ramify.graph
 from ramify import Sandbox, SyncSandbox, current_sandbox, step
 from ramify.compiler.plan import OpKind
+from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.errors import NotInARun, RunNotFound
 from ramify.runtime.langgraph.errors import NodesConflict, SessionClosed, WorldLost
 from ramify.runtime.records import OpStatus, RunStatus
@@ -412,3 +414,16 @@ def test_in_namespaces_too(compile_graph: Any) -> None:
     back = at(app, "left", "right")
     assert app.invoke(None, back.config)["seen"][-1] == ["first", "hello.txt", "left", "right"]
     assert set(files(app, back.config)) == {"first", "hello.txt"}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_workspace_that_is_not_there_is_one_plain_error(
+    compile_graph: Any, tmp_path: Path, asynchronous: bool
+) -> None:
+    app = compile_graph(chain(("look", look)), workspace=tmp_path / "none")
+    with pytest.raises(WorkspaceError, match="none: No such file or directory") as caught:
+        asyncio.run(app.ainvoke({})) if asynchronous else app.invoke({})
+    told = "".join(traceback.format_exception(caught.value))
+    assert "fork_engine/importer" not in told, told
+    assert "direct cause" not in told
+    assert "During" not in told

@@ -8,6 +8,11 @@
 const HIDDEN = new Set(['PREFORK', 'BARRIER', 'RELEASE', 'COMMAND', 'ENTER']);
 const MANY = 600; // rows from which released branches are folded unless a person says otherwise
 
+/** A table's rows, each with its names. */
+function* objects({fields, rows}) {
+  for (const row of rows) yield Object.fromEntries(fields.map((name, at) => [name, row[at]]));
+}
+
 export class RunModel {
   constructor(id) {
     this.id = id;
@@ -32,12 +37,12 @@ export class RunModel {
     if (page.whole) this.clear();
     this.cursor = page.cursor;
     this.run = page.run;
-    for (const one of page.moments) this.moments.set(one.seq, one);
-    for (const one of page.checkpoints) this.checkpoints.set(one.id, one);
-    for (const one of page.lines) this.lines.set(one.path, one);
+    for (const one of objects(page.moments)) this.moments.set(one.seq, one);
+    for (const one of objects(page.checkpoints)) this.checkpoints.set(one.id, one);
+    for (const one of objects(page.lines)) this.lines.set(one.path, one);
     const effects = JSON.stringify(page.effects) !== JSON.stringify(this.effects);
     this.effects = page.effects;
-    const news = page.whole || page.moments.length || page.checkpoints.length || page.lines.length || effects
+    const news = page.whole || page.moments.rows.length || page.checkpoints.rows.length || page.lines.rows.length || effects
       || before?.status !== page.run.status;
     if (news) {
       this.version += 1;

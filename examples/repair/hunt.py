@@ -1,0 +1,73 @@
+"""What a repair's search keeps account of: what was spent and found, and which edits are half of a mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .ranking import Candidate
+from .suite import Suite, Trial
+
+BATCH = 4  # worlds at a time; a whole batch is waited for, so that the result does not depend on who is first
+PAIRS = 4  # merges of two half-way edits tried at a time
+
+
+@dataclass
+class Hunt:
+    """What one program's search has spent and found."""
+
+    budget: int
+    forks: int = 0
+    edits: list[str] = field(default_factory=list)
+    pool: int = 0  # distinct candidates
+    place: int = 0  # of the winning edit in the order in which they were tried
+    prior_place: int = 0  # and in the order without the model
+    fixing: int = 0  # edits seen to mend everything, in the batch that ended the search
+    ranked_by: str = "prior"
+
+    @property
+    def left(self) -> int:
+        return self.budget - self.forks
+
+    def won(self, ranking: Ranking, edits: list[Candidate], fixing: int) -> None:
+        """These edits together pass; `fixing` as many alternatives were seen in the batch that ended the search."""
+        self.edits += [edit.shown for edit in edits]
+        self.fixing = fixing
+        self.place = 1 + max(ranking.order.index(edit) for edit in edits)
+        self.prior_place = 1 + max(ranking.prior.index(edit) for edit in edits)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The candidates in the order in which they are tried, and as they stood without the model's votes."""
+
+    order: list[Candidate]
+    prior: list[Candidate]
+
+
+@dataclass(frozen=True)
+class Half:
+    """An edit that mends some tests and breaks none."""
+
+    candidate: Candidate
+    fixed: frozenset[str]
+
+
+def half_way(trials: Iterable[tuple[Candidate, Trial]]) -> list[Half]:
+    return [Half(one, frozenset(trial.fixed)) for one, trial in trials if trial.fixed and not trial.broke]
+
+
+def batches(order: Sequence[Candidate]) -> Iterator[list[Candidate]]:
+    for start in range(0, len(order), BATCH):
+        yield list(order[start : start + BATCH])
+
+
+def pairs(old: list[Half], new: list[Half], suite: Suite) -> list[tuple[Half, Half]]:
+    """Pairs worth merging: together they mend every failing test. One of a kind; those that share least first."""
+    wanted = frozenset(suite.failing)
+    best: dict[tuple[frozenset[str], frozenset[str]], tuple[Half, Half]] = {}
+    for place, two in enumerate(new):
+        for one in [*old, *new[:place]]:
+            if one.fixed | two.fixed == wanted and wanted not in (one.fixed, two.fixed):
+                best.setdefault((one.fixed, two.fixed), (one, two))
+    return sorted(best.values(), key=lambda pair: len(pair[0].fixed & pair[1].fixed))[:PAIRS]
