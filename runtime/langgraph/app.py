@@ -43,7 +43,8 @@ DEADLINE = "ramify_deadline"
 class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
     """What `ramify.compile` returns. Close it, or use it as a context manager: worlds are processes.
 
-    One that is never closed ends with its process: no world and no engine outlives it.
+    One that is dropped without that ends when memory is collected, and with its process at the latest: no world and
+    no engine outlives it.
     """
 
     def __init__(self, *, session: Session, **fields: Any) -> None:
