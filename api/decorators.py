@@ -43,6 +43,7 @@ class Step(Generic[P, R]):
             takes_sandbox=definition.sandbox_parameter is not None,
             reuse=definition.reuse,
             in_fork=definition.outside.in_fork is not InFork.REFUSE,
+            retried=definition.retry > 0,
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:

@@ -17,15 +17,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from _fork_rows import Row, in_budget, no_docker, row, spent
+
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.contract import Backend, WorldSpec
 from ramify.sandboxes.select import open_backend
 
-Row = dict[str, object]
-
 FORKS = 50
 HUNDREDS = 20
+RUN_HUNDREDS = 5  # of these, so many to their first command
 COPIES = 20
 QUICK_FORKS, QUICK_HUNDREDS, QUICK_COPIES = 20, 5, 10
 TARGET_MS = {True: 1.0, False: 4.0}  # as root, as a user
@@ -46,23 +47,19 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
             _fill(root / "workspace", count, size)
             single[count], hundred = asyncio.run(_ours(root, forks, hundreds if count == middle else 0))
             if count == middle:
-                floor = _floor(root / "workspace")
-                made += _against_peers(single[count], root, count, copies)
-                made.append(_hundred(hundred))
-    made = [{**row, "floor": floor} for row in made]
+                made = _against_peers(single[count], hundred, root, count, copies)
     small, large = min(sizes), max(sizes)
     growth = statistics.median(single[large][0]) / statistics.median(single[small][0])
-    flat = _row(f"a fork of {large} files over one of {small}", [growth], FLAT, unit="times")
-    return [*made, flat, *(_row(f"files-only fork, {n} files", single[n][0], None) for n in (small, large))]
+    flat = row(f"a fork of {large} files over one of {small}: flat is 1", [growth], FLAT, unit="×")
+    return [*made, flat, *(row(f"files-only fork, {n} files", single[n][0], None) for n in (small, large))]
 
 
 MOUNTS = """
 import os, statistics, sys, tempfile, time
 from ramify.sandboxes.namespaces import kernel
 took = []
-with tempfile.TemporaryDirectory() as folder:
+with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", folder, "tmpfs")
     for number in range(50):
         top = f"{folder}/{number}"
         begun = time.perf_counter()
@@ -73,7 +70,6 @@ with tempfile.TemporaryDirectory() as folder:
         took.append((time.perf_counter() - begun) * 1000)
     for number in range(50):
         kernel.umount(f"{folder}/{number}/at")
-    kernel.umount(folder)
 print(statistics.median(took))
 """
 
@@ -81,9 +77,11 @@ print(statistics.median(took))
 def _floor(lower: Path) -> str:
     """What the kernel alone takes for the same mount, with nobody to ask for it: no fork is faster."""
     namespaces = ["unshare", "--mount", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
-    told = subprocess.run([*namespaces, sys.executable, "-c", MOUNTS, str(lower)], capture_output=True, text=True)
+    told = subprocess.run(
+        [*namespaces, sys.executable, "-c", MOUNTS, str(lower), str(lower.parent)], capture_output=True, text=True
+    )
     return (
-        f"{float(told.stdout):.2f} ms: the mount alone"
+        f"{float(told.stdout):.2f} ms: its folders and the mount alone"
         if told.returncode == 0
         else f"not measured: {told.stderr[-200:]}"
     )
@@ -98,7 +96,7 @@ def _fill(workspace: Path, count: int, size: int) -> None:
 
 async def _ours(
     root: Path, rounds: int, hundreds: int
-) -> tuple[tuple[list[float], list[float]], list[tuple[float, float]]]:
+) -> tuple[tuple[list[float], list[float]], list[tuple[float, float | None]]]:
     store = SnapshotStore(root / "ramify" / "store")
     base = store.import_tree(root / "workspace").snapshot
     spec = WorldSpec(mount_at=root / "workspace", env={"PATH": os.environ["PATH"]})
@@ -115,45 +113,56 @@ async def _ours(
                 raise AssertionError(f"that was no fork: {result}")
             await world.close()
             await asyncio.sleep(0.05)  # the spare that it took is made anew: a fork in a search comes alone
-        return (forks, firsts), [await _at_once(backend, base, spec) for _ in range(hundreds)]
+        return (forks, firsts), [await _at_once(backend, base, spec, n < RUN_HUNDREDS) for n in range(hundreds)]
 
 
-async def _at_once(backend: Backend, base: Snapshot, spec: WorldSpec) -> tuple[float, float]:
+async def _at_once(backend: Backend, base: Snapshot, spec: WorldSpec, run: bool) -> tuple[float, float | None]:
+    """How long a hundred forks took, and then a command in each."""
     begun = time.perf_counter()
     worlds = await backend.fork(base, spec, 100)
     forked = time.perf_counter()
-    results = await asyncio.gather(*(world.run("true") for world in worlds))
+    if run:
+        results = await asyncio.gather(*(world.run("true") for world in worlds))
+        if not all(result.ok for result in results):
+            raise AssertionError("a child of a hundred did not run")
     ran = time.perf_counter()
-    if not all(result.ok for result in results):
-        raise AssertionError("a child of a hundred did not run")
     await asyncio.gather(*(world.close() for world in worlds))
-    return (forked - begun) * 1000, (ran - forked) * 1000
+    return (forked - begun) * 1000, (ran - forked) * 1000 if run else None
 
 
-def _hundred(times: list[tuple[float, float]]) -> Row:
-    row = _row("100 forks at once", [forked for forked, _ in times], HUNDRED_MS[os.geteuid() == 0])
-    return {**row, "first_run": round(statistics.median(ran for _, ran in times), 3)}
-
-
-def _against_peers(single: tuple[list[float], list[float]], root: Path, count: int, rounds: int) -> list[Row]:
+def _against_peers(
+    single: tuple[list[float], list[float]],
+    hundred: list[tuple[float, float | None]],
+    root: Path,
+    count: int,
+    rounds: int,
+) -> list[Row]:
+    """One fork and a hundred beside each peer, which does a hundred in a hundred times one: nobody copies 100 GB."""
+    floor = _floor(root / "workspace")
+    as_root = os.geteuid() == 0
     forks, firsts = single
-    made = []
+    hundreds = [forked for forked, _ in hundred]
+    first = {"first_run": round(statistics.median(firsts), 3), "floor": floor}
+    first_of_all = {"first_run": round(statistics.median(ran for _, ran in hundred if ran is not None), 3)}
+    ones, manys = list[Row](), list[Row]()
     for name, measure in PEERS.items():
         took, why_not = measure(root, rounds)
-        row = _row(
-            f"files-only fork, {count} files", forks, TARGET_MS[os.geteuid() == 0], f"{name}{why_not}", took or None
-        )
-        made.append({**row, "first_run": round(statistics.median(firsts), 3)})
-    return made
+        one = row(f"files-only fork, {count} files", forks, TARGET_MS[as_root], f"{name}{why_not}", took or None)
+        ones.append({**one, **first})
+        peer = f"100 × {name}{why_not}"
+        many = row("100 forks at once", hundreds, HUNDRED_MS[as_root], peer, [100 * took_ for took_ in took] or None)
+        manys.append({**many, **first_of_all})
+    return [*ones, *manys]
 
 
 def _copies(*words: str) -> Callable[[Path, int], tuple[list[float], str]]:
     def measure(root: Path, rounds: int) -> tuple[list[float], str]:
-        took = []
-        for _ in range(rounds):
-            took.append(_spent(*words, str(root / "workspace"), str(root / "copy")))
+        def copy(_: int) -> float:
+            took = spent(*words, str(root / "workspace"), str(root / "copy"))
             shutil.rmtree(root / "copy")
-        return took, ""
+            return took
+
+        return in_budget(copy, rounds), ""
 
     return measure
 
@@ -164,23 +173,24 @@ def _worktrees(root: Path, rounds: int) -> tuple[list[float], str]:
     repository = root / "repository"
     shutil.copytree(root / "workspace", repository)
     git = ("git", "-C", str(repository), "-c", "user.name=N", "-c", "user.email=e@example.org", "-c", "gc.auto=0")
-    _spent("git", "init", "-q", str(repository))
-    _spent(*git, "-c", "core.compression=0", "add", "-A")
-    _spent(*git, "commit", "-qm", "all")
-    took = []
-    for _ in range(rounds):
-        took.append(_spent(*git, "worktree", "add", "-q", "--detach", str(root / "copy")))
-        _spent(*git, "worktree", "remove", "--force", str(root / "copy"))
+    spent("git", "init", "-q", str(repository))
+    spent(*git, "-c", "core.compression=0", "add", "-A")
+    spent(*git, "commit", "-qm", "all")
+
+    def add(_: int) -> float:
+        took = spent(*git, "worktree", "add", "-q", "--detach", str(root / "copy"))
+        spent(*git, "worktree", "remove", "--force", str(root / "copy"))
+        return took
+
+    took = in_budget(add, rounds)
     shutil.rmtree(repository)
     return took, ""
 
 
 def _commits(root: Path, rounds: int) -> tuple[list[float], str]:
     """A container over the same files, 100 of them changed, committed again and again."""
-    if shutil.which("docker") is None:
-        return [], ": Docker is not installed"
-    if subprocess.run(["docker", "info"], capture_output=True).returncode != 0:
-        return [], ": no engine answers on this machine"
+    if why := no_docker():
+        return [], f": {why}"
     image = "ramify-bench-fork"
     with subprocess.Popen(["tar", "-C", str(root), "-c", "workspace"], stdout=subprocess.PIPE) as packed:
         subprocess.run(["docker", "import", "-", image], stdin=packed.stdout, capture_output=True, check=True)
@@ -190,12 +200,14 @@ def _commits(root: Path, rounds: int) -> tuple[list[float], str]:
         (root / "changed").mkdir()
         for number in range(100):
             (root / "changed" / f"f{number}").write_bytes(os.urandom(1_000))
-        _spent("docker", "cp", "-q", f"{root / 'changed'}/.", f"{container}:/workspace/d0/")
-        took = []
-        for _ in range(rounds):
-            took.append(_spent("docker", "commit", container, f"{image}:child"))
-            _spent("docker", "rmi", f"{image}:child")
-        return took, ""
+        spent("docker", "cp", "-q", f"{root / 'changed'}/.", f"{container}:/workspace/d0/")
+
+        def commit(_: int) -> float:
+            took = spent("docker", "commit", container, f"{image}:child")
+            spent("docker", "rmi", f"{image}:child")
+            return took
+
+        return in_budget(commit, rounds), ""
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=True)
         subprocess.run(["docker", "rmi", image], capture_output=True, check=True)
@@ -207,32 +219,3 @@ PEERS: dict[str, Callable[[Path, int], tuple[list[float], str]]] = {
     "cp -al (hard links: no isolation)": _copies("cp", "-al"),
     "docker commit": _commits,
 }
-
-
-def _spent(*words: str) -> float:
-    begun = time.perf_counter()
-    subprocess.run(words, check=True, capture_output=True)
-    return (time.perf_counter() - begun) * 1000
-
-
-def _row(
-    name: str,
-    ours: list[float],
-    target: float | None,
-    peer: str = "",
-    peers: list[float] | None = None,
-    *,
-    unit: str = "ms",
-) -> Row:
-    value, other = statistics.median(ours), statistics.median(peers) if peers else None
-    return {
-        "name": name,
-        "ours": round(value, 3),
-        "spread": [round(min(ours), 3), round(max(ours), 3)],
-        "unit": unit,
-        "peer": peer,
-        "peer_value": None if other is None else round(other, 3),
-        "ratio": None if other is None else round(other / value, 2),
-        "target": target,
-        "met": None if target is None else value <= target,
-    }

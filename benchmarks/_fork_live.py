@@ -1,7 +1,8 @@
 """The live rows of benchmarks/fork.py: shells, processes and sessions, through the backend's contract.
 
-A child of a live fork counts when its first command has been answered: by then everything that ran goes on. Medians
-of 20 and more (a hundred forks at once: of 5), peers in the same run.
+A live fork counts when its tree is mounted and its processes are back; a fork of a shell, which begins with its first
+command, when that has been answered, and one with a Python session when that has answered. Medians of 20 and more (a
+hundred forks at once: of 5), peers in the same run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import os
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -19,13 +19,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from _fork_rows import Row, in_budget, missing, no_docker, row
+
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.tiers import criu
 
-Row = dict[str, object]
 Peer = tuple[str, list[float] | None]  # what it is, or why it is not here; its times
 
 PROGRAM = """
@@ -82,8 +83,8 @@ class Bench:
         over = [took - statistics.median(plain) for took in program]
         await world.close()
         return [
-            _row("one command in a live shell, over fork and exec", over, 1, "fork and exec alone", plain),
-            _row("a builtin in a live shell", builtin, None, *self._docker["exec"]),
+            row("one command in a live shell, over fork and exec", over, 1, "fork and exec alone", plain),
+            row("a builtin in a live shell", builtin, None, *self._docker["exec"]),
         ]
 
     async def checkpoints(self) -> list[Row]:
@@ -98,14 +99,14 @@ class Bench:
         first = await _times(lambda: self._rolled_back(world, base), 20)
         await world.close()
         return [
-            _row(
+            row(
                 "checkpoint after 100 changed files, shell kept, not yet flushed",
                 sealed,
                 15,
                 "docker commit: benchmarks/_fork_store.py",
             ),
-            _row("checkpoint where nothing changed", clean, 0.5),
-            _row(
+            row("checkpoint where nothing changed", clean, 0.5),
+            row(
                 "rollback of a world with a shell, files only, to its first command",
                 first,
                 30,
@@ -135,7 +136,7 @@ class Bench:
             took += await _times(fork, 1)
             await asyncio.gather(*(child.close() for child in closing))
         await world.close()
-        return [_row(f"{n} live forks of a shell, all to their first command", took, 1500 * n / 100)]
+        return [row(f"{n} live forks of a shell, all to their first command", took, 1500 * n / 100)]
 
     async def sessions(self) -> list[Row]:
         world = await self._backend.materialise(self._base, self._spec)
@@ -162,10 +163,10 @@ class Bench:
         await world.close()
         peer = ("pickle and reload", reloaded)
         return [
-            _row("fork of a Python session of 200 MB, in its world", forked, 20, *peer),
-            _row("fork of a world with a Python session of 200 MB, to its first answer", carried, 20, *peer),
-            _row("the same, to its mounted tree", mounted, None),
-            _row("checkpoint of the same: its pages written, hashed and flushed", sealed, None, *peer),
+            row("fork of a Python session of 200 MB, in its world", forked, 20, *peer),
+            row("fork of a world with a Python session of 200 MB, to its first answer", carried, 20, *peer),
+            row("the same, to its mounted tree", mounted, None),
+            row("checkpoint of the same: its pages written, hashed and flushed", sealed, None, *peer),
         ]
 
     async def _carried(self, snapshot: Snapshot, rounds: int) -> tuple[list[float], list[float]]:
@@ -186,7 +187,7 @@ class Bench:
         """bash, a Python program of 50 MB and a job."""
         spec = replace(self._spec, dumpable=True)
         if why := criu.why_not(spec):
-            return [_missing(name, why) for name in ("live fork to its first command", "rollback of a live world")]
+            return [missing(name, why) for name in ("live fork", "rollback of a live world")]
         world = await self._backend.materialise(self._base, spec)
         (world.path / "program.py").write_text(PROGRAM)
         await world.run("sleep 1000 & python3 program.py & until [ -e ready ]; do sleep 0.02; done; rm ready")
@@ -205,16 +206,12 @@ class Bench:
         rolled = await _times(lambda: self._rolled_back(world, snapshot), 20)
         await world.close()
         peer = self._docker["checkpoint"]
+        live = row("live fork (bash, 50 MB Python, a job), a child after one dump", mounted, 55, *peer)
+        after = statistics.median(all_ - tree for all_, tree in zip(answered, mounted, strict=True))
         return [
-            _row(
-                "live fork (bash, 50 MB Python, a job), a child after one dump, to its first command",
-                answered,
-                55,
-                *peer,
-            ),
-            _row("the same, to its mounted tree", mounted, None),
-            _row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
-            _row("rollback of a live world (the same), to its first command", rolled, 80, *self._docker["restart"]),
+            {**live, "first_run": round(after, 3)},
+            row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
+            row("rollback of a live world (the same), to its first command", rolled, 80, *self._docker["restart"]),
         ]
 
 
@@ -250,18 +247,14 @@ def _floor() -> str:
 def _docker_peers(rounds: int) -> dict[str, Peer]:
     """`docker exec`, `restart` and `checkpoint` of a container of this machine's own bash and core utilities."""
     names = ("exec", "restart", "checkpoint")
-    try:
-        asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20).returncode
-        why = "" if asked == 0 else "no engine answers on this machine"
-    except (FileNotFoundError, subprocess.TimeoutExpired):
-        why = "Docker is not installed"
+    why = no_docker()
     if why:
         return {name: (f"docker {name}: {why}", None) for name in names}
     with _container() as container:
         peers: dict[str, Peer] = {}
         for name, arguments in (("exec", (container, "/bin/true")), ("restart", ("--time", "0", container))):
-            times = [_spent("docker", name, *arguments) for _ in range(rounds)]
-            peers[name] = (f"docker {name}", [took for took, _ in times])
+            words = ("docker", name, *arguments)
+            peers[name] = (f"docker {name}", in_budget(lambda _, words=words: _spent(*words)[0], rounds))
         took, refused = _spent("docker", "checkpoint", "create", "--leave-running", container, "first")
         peers["checkpoint"] = (
             ("docker checkpoint", [took]) if not refused else (f"docker checkpoint: {refused}", None)
@@ -299,37 +292,3 @@ def _spent(*words: str) -> tuple[float, str]:
     done = subprocess.run(words, capture_output=True, text=True)
     took = (time.perf_counter() - began) * 1000
     return took, "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it failed"])[-1]
-
-
-def _row(name: str, ours: list[float], target: float | None, peer: str = "", peers: list[float] | None = None) -> Row:
-    value, other = statistics.median(ours), statistics.median(peers) if peers else None
-    return {
-        "name": name,
-        "ours": round(value, 3),
-        "spread": [round(min(ours), 3), round(max(ours), 3)],
-        "unit": "ms",
-        "peer": peer,
-        "peer_value": None if other is None else round(other, 3),
-        "ratio": None if other is None else round(other / value, 2),
-        "target": target,
-        "met": None if target is None else value <= target,
-    }
-
-
-def _missing(name: str, why: str) -> Row:
-    return {
-        "name": name,
-        "ours": None,
-        "unit": "ms",
-        "peer": why,
-        "peer_value": None,
-        "ratio": None,
-        "target": None,
-        "met": None,
-    }
-
-
-if __name__ == "__main__":
-    for line in rows(quick="--quick" in sys.argv):
-        figures = f"{line['ours']!s:>10} {line['unit']} {line.get('spread')}, target {line['target']}"
-        print(f"{figures}: {line['name']} | {line['peer']} {line['peer_value'] or ''}")

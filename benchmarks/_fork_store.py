@@ -9,7 +9,6 @@ import hashlib
 import os
 import random
 import shutil
-import statistics
 import subprocess
 import tarfile
 import tempfile
@@ -19,6 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from _fork_rows import BUDGET_S, in_budget, no_docker, row
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
@@ -76,25 +77,7 @@ def _text(source: random.Random, size: int) -> bytes:
 def _times(work: Callable[[int], float], rounds: int = ROUNDS) -> list[float]:
     """Milliseconds of each round; `work` gives seconds. The first is for warming up."""
     work(-1)
-    return [work(number) * 1e3 for number in range(rounds)]
-
-
-def _row(
-    name: str, ours: list[float], unit: str, target: float | None, peer: str = "", peers: list[float] | None = None
-) -> dict[str, object]:
-    value = statistics.median(ours)
-    other = statistics.median(peers) if peers else None
-    return {
-        "name": name,
-        "ours": round(value, 3),
-        "spread": [round(min(ours), 3), round(max(ours), 3)],
-        "unit": unit,
-        "peer": peer,
-        "peer_value": None if other is None else round(other, 3),
-        "ratio": None if other is None else round(other / value, 2),
-        "target": target,
-        "met": None if target is None else value <= target,
-    }
+    return in_budget(lambda number: work(number) * 1e3, rounds, BUDGET_S * 2)
 
 
 # Merge
@@ -115,11 +98,7 @@ def _merge(bed: Bed) -> list[dict[str, object]]:
         bed.store.merge(bed.base, one, two)
         return time.perf_counter() - begun
 
-    return [
-        _row(
-            "three-way merge of 100 + 100 changed files", _times(ours), "ms", 30, "git merge", _git(bed, mine, yours)
-        )
-    ]
+    return [row("three-way merge of 100 + 100 changed files", _times(ours), 30, "git merge", _git(bed, mine, yours))]
 
 
 def _child(bed: Bed, paths: list[str], note: str) -> Snapshot:
@@ -143,6 +122,7 @@ def _git(bed: Bed, mine: list[str], yours: list[str]) -> list[float]:
 
     def git(*arguments: str) -> None:
         settings = ("-c", "user.name=b", "-c", "user.email=b@b", "-c", "gc.auto=0", "-c", "commit.gpgsign=false")
+        settings += ("-c", "core.compression=0")
         subprocess.run(["git", *settings, *arguments], cwd=repository, check=True, capture_output=True)
 
     git("init", "-q", "-b", "base")
@@ -207,20 +187,18 @@ def _checkpoint(bed: Bed) -> list[dict[str, object]]:
 
     tars, commits = _times(tar), _docker_commits(bed, paths)
     name = "seal of 100 changed files in the store"
-    more = [
-        _row(f"{name}, flushed (docker)", _times(lambda n: seal(n, flush=True)), "ms", None, "docker commit", commits)
-    ]
+    more = [row(f"{name}, flushed (docker)", _times(lambda n: seal(n, flush=True)), None, "docker commit", commits)]
     return [
         *(more if commits else []),
-        _row(f"{name}, not yet flushed", _times(lambda n: seal(n, flush=False)), "ms", 15, "tar of the same", tars),
-        _row(f"{name}, flushed", _times(lambda n: seal(n, flush=True)), "ms", None, "tar, not flushed", tars),
-        _row("seal where nothing changed", _times(nothing), "ms", 0.5),
+        row(f"{name}, not yet flushed", _times(lambda n: seal(n, flush=False)), 15, "tar of the same", tars),
+        row(f"{name}, flushed", _times(lambda n: seal(n, flush=True)), None, "tar, not flushed", tars),
+        row("seal where nothing changed", _times(nothing), 0.5),
     ]
 
 
 def _docker_commits(bed: Bed, paths: list[str]) -> list[float]:
     """`docker commit` of a container in which the same files were replaced. Empty where no docker runs."""
-    if shutil.which("docker") is None or _docker("info").returncode != 0:
+    if no_docker():
         return []
     image = "ramify-bench-store"
     with subprocess.Popen(["tar", "-C", bed.workspace, "-c", "."], stdout=subprocess.PIPE) as packed:

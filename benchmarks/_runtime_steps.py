@@ -1,8 +1,9 @@
 """Durable supersteps, and what they store: ramify's Saver against LangGraph's own savers and DBOS.
 
 Every peer runs in the same process, in turns, each superstep durable before the next one starts: LangGraph with
-`durability="sync"`, and WAL with `synchronous=FULL` on SQLite (LangGraph's own default). A superstep is the time from
-one call of the node, which does nothing, to the next.
+`durability="sync"`; how each database commits is read from it and stands in the rows' names (an fsync a commit in all
+of them). A superstep is the time from one call of the node, which does nothing, to the next. Its floor is LangGraph
+itself with a checkpointer that does one INSERT; COMMIT, and nothing else, to a file in the same mode.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import asyncio
 import importlib.util
 import itertools
 import os
+import sqlite3
 import statistics
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import START, StateGraph
 
 from ramify import Runtime, Saver, step, workflow
@@ -38,31 +41,72 @@ def rows(quick: bool, postgres: str | None) -> list[Row]:
             made += _sqlite(Path(folder), size, steps)
         made.append(_stored(Path(folder), 200))
         made.append(_stored_by_steps(Path(folder), 200))
-        made += [_postgres(postgres, size, steps) for size in (100, 10_000)] if postgres else [_absent()]
+        made += (
+            [one for size in (100, 10_000) for one in _postgres(postgres, size, steps)] if postgres else [_absent()]
+        )
     return made
 
 
 def _sqlite(folder: Path, size: int, steps: int) -> list[Row]:
     ours: list[float] = []
     theirs: list[float] = []
-    dbos: list[float] = []
+    floor: list[float] = []
+    modes: dict[str, str] = {}
     for turn in range(ROUNDS):
         with Saver.open(f"sqlite:///{folder}/ours{size}{turn}.db") as saver:
             ours += supersteps(saver, size, steps)
+            with saver._engine.connect() as connection:
+                modes["ours"] = _mode(connection.connection.driver_connection)
         with _sqlite_saver(folder / f"theirs{size}{turn}.db") as saver:
             theirs += supersteps(saver, size, steps)
-    if importlib.util.find_spec("dbos") is not None:
-        dbos = _dbos(folder / f"dbos{size}.db", size, steps * ROUNDS)
-    bare = supersteps(None, size, steps * ROUNDS)  # what LangGraph itself takes, with nothing kept
-    name = f"durable superstep, SQLite, {size} B"
-    against_dbos = row(name, ours, "ms", "DBOS", dbos, 0.3)
-    if not dbos:
-        against_dbos["peer"] = "DBOS: not installed (pip install dbos)"
-    floor = {"floor": round(statistics.median(bare), 3)}
-    return [row(name, ours, "ms", "LangGraph SqliteSaver", theirs, 0.7) | floor, against_dbos | floor]
+            modes["theirs"] = _mode(saver.conn)
+        floor += supersteps(Floor(folder / f"floor{size}{turn}.db"), size, steps)
+    name = f"durable superstep, SQLite ({modes['ours']}), {size} B"
+    made = [
+        row(name, ours, "ms", f"LangGraph SqliteSaver ({modes['theirs']})", theirs, 0.7),
+        _against_dbos(name, ours, folder / f"dbos{size}.db", size, steps * ROUNDS),
+    ]
+    bare = supersteps(None, size, steps * ROUNDS)
+    made.append(row(f"{name}: the floor", floor, "ms", "LangGraph with nothing kept", bare, None))
+    return made
 
 
-def _postgres(address: str, size: int, steps: int) -> Row:
+def _against_dbos(name: str, ours: list[float], path: Path, size: int, steps: int) -> Row:
+    if importlib.util.find_spec("dbos") is None:
+        return row(name, ours, "ms", "DBOS: not installed (pip install dbos)", [], 0.3)
+    took = _dbos(f"sqlite:///{path}", size, steps)
+    with closing(sqlite3.connect(path)) as connection:  # it leaves `synchronous` as SQLite has it
+        return row(name, ours, "ms", f"DBOS ({_mode(connection)})", took, 0.3)
+
+
+def _mode(connection: Any) -> str:
+    """How a connection to SQLite commits, as it says itself."""
+    journal, level = (connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("journal_mode", "synchronous"))
+    return f"{str(journal).upper()}, synchronous={('OFF', 'NORMAL', 'FULL', 'EXTRA')[level]}"
+
+
+class Floor(BaseCheckpointSaver[int]):
+    """Keeps nothing that could be read: one row a checkpoint, durable when `put` returns."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for line in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "CREATE TABLE t (row BLOB)"):
+            self._connection.execute(line)
+
+    def get_tuple(self, config: Any) -> None:
+        return None
+
+    def put_writes(self, *_: Any) -> None:
+        pass
+
+    def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
+        self._connection.execute("INSERT INTO t VALUES (?)", (b"x" * 300,))
+        return {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}
+
+
+def _postgres(address: str, size: int, steps: int) -> list[Row]:
+    import psycopg
     from langgraph.checkpoint.postgres import PostgresSaver
 
     ours: list[float] = []
@@ -73,11 +117,19 @@ def _postgres(address: str, size: int, steps: int) -> Row:
         with PostgresSaver.from_conn_string(address) as saver:
             saver.setup()
             theirs += supersteps(saver, size, steps)
-    return row(f"durable superstep, PostgreSQL, {size} B", ours, "ms", "LangGraph PostgresSaver", theirs, 0.8)
+    with psycopg.connect(address) as connection:
+        mode = connection.execute("SELECT current_setting('fsync'), current_setting('synchronous_commit')").fetchone()
+    assert mode is not None
+    name = f"durable superstep, PostgreSQL (fsync={mode[0]}, synchronous_commit={mode[1]}), {size} B"
+    made = [row(name, ours, "ms", "LangGraph PostgresSaver", theirs, 0.8)]
+    if importlib.util.find_spec("dbos") is None:
+        return [*made, row(name, ours, "ms", "DBOS: not installed (pip install dbos)", [], 0.8)]
+    return [*made, row(name, ours, "ms", "DBOS", _dbos(address, size, steps * ROUNDS), 0.8)]
 
 
 def _absent() -> Row:
-    return row("durable superstep, PostgreSQL", [], "ms", "no server: --postgres postgresql://…", [], 0.8)
+    why = "PostgreSQL is not installed, and no --postgres postgresql://… is given"
+    return row("durable superstep, PostgreSQL", [], "ms", why, [], 0.8)
 
 
 def supersteps(saver: Any, size: int, steps: int) -> list[float]:
@@ -110,11 +162,11 @@ def _sqlite_saver(path: Path) -> Iterator[Any]:
         yield saver
 
 
-def _dbos(path: Path, size: int, steps: int) -> list[float]:
+def _dbos(address: str, size: int, steps: int) -> list[float]:
     from dbos import DBOS
 
     calls: list[float] = []
-    DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{path}", "log_level": "ERROR"})
+    DBOS(config={"name": "bench", "system_database_url": address, "log_level": "ERROR"})
 
     @DBOS.step()
     def node(left: int) -> str:

@@ -1,4 +1,4 @@
-"""The gateway's own cost: CPU for each streamed token, with many slow streams open at once.
+"""The gateway's own cost: CPU for each streamed token, with many slow streams open at once; and how many it carries.
 
 Three processes: a fake engine that streams tokens at a steady pace, the gateway as `ramify serve` runs it, and this
 one, which reads. Every token comes by itself, at a moment of its own: nothing is batched by the measurement.
@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import statistics
 import sys
 import tempfile
@@ -23,12 +24,15 @@ from typing import Any
 STREAMS = 500
 TOKENS_PER_S = 4.0
 TARGET_MS = 0.2
+MANY, MANY_TOKENS = 2000, 8
 _WINDOWS = 20
 _WINDOW_S = 1.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-_BODY = json.dumps({"model": "fake", "stream": True, "messages": [{"role": "user", "content": "hi"}]}).encode()
+_ASKED = {"model": "fake", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+_END = {"id": "chatcmpl-6d2c1f0e9b8a", "choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+_LAST = b"data: " + json.dumps(_END).encode() + b"\n\ndata: [DONE]\n\n"
 
 _GATEWAY = """
 import asyncio, os, sys
@@ -50,7 +54,7 @@ def _event(number: int) -> bytes:
 
 
 class _Engine(asyncio.Protocol):
-    """One connection of the fake engine: whatever is posted, it streams until the other side leaves."""
+    """One connection of the fake engine: to any post it streams `max_tokens`, or until the other side leaves."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -67,19 +71,24 @@ class _Engine(asyncio.Protocol):
             self._transport.write(b"content-length: %d\r\n\r\n" % len(answer) + answer)
             self._seen = b""
         elif not self._sent and body.endswith(b"}"):
+            self._most = json.loads(body).get("max_tokens", sys.maxsize)
             self._transport.write(_HEAD)
             asyncio.get_running_loop().call_later(random.random() / TOKENS_PER_S, self._token)
 
     def _token(self) -> None:
-        if not self._transport.is_closing():
+        if self._sent == self._most:
+            self._transport.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(_LAST), _LAST))
+            self._seen, self._sent = b"", 0
+        elif not self._transport.is_closing():
             self._sent += 1
             self._transport.write(_event(self._sent))
             asyncio.get_running_loop().call_later(1.0 / TOKENS_PER_S, self._token)
 
 
 async def _engine() -> None:
+    _many_descriptors()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(_Engine, "127.0.0.1", 0, backlog=1024)
+    server = await loop.create_server(_Engine, "127.0.0.1", 0, backlog=4096)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
@@ -89,13 +98,25 @@ class _Reader(asyncio.Protocol):
 
     events = 0  # of all readers
 
+    def __init__(self, most: int | None = None) -> None:
+        self._asked = json.dumps(_ASKED if most is None else {**_ASKED, "max_tokens": most}).encode()
+        self._keeps = most is not None
+        self.seen = b""
+        self.over = asyncio.get_running_loop().create_future()
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(_BODY)}\r\n"
-        transport.write(f"{head}content-type: application/json\r\n\r\n".encode() + _BODY)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: gateway\r\ncontent-length: {len(self._asked)}\r\n"
+        transport.write(f"{head}connection: close\r\ncontent-type: application/json\r\n\r\n".encode() + self._asked)
 
     def data_received(self, data: bytes) -> None:
         _Reader.events += data.count(b"data: ")
+        if self._keeps:
+            self.seen += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 @asynccontextmanager
@@ -149,11 +170,39 @@ async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: flo
     return figures
 
 
+async def many(streams: int = MANY, tokens: int = MANY_TOKENS) -> tuple[int, float, float]:
+    """Streams asked for at once: how many come whole, after how long the last, and the gateway's CPU seconds."""
+    _many_descriptors()
+    loop, begun = asyncio.get_running_loop(), time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
+        async with (
+            _child("-m", "benchmarks._serving_gateway", "engine", cwd=folder) as (_, engine),
+            _child("-c", _GATEWAY, engine, str(streams), cwd=folder) as (gateway, url),
+        ):
+            port, begun = int(url.split(":")[2].split("/")[0]), time.perf_counter()
+
+            async def one() -> bool:
+                _, reader = await loop.create_connection(lambda: _Reader(tokens), "127.0.0.1", port)
+                await reader.over
+                return reader.seen.count(b'"content":" word') == tokens and b"data: [DONE]" in reader.seen
+
+            async with asyncio.timeout(300):
+                came = await asyncio.gather(*(one() for _ in range(streams)))
+            return sum(came), time.perf_counter() - begun, _cpu_s(gateway)
+
+
+def _many_descriptors() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def rows(*, quick: bool = False) -> list[dict[str, Any]]:
-    """The gateway's row of the table."""
+    """The gateway's row of the table, and one of what it carries at once."""
     figures = asyncio.run(measure(windows=_WINDOWS, window_s=0.5 if quick else _WINDOW_S))
     middle = statistics.median(figures)
     quartiles = statistics.quantiles(figures, n=4)
+    streams = 500 if quick else MANY
+    whole, took_s, cpu_s = asyncio.run(many(streams))
     return [
         {
             "name": f"gateway CPU per streamed token, {STREAMS} streams x {TOKENS_PER_S:g} tokens/s",
@@ -165,7 +214,18 @@ def rows(*, quick: bool = False) -> list[dict[str, Any]]:
             "target": f"<= {TARGET_MS}",
             "met": middle <= TARGET_MS,
             "note": f"quartiles {quartiles[0]:.4f} to {quartiles[2]:.4f} over {len(figures)} windows",
-        }
+        },
+        {
+            "name": f"{streams} streams asked for at once that come whole",
+            "ours": whole,
+            "unit": "streams",
+            "peer": "",
+            "peer_value": None,
+            "ratio": None,
+            "target": "all",
+            "met": whole == streams,
+            "note": f"{MANY_TOKENS} tokens each, the last after {took_s:.1f} s; {cpu_s:.1f} s of the gateway's CPU",
+        },
     ]
 
 

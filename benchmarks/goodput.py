@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=Path, default=SHIPPED, help="a step-time model's file")
     parser.add_argument("--only", action="append", help="only this section; repeatable")
     parser.add_argument("--contender", action="append", help="only this one; repeatable")
+    parser.add_argument("--load", action="append", type=float, help="only this load; repeatable")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--seconds", type=float, help="of arrivals in each replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
@@ -83,7 +84,7 @@ def main() -> int:
 
 
 def among(job: Job, asked: argparse.Namespace) -> bool:
-    return not asked.contender or job.contender in asked.contender
+    return (not asked.contender or job.contender in asked.contender) and (not asked.load or job.load in asked.load)
 
 
 def replayed(jobs: Sequence[Job], asked: argparse.Namespace) -> list[Result]:

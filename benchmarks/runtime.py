@@ -16,14 +16,18 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import _runtime_reuse
 import _runtime_runs
 import _runtime_steps
 import _runtime_traces
+import postgres
 
 PARTS = ("steps", "traces", "reuse", "runs")
 
@@ -36,12 +40,22 @@ def line(row: dict[str, object]) -> str:
     return f"{row['name']}\n    {ours:<46} {ratio:<13} {target:<14} {met:<7} {row['peer']}: {row['peer_value']}"
 
 
+@contextmanager
+def _server(given: str | None) -> Iterator[str | None]:
+    """The PostgreSQL that was named, or a cluster in a temporary folder where PostgreSQL is installed."""
+    if given or postgres.why_not():
+        yield given
+        return
+    with postgres.server() as server:
+        yield postgres.new_database(server)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer steps and branches: a minute in all")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
     parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
-    parser.add_argument("--postgres", metavar="URL", help="a PostgreSQL server that takes new tables")
+    parser.add_argument("--postgres", metavar="URL", help="a server that takes new tables [default: one of our own]")
     parser.add_argument("--trace", metavar="PATH", type=Path, action="append", help="recorded traces; repeatable")
     parser.add_argument("--only", choices=PARTS, action="append", help="these rows alone")
     asked = parser.parse_args()
@@ -49,7 +63,8 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for part in asked.only or PARTS:
         if part == "steps":
-            made = _runtime_steps.rows(asked.quick, asked.postgres)
+            with _server(asked.postgres) as address:
+                made = _runtime_steps.rows(asked.quick, address)
         elif part == "traces":
             made = _runtime_traces.rows(traces)
         elif part == "reuse":

@@ -1,11 +1,12 @@
 """The serving layer, measured: the policy, the analyzer, the gateway, and vLLM with our scheduler beside its own.
 
-    python benchmarks/serving.py [--quick] [--json] [--data DIR] [--only policy|analyzer|gateway …]
+    python benchmarks/serving.py [--quick] [--json] [--data DIR] [--only policy|vllm|analyzer|gateway …]
 
-Rows come from `_serving_policy`, `_serving_analyzer` and `_serving_gateway`, each of which also runs alone. A row
-whose engine is not installed says so and counts as not met; one that `--quick` leaves out (vLLM's take a quarter of
-an hour) says so and counts as neither. Lengths and patterns are learnt from real traces where `--data`, else
-RAMIFY_TRACES, names a folder of them (`_serving_analyzer` says which). With `--json` the last line is one object.
+Rows come from `_serving_policy`, `_serving_vllm`, `_serving_analyzer` and `_serving_gateway`, which also run alone.
+A row whose engine is not installed says so and counts as not met; one that `--quick` leaves out (vLLM's take a
+quarter of an hour) says so and counts as neither. Lengths and patterns are learnt from real traces where `--data`,
+else RAMIFY_TRACES, names a folder of them (`_serving_analyzer` says which). With `--json` the last line is one
+object.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-PARTS = ("policy", "analyzer", "gateway")
+PARTS = ("policy", "vllm", "analyzer", "gateway")
 Row = dict[str, Any]
 
 

@@ -6,6 +6,7 @@ be None, "not known"; a pass that needs it then leaves the graph as it is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from ramify.compiler.plan import OpId
@@ -34,6 +35,11 @@ class CallEstimate(Protocol):
 
 
 class Estimates(Protocol):
+    def of_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
+        """What still holds for code of these digests: a changed step may take another time and write other files, and
+        in a changed workflow an operation of the same name may be another one."""
+        ...
+
     def step_s(self, step: str) -> float | None:
         """Median seconds of a step."""
         ...
@@ -57,6 +63,9 @@ class Estimates(Protocol):
 
 class Unmeasured:
     """Nothing was recorded yet."""
+
+    def of_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
+        return self
 
     def step_s(self, step: str) -> float | None:
         return None

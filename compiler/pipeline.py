@@ -79,6 +79,7 @@ def compile_spec(
 ) -> Compilation:
     """What a front end read."""
     pipeline = chosen(passes)
+    estimates = estimates.of_code(spec.code_digest, {step.name: step.code_digest for step in spec.steps})
     ssg = lower(spec)
     check(spec, ssg)
     ssg = run_passes(ssg, spec, pipeline, estimates)

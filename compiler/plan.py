@@ -44,7 +44,8 @@ class OpKind(StrEnum):
     # w -> w, or ws -> ws for every branch of a fork, or () -> () for a pure step. Run a step's code. One that may
     # reach outside takes the chain of effects as well, and hands it on: w, e -> w, e. A node of LangGraph reads
     # the version of the channels that it takes, and its writes make the next: w, c -> w, c; `attrs` may narrow both
-    # to the channels that it `reads` and `writes`.
+    # to the channels that it `reads` and `writes`. `caught`: the workflow may go on after it failed, from where it
+    # began.
     RUN = "RUN"
     # As RUN, of a node that calls tools. Which of `attrs["tools"]`, and how often, a model says while it runs.
     CALL_TOOL = "CALL_TOOL"
@@ -367,6 +368,7 @@ class StepInfo:
     takes_sandbox: bool
     reuse: bool = False
     in_fork: bool = False
+    retried: bool = False  # a failed attempt is followed by another
 
 
 @dataclass(frozen=True, slots=True)

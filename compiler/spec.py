@@ -47,6 +47,7 @@ class Run:
     site: Site | None
     over: int | None = None
     subgraph: bool = False
+    caught: bool = False  # a retry or the workflow may go on after it failed, from the state in which it began
     waits_for: tuple[str, ...] = ()  # LangGraph: starts only when all of these have finished
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.errors import RunError
-from ramify.runtime.journal import FORKED, checkpoint_id
+from ramify.runtime.journal import FORKED
+from ramify.runtime.past import as_it_was
 from ramify.runtime.records import (
     DECORATORS,
     CheckpointId,
@@ -26,6 +27,7 @@ from ramify.runtime.records import (
     RunId,
     RunRecord,
     RunStatus,
+    checkpoint_id,
 )
 from ramify.runtime.store import RunStore
 
@@ -128,20 +130,6 @@ def merge_base(ours: Iterable[CheckpointRecord], theirs: Iterable[CheckpointReco
     shared = {one.snapshot_id for one in theirs}
     common = [one for one in ours if one.snapshot_id in shared]
     return max(common, key=lambda one: one.seq).snapshot_id if common else None
-
-
-def as_it_was(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:
-    """The journal as it stood when the row numbered `seq` was the last: what was undone later is done in it."""
-    back = {row.seq: row.attrs["to"] for row in ops if row.kind is OpKind.RESTORE and "to" in row.attrs}
-    ids = {checkpoint_id(row.run_id, row.seq): row.seq for row in ops}
-    undone = [(ids.get(CheckpointId(to), 0), restore) for restore, to in back.items() if restore <= seq]
-
-    def status(row: OpRecord) -> OpStatus:
-        if row.status is not OpStatus.UNDONE:
-            return row.status
-        return OpStatus.UNDONE if any(to < row.seq < restore for to, restore in undone) else OpStatus.DONE
-
-    return [replace(row, status=status(row)) for row in ops if row.seq <= seq]
 
 
 def _standing_at(rows: Sequence[OpRecord], at: CheckpointRecord, edited: Snapshot) -> list[OpRecord]:

@@ -21,7 +21,7 @@ from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
 from ramify.runtime.errors import RunCancelled, RunError, RunFailed, RunWaiting, StepFailed
 from ramify.runtime.events import Event, RunEnded, RunStarted
-from ramify.runtime.journal import Journal, base_checkpoint, checkpoint_id
+from ramify.runtime.journal import Journal, base_checkpoint
 from ramify.runtime.locks import take_wish, working_on
 from ramify.runtime.pins import Pins
 from ramify.runtime.prints import world_print
@@ -33,6 +33,7 @@ from ramify.runtime.records import (
     RunStatus,
     RunUpdate,
     Settings,
+    checkpoint_id,
 )
 from ramify.runtime.recovery import Made, Recovery
 from ramify.runtime.reuse import Reuse, Sampler

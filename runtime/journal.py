@@ -7,7 +7,6 @@ these three it is. It holds nothing of the run or of time, so a resumed or repea
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +33,7 @@ from ramify.runtime.records import (
     RunId,
     RunRecord,
     RunUpdate,
+    checkpoint_id,
 )
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.committer import COMPANY_S, Coming
@@ -42,10 +42,6 @@ from ramify.runtime.worlds import Branch
 
 FORKED = "forked"
 """The key of the row that tells which run this one was forked from; most runs have none."""
-
-
-def checkpoint_id(run: RunId, seq: int) -> CheckpointId:
-    return CheckpointId(hashlib.sha256(f"{run}#{seq}".encode()).hexdigest()[:24])
 
 
 class Durable(Enum):

@@ -11,7 +11,7 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.runtime.driver import Services
 from ramify.runtime.effects import compensate
 from ramify.runtime.errors import AmbiguousRef, RunError, RunNotFound
-from ramify.runtime.journal import Journal, checkpoint_id
+from ramify.runtime.journal import Journal
 from ramify.runtime.locks import working_on
 from ramify.runtime.records import (
     ROOT,
@@ -24,6 +24,7 @@ from ramify.runtime.records import (
     RunRecord,
     RunStatus,
     RunUpdate,
+    checkpoint_id,
 )
 from ramify.runtime.store import RunStore
 

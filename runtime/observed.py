@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpId, OpKind
@@ -15,6 +17,7 @@ from ramify.serving.types import ChatResult
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
 
 CLEAN_AFTER = 5
 """How often a step must have been seen to leave its world unchanged before that is expected of it."""
@@ -40,10 +43,34 @@ class CallStage:
     seconds: float
 
 
-class Observed:
-    """The medians of what was recorded; None of what was not."""
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a run's plan was compiled from: digests of the workflow and of its steps; and which step an operation
+    runs."""
 
-    def __init__(self, ops: Iterable[OpRecord], llm: Iterable[LLMRecord] = ()) -> None:
+    workflow: str
+    steps: Mapping[str, str]
+    runs: Mapping[str, str | None]
+
+    @classmethod
+    def of(cls, plan_json: str) -> Code:
+        """Not by `Plan.from_json`, which takes ten times as long and refuses the plans of earlier versions."""
+        plan = json.loads(plan_json)
+        steps = {step["name"]: step["code_digest"] for step in plan["steps"]}
+        return cls(plan["code_digest"], steps, {op["id"]: op["step"] for op in plan["ops"]})
+
+
+class Observed:
+    """The medians of what was recorded; None of what was not. `codes`: what each run was compiled from; a run without
+    an entry counts for whatever code there is."""
+
+    def __init__(
+        self,
+        ops: Iterable[OpRecord],
+        llm: Iterable[LLMRecord] = (),
+        codes: Mapping[RunId, Code] = MappingProxyType({}),
+    ) -> None:
+        self._recorded = ops, llm, codes = tuple(ops), tuple(llm), codes
         steps: dict[str, list[float]] = defaultdict(list)
         changed: dict[str, list[bool]] = defaultdict(list)
         widths: dict[OpId, list[int]] = defaultdict(list)
@@ -66,6 +93,25 @@ class Observed:
         self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
         for stage in call_stages(llm):
             self._stages[stage.op].append(stage)
+
+    def of_code(self, workflow: str, steps: Mapping[str, str]) -> Observed:
+        ops, llm, codes = self._recorded
+
+        def holds(run: RunId, step: str | None, *, placed: bool) -> bool:
+            """`placed`: what was recorded is of a place in the workflow, and not of the step wherever it stands."""
+            code = codes.get(run)
+            if code is None:
+                return True
+            same_step = step is None or code.steps.get(step) == steps.get(step)
+            return same_step and not (placed and code.workflow != workflow)
+
+        def caller(row: LLMRecord) -> str | None:
+            return codes[row.run_id].runs.get(row.op_id) if row.run_id in codes else None
+
+        return Observed(
+            [row for row in ops if holds(row.run_id, row.step, placed=row.kind is not OpKind.RUN)],
+            [row for row in llm if holds(row.run_id, caller(row), placed=True)],
+        )
 
     def step_s(self, step: str) -> float | None:
         return self._steps.get(step)
@@ -115,25 +161,25 @@ def _stage(rows: Sequence[LLMRecord]) -> CallStage:
     )
 
 
-async def observed(store: RunStore, workflow: str, *, but: RunId | None = None) -> Observed:
+async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None = None) -> Observed:
     """From the latest runs of that workflow, one of them left out if wanted."""
     return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
 
 
-async def learned(store: RunStore, workflow: str) -> Observed:
+async def learned(store: RunStore | Reader, workflow: str) -> Observed:
     """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few."""
     runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
     return await _observed(store, runs if len(runs) >= LEARN_AFTER else ())
 
 
-async def _latest(store: RunStore, workflow: str) -> list[RunRecord]:
+async def _latest(store: RunStore | Reader, workflow: str) -> list[RunRecord]:
     return [run for run in await store.runs(RECENT) if run.workflow == workflow]
 
 
-async def _observed(store: RunStore, runs: Sequence[RunRecord]) -> Observed:
+async def _observed(store: RunStore | Reader, runs: Sequence[RunRecord]) -> Observed:
     ops: list[OpRecord] = []
     llm: list[LLMRecord] = []
     for run in runs[:LATEST]:
         ops += await store.ops(run.id)
         llm += await store.llm(run.id)
-    return Observed(ops, llm)
+    return Observed(ops, llm, {run.id: Code.of(run.plan_json) for run in runs[:LATEST]})

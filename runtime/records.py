@@ -6,6 +6,7 @@ Times are Unix seconds. Digests are sha256, hex.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -159,6 +160,10 @@ class CheckpointRecord:
     parents: tuple[CheckpointId, ...]
     created_at: float
     label: str = ""
+
+
+def checkpoint_id(run: RunId, seq: int) -> CheckpointId:
+    return CheckpointId(hashlib.sha256(f"{run}#{seq}".encode()).hexdigest()[:24])
 
 
 @dataclass(frozen=True, slots=True)

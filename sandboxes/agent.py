@@ -229,10 +229,11 @@ class Agent(Inhabitants):
 
     def _look(self, kept: list[int]) -> Looked:
         self._bury()
-        if self._shell is not None:
-            self._shell.report()
+        if self._shell is not None and not self._alone:
+            self._shell.report()  # a trap may have changed it while it waited
             self._await_end(self._shell)
-            self._bury()
+        self._settle()
+        self._bury()
         others = self._others()
         explained = {p.key for p in others if p.pid in kept}
         shell = -1 if self._shell is None else self._shell.pid
@@ -244,6 +245,7 @@ class Agent(Inhabitants):
             raise OSError("this world has no mount of its own")
         if self._shell is not None:
             shell = self._living_shell()
+            self._settle()
             self._place = (shell.pwd, shell.oldpwd)
             shell.step_aside()
             self._await_end(shell)
@@ -260,6 +262,7 @@ class Agent(Inhabitants):
 
     def _dump(self, images: str) -> Dumped:
         """Dump the shell with all below it, and leave it standing still."""
+        self._settle()
         self._bury()
         shell, standing = self._shell, [p.key for p in self._all() if p.state in "Tt"]
         if self._criu is None or self._tree is None:

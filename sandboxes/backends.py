@@ -16,8 +16,9 @@ from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.features import Capabilities, Feature, flags, refuse_what_is_missing
 from ramify.sandboxes.forking import fork_all
 from ramify.sandboxes.helper import Helper, find_bash
+from ramify.sandboxes.living import Ground
 from ramify.sandboxes.scratch import Session
-from ramify.sandboxes.worlds import AgentWorld, Ground
+from ramify.sandboxes.worlds import AgentWorld
 
 
 class AgentBackend(ABC):

@@ -15,8 +15,10 @@ from ramify.sandboxes.backends import AgentBackend
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.features import Feature
 from ramify.sandboxes.forking import to_the_end
+from ramify.sandboxes.living import DEFAULT_PATH, Ground
+from ramify.sandboxes.recording import ShellState
 from ramify.sandboxes.wire import Start
-from ramify.sandboxes.worlds import DEFAULT_PATH, AgentWorld, Ground, ShellState
+from ramify.sandboxes.worlds import AgentWorld
 
 
 class CopyBackend(AgentBackend):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import TypeVar
 
 from ramify.fork_engine.types import Snapshot
@@ -27,6 +27,16 @@ async def fork_all(backend: Backend, snapshot: Snapshot, spec: WorldSpec, n: int
         await asyncio.gather(*(one.close() for one in await begun if not isinstance(one, BaseException)))
         raise
     return [one for one in done if not isinstance(one, BaseException)]
+
+
+async def all_of(works: Sequence[Coroutine[object, object, None]]) -> None:
+    """Await every one of them to its end, then raise the first failure. One alone needs no task of its own."""
+    if len(works) == 1:
+        return await works[0]
+    for failure in await asyncio.gather(*works, return_exceptions=True):
+        if failure is not None:
+            raise failure
+    return None
 
 
 async def to_the_end(work: Coroutine[object, object, T]) -> T:

@@ -106,18 +106,31 @@ class Inhabitants:
             elif descriptor == self._host:
                 self._gone = True
             elif descriptor == self._link.sock.fileno():
-                message = self._link.receive()
-                if message is None:
-                    self._gone = True
-                else:
-                    self._inbox.append(message)
+                self._receive()
             elif self._shell is not None and descriptor == self._shell.control:
-                self._shell.hear(os.read(descriptor, CHUNK))
+                self._hear(self._shell)
             elif self._shell is not None and descriptor == unread:
                 self._shell.push()
             else:
                 self._sessions.turn(descriptor)
         self._over = self._over or self._watchdog.look(self._shell.pid if self._shell is not None else -1)
+
+    def _receive(self) -> None:
+        while not self._gone:
+            message = self._link.receive()
+            if message is None:
+                self._gone = True
+            else:
+                self._inbox.append(message)
+            if not self._link.waiting:
+                return
+
+    def _hear(self, shell: Shell) -> None:
+        before = shell.state
+        shell.hear(os.read(shell.control, CHUNK))
+        if shell.state is not before:
+            with contextlib.suppress(ProcessLookupError):  # it ended since: the limits that it had before
+                self._limits = rlimits.told(shell.pid)
 
     def _reap(self) -> None:
         while True:
@@ -185,8 +198,7 @@ class Inhabitants:
         others = self._count_others()
         self._alone = others == 0
         duration = time.monotonic() - began
-        state = self._state()
-        return Ran(code or 0, out, err, duration, timed_out, truncated, state, self._began, others, over, earlier)
+        return Ran(code or 0, out, err, duration, timed_out, truncated, others, over, earlier)
 
     def _end_what_is_over(self) -> None:
         """Where the world went over a limit while no command ran, end what earlier ones had left."""
@@ -218,6 +230,11 @@ class Inhabitants:
             self._turn(left)
         return True
 
+    def _settle(self) -> None:
+        """Wait until the shell has told its state, or has ended."""
+        while self._shell is not None and self._shell.telling and self._shell.ended is None and not self._gone:
+            self._turn(None)
+
     def _living_shell(self) -> Shell:
         self._bury()
         if self._shell is None:
@@ -241,17 +258,17 @@ class Inhabitants:
             state.write_bytes(kept.script(self._start.tree))
             command = f"builtin source {shlex.quote(str(state))} >/dev/null 2>&1"
         shell.recall(command)
-        if not self._await_end(shell) or shell.ended is not None:
+        self._await_end(shell)
+        self._settle()
+        if shell.status is None or shell.telling:
             raise EOFError(f"bash ended at once (exit {shell.ended})")
         self._began = self._began or self._state()
 
     def _state(self) -> bytes:
-        """What `Report` reads; empty where there never was a shell."""
+        """What `Report` reads; empty where there never was a shell. Of one that has settled."""
         shell = self._shell
         if shell is None:
             return self._known
-        with contextlib.suppress(ProcessLookupError):  # it ended since: the limits that it had before
-            self._limits = rlimits.told(shell.pid)
         return shell.state + b"\0" + self._limits.encode()
 
     def _bury(self) -> None:

@@ -3,7 +3,8 @@
 Each command is one line on bash's stdin: `eval 'CMD' <input`, then, on a control descriptor that the command itself
 does not hold, a random tag, the exit status, and the shell's whole state. So the end of a command is exact, whatever
 it prints, and a shell that ends (`exit 3`, a timeout) is followed by one that knows what it knew when its last whole
-command ended.
+command ended. The status is known before the state, which takes bash longer to tell than a builtin to run: nobody
+waits for it until somebody wants it, or the next command.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 import shlex
 import signal
+from collections.abc import Callable
 
 from ramify.sandboxes import shellstate
 
@@ -32,7 +34,9 @@ class Shell:
         self.pwd, self.oldpwd = pwd, ""
         self.state = b""  # as `shellstate.Report` reads it, but for the limits
         self.status: int | None = None  # of the command that was asked for last
+        self.telling = False  # its state, after that command; `pwd`, `oldpwd` and `state` are still the older
         self.ended: int | None = None  # the shell's own exit code, as a shell would tell it
+        self._next: Callable[[], None] | None = None  # to be asked as soon as the state is told
         self._debug_trap = b""
         self._tag = b""
         self._heard = bytearray()
@@ -46,6 +50,9 @@ class Shell:
 
     def ask(self, command: str, *, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         """Start a command. `status` is set when it has ended, `ended` if the shell ends first."""
+        self._when_told(lambda: self._ask(command, stdin, env, cwd))
+
+    def _ask(self, command: str, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
         line = f"{assignments} eval {shlex.quote(command)} <{shlex.quote(stdin)} {CONTROL}>&-"
         back = ""
@@ -56,7 +63,7 @@ class Shell:
 
     def report(self) -> None:
         """Have it tell its state, which a trap may have changed while it waited."""
-        self._send(":", "")
+        self._when_told(lambda: self._send(":", ""))
 
     def recall(self, command: str) -> None:
         """The first line of a new shell: bring back a state, at the directory that it was started in."""
@@ -65,13 +72,20 @@ class Shell:
 
     def step_aside(self) -> None:
         """Leave the tree, so that its mount can go; `come_back` is the other half."""
-        self._send("builtin cd /", "")
+        self._when_told(lambda: self._send("builtin cd /", ""))
 
     def come_back(self, pwd: str, oldpwd: str) -> None:
-        self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", "")
+        self._when_told(lambda: self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", ""))
+
+    def _when_told(self, send: Callable[[], None]) -> None:
+        """What is sent depends on the state: where to come back to, and the DEBUG trap."""
+        self.status = None
+        if self.telling:
+            self._next = send
+        else:
+            send()
 
     def _send(self, line: str, back: str) -> None:
-        self.status = None
         self._tag = os.urandom(8).hex().encode()
         self._heard.clear()
         tag = self._tag.decode()
@@ -101,17 +115,32 @@ class Shell:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _understand(self) -> None:
+        if not self._tag:
+            self._heard.clear()  # nothing was asked
         if len(self._heard) > MOST_TOLD:
             raise ValueError("more than any state takes")
+        if not self.telling and not self._hear_status():
+            return
         end = b"\n" + self._tag + b"\n"
         if not self._heard.endswith(end):
             return
-        begin = self._heard.find(self._tag + b"\0")
-        if begin < 0:
-            return
-        _, status, self.state = bytes(self._heard[begin : -len(end)]).split(b"\0", 2)
+        self.state = shellstate.with_options(bytes(self._heard[: -len(end)]), self.state)
         traps, pwd, oldpwd, _ = self.state.split(b"\0", 3)
         self._debug_trap = shellstate.debug_trap(traps) if b"DEBUG" in traps else b""
         self.pwd, self.oldpwd = os.fsdecode(pwd), os.fsdecode(oldpwd)
-        self.status = int(status)
         self._heard.clear()
+        self._tag, self.telling = b"", False
+        send, self._next = self._next, None
+        if send is not None:
+            send()
+
+    def _hear_status(self) -> bool:
+        """Whether it has come; then `_heard` begins with the state."""
+        begin = self._heard.find(self._tag + b"\0") if self._tag else -1
+        end = self._heard.find(b"\0", begin + len(self._tag) + 1) if begin >= 0 else -1
+        if end < 0:
+            return False
+        self.status = int(self._heard[begin + len(self._tag) + 1 : end])
+        self.telling = True
+        del self._heard[: end + 1]
+        return True

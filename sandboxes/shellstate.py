@@ -18,6 +18,12 @@ from typing import Any, Self
 FORMAT = 1
 LEAST_SECRET = 4  # bytes: a shorter value would be found everywhere; such a secret is known by its name alone
 
+OPTIONS = (
+    'if [[ "$BASHOPTS $SHELLOPTS" != "${RAMIFY_OPTIONS-}" ]]; then'
+    ' RAMIFY_OPTIONS="$BASHOPTS $SHELLOPTS"; builtin export -n RAMIFY_OPTIONS; builtin shopt -p; builtin set +o; fi'
+)
+"""Eighty lines, which only `with_options` reads: where they are as they were, bash need not tell them again."""
+
 SECTIONS = (
     'builtin printf "%s" "$PWD"',
     'builtin printf "%s" "${OLDPWD-}"',
@@ -25,7 +31,7 @@ SECTIONS = (
     "builtin declare -f",
     "builtin declare -F",
     "builtin alias -p",
-    "builtin umask -p; builtin shopt -p; builtin set +o",
+    "builtin umask -p; " + OPTIONS,
     'builtin printf " %q" "${DIRSTACK[@]}"',
     'builtin printf " %q" "$#" "$@"',
 )
@@ -34,6 +40,8 @@ TRAPS = "builtin trap -p; builtin trap - DEBUG; builtin printf '\\0'"
 REPORT = "; builtin printf '\\0'; ".join(SECTIONS)
 """Everything else, a NUL between the sections."""
 
+AT_OPTIONS = 1 + next(at for at, section in enumerate(SECTIONS) if OPTIONS in section)
+
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLE = "RAMIFY_REPORT"
 """A read-only variable of the shell that holds `TRAPS` and `REPORT`: bash reads its script byte by byte."""
@@ -41,7 +49,7 @@ VARIABLE = "RAMIFY_REPORT"
 HOUSEKEEPING = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 BASHS_OWN = (
     HOUSEKEEPING
-    | {VARIABLE}
+    | {VARIABLE, "RAMIFY_OPTIONS"}
     | set(
         """BASH BASHOPTS BASHPID BASH_ALIASES BASH_ARGC BASH_ARGV BASH_ARGV0 BASH_CMDS BASH_COMMAND
     BASH_EXECUTION_STRING BASH_LINENO BASH_LOADABLES_PATH BASH_MONOSECONDS BASH_SOURCE BASH_SUBSHELL BASH_TRAPSIG
@@ -71,6 +79,17 @@ _LETTERS = {b"a": b"\a", b"b": b"\b", b"e": b"\x1b", b"E": b"\x1b", b"f": b"\f",
     b"t": b"\t",
     b"v": b"\v",
 }
+
+
+def with_options(told: bytes, before: bytes) -> bytes:
+    """A whole state, where bash told the options only if they had changed since `before`."""
+    if not before:
+        return told
+    parts = told.split(b"\0")
+    umask, _, options = parts[AT_OPTIONS].partition(b"\n")
+    if not options:
+        parts[AT_OPTIONS] = umask + b"\n" + before.split(b"\0")[AT_OPTIONS].partition(b"\n")[2]
+    return b"\0".join(parts)
 
 
 def debug_trap(traps: bytes) -> bytes:

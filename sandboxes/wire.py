@@ -16,6 +16,7 @@ from ramify.sandboxes.safety.bounds import Bounds
 
 LENGTHS = struct.Struct("!IQ")
 MOST_PASSED = 16  # descriptors beside one message
+MOST_TAKEN = 1 << 16  # bytes of the socket at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,6 @@ class Ran:
     duration_s: float
     timed_out: bool
     truncated: bool
-    state: bytes  # of the shell, as `shellstate.Report` reads it
-    began: bytes  # the same of the world's first shell before its first command
     others: int  # live processes beside the shell
     limit: str = ""  # the field of `Bounds` that the command was ended for
     earlier: str = ""  # the same, of what earlier commands had left running
@@ -106,8 +105,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    state: bytes  # as in `Ran`; both empty where no shell was needed yet
-    began: bytes
+    state: bytes  # of the shell, as `shellstate.Report` reads it; empty where no shell was needed yet
+    began: bytes  # the same of the world's first shell before its first command
     others: int
     strays: int = 0  # of these, what does not descend from those that `Look` named
 
@@ -262,19 +261,20 @@ KINDS: dict[str, type[Message]] = {
         Done,
     )
 }
+NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS.values()}
 
 
 def encode(message: Message) -> bytes:
     plain: dict[str, object] = {}
     blobs: list[tuple[str, int]] = []
     parts: list[bytes] = []
-    for f in fields(message):
-        value = getattr(message, f.name)
+    for name in NAMES[type(message)]:
+        value = getattr(message, name)
         if isinstance(value, bytes):
-            blobs.append((f.name, len(value)))
+            blobs.append((name, len(value)))
             parts.append(value)
         else:
-            plain[f.name] = value
+            plain[name] = value
     head = json.dumps([type(message).__name__, plain, blobs], default=_nested).encode()
     return b"".join((LENGTHS.pack(len(head), sum(map(len, parts))), head, *parts))
 
@@ -303,6 +303,7 @@ class Link:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._heard = bytearray()
         self.passed: list[int] = []  # descriptors that came along, for whoever handles the message to take and close
 
     def send(self, message: Message, passing: Sequence[int] = ()) -> None:
@@ -311,22 +312,28 @@ class Link:
             data = data[socket.send_fds(self.sock, [data], list(passing)) :]
         self.sock.sendall(data)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether more than the last message has come: then `receive` may not be announced by the socket any more."""
+        return len(self._heard) > 0
+
     def receive(self) -> Message | None:
         """The next message; none where the host hung up."""
-        lengths = self._exactly(LENGTHS.size)
-        if lengths is None:
+        if not self._hold(LENGTHS.size):
             return None
-        head_length, body_length = LENGTHS.unpack(lengths)
-        head, body = self._exactly(head_length), self._exactly(body_length)
-        return None if head is None or body is None else decode(head, body)
+        head_length, body_length = LENGTHS.unpack_from(self._heard)
+        begin, end = LENGTHS.size + head_length, LENGTHS.size + head_length + body_length
+        if not self._hold(end):
+            return None
+        message = decode(bytes(self._heard[LENGTHS.size : begin]), bytes(self._heard[begin:end]))
+        del self._heard[:end]
+        return message
 
-    def _exactly(self, length: int) -> bytes | None:
-        data = bytearray()
-        while len(data) < length:
-            wanted = min(length - len(data), 1 << 20)
-            chunk, passed, _, _ = socket.recv_fds(self.sock, wanted, MOST_PASSED, socket.MSG_CMSG_CLOEXEC)
+    def _hold(self, length: int) -> bool:
+        while len(self._heard) < length:
+            chunk, passed, _, _ = socket.recv_fds(self.sock, MOST_TAKEN, MOST_PASSED, socket.MSG_CMSG_CLOEXEC)
             self.passed += passed
             if not chunk:
-                return None
-            data += chunk
-        return bytes(data)
+                return False
+            self._heard += chunk
+        return True

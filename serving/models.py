@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -67,6 +68,20 @@ def locate(home: Path, name: str = DEFAULT) -> Path:
             f"{path} has {path.stat().st_size} bytes where {name} has {model.size}: run ramify models pull again"
         )
     return path
+
+
+def named(home: Path, name: str, *, hub: bool = False) -> Path | str:
+    """Weights by a known name or by their path, a GGUF file or a Hugging Face folder; with `hub`, also a model's id
+    on the Hugging Face hub, which the engine fetches. Raises ModelMissing."""
+    if name in KNOWN:
+        return locate(home, name)
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path.absolute()
+    if hub and re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
+        return name
+    others = "a GGUF file's path" + (", a Hugging Face folder's, or a model's id on its hub" if hub else "")
+    raise ModelMissing(f"no model is known as {name!r}: give {', '.join(KNOWN)}, {others}; others by --base-url")
 
 
 def pull(

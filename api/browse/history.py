@@ -34,6 +34,8 @@ from ramify.runtime.records import (
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
+    from ramify.runtime.store.address import Address
+    from ramify.runtime.store.reader import Reader
 
 
 class End(StrEnum):
@@ -137,7 +139,7 @@ class History:
         return max((*(row.seq for row in self.ops[-1:]), *(row.seq for row in self.llm[-1:])), default=0)
 
 
-async def read(store: RunStore, run_id: RunId, *, since: History | None = None) -> History:
+async def read(store: RunStore | Reader, run_id: RunId, *, since: History | None = None) -> History:
     """The history of a run as it is now. Raises `RunNotFound`.
 
     `since`: what was read of the same run before; only newer rows are fetched. Where the run went back to an earlier
@@ -158,6 +160,14 @@ async def read(store: RunStore, run_id: RunId, *, since: History | None = None) 
         (*before.checkpoints, *(one for one in checkpoints if one.id not in before.by_id)),
         tuple(await store.effects(run_id)),
     )
+
+
+def read_now(database: Address, run_id: RunId, since: History | None = None) -> History:
+    """As `read`, by the thread that calls, which an event loop need not wait for."""
+    from ramify.runtime.store.reader import at_once, reading
+
+    with reading(database) as store:
+        return at_once(read(store, run_id, since=since))
 
 
 def _of_op(row: OpRecord) -> Moment:

@@ -155,7 +155,7 @@ def _of_thread(history: History, at: CheckpointRecord, database: str | Path | No
 
 def _of_steps(history: History, at: CheckpointRecord) -> Channels:
     """The last result of each step on the branch and those above it, as it was journalled."""
-    from ramify.runtime.branching import as_it_was
+    from ramify.runtime.past import as_it_was
 
     paths = _upwards(at.branch)
     rows = (row for row in as_it_was(history.ops, at.seq) if row.branch in paths and row.status is OpStatus.DONE)

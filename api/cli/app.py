@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ramify.browse.history import History
     from ramify.fork_engine.store import SnapshotStore
     from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
 
 T = TypeVar("T")
 
@@ -38,15 +38,20 @@ class App:
     database_given: str | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result is not the task's own: asyncio, when it puts the handler of Ctrl-C back, writes out the task
-        with all of it, and a history may have 10,000 rows."""
-        found: list[T] = []
+        import asyncio
 
-        async def keep() -> None:
-            found.append(await work)
+        return asyncio.run(work)
 
-        asyncio.run(keep())
-        return found[0]
+    def look(self, work: Callable[[Reader], Coroutine[Any, Any, T]]) -> T:
+        """What `work` finds in the database, for a command that only looks: without an event loop.
+
+        Raises `RunNotFound` where there is no database yet: such a command makes nothing.
+        """
+        self._need_runs()
+        from ramify.runtime.store.reader import at_once, reading
+
+        with reading(self.database) as reader:
+            return at_once(work(reader))
 
     @property
     def database(self) -> str | Path:
@@ -62,23 +67,25 @@ class App:
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[RunStore]:
-        """The database. Raises `RunNotFound` where there is none yet: a command that reads makes nothing."""
-        if not self.has_runs:
-            raise RunNotFound(f"no runs yet in {self.home}: start one with `ramify run FILE.py:NAME`")
+        """The database. Raises `RunNotFound` where there is none yet."""
+        self._need_runs()
         from ramify.runtime.store import RunStore
 
         async with RunStore(self.database, clock=self.clock) as store:
             yield store
+
+    def _need_runs(self) -> None:
+        if not self.has_runs:
+            raise RunNotFound(f"no runs yet in {self.home}: start one with `ramify run FILE.py:NAME`")
 
     def snapshots(self) -> SnapshotStore:
         from ramify.fork_engine.store import SnapshotStore
 
         return SnapshotStore(paths.snapshots(self.home))
 
-    async def find(self, text: str) -> refs.Place:
+    def find(self, text: str) -> refs.Place:
         """The state that `text` names."""
-        async with self.store() as store:
-            return await find(store, text)
+        return self.look(lambda store: find(store, text))
 
     def status(self, run: RunRecord) -> str:
         """A run's status; "interrupted" where the row says running and no process works on it, unless it is a
@@ -96,7 +103,7 @@ class App:
 pass_app = click.make_pass_decorator(App)
 
 
-async def find(store: RunStore, text: str) -> refs.Place:
+async def find(store: RunStore | Reader, text: str) -> refs.Place:
     """The state that `text` names. Reads other runs' checkpoints only where no run fits."""
     runs = await store.runs()
     run = refs.find_run(refs.parse(text), runs)
@@ -108,7 +115,7 @@ async def find(store: RunStore, text: str) -> refs.Place:
     return refs.resolve(text, runs, every, await store.live_snapshots())
 
 
-async def find_with_history(store: RunStore, text: str) -> tuple[refs.Place, History | None]:
+async def find_with_history(store: RunStore | Reader, text: str) -> tuple[refs.Place, History | None]:
     """The state that `text` names, and its run's history; None for a snapshot of no run. Reads each row once."""
     from ramify.browse.history import read
 
@@ -121,13 +128,13 @@ async def find_with_history(store: RunStore, text: str) -> tuple[refs.Place, His
     return place, None if place.run is None else await read(store, place.run.id)
 
 
-async def find_run(store: RunStore, text: str) -> RunRecord | None:
+async def find_run(store: RunStore | Reader, text: str) -> RunRecord | None:
     """The run that `text` names as such, None where it names a state."""
     ref = refs.parse(text)
     return refs.find_run(ref, await store.runs()) if ref.is_whole_run else None
 
 
-async def need_run(store: RunStore, text: str) -> RunRecord:
+async def need_run(store: RunStore | Reader, text: str) -> RunRecord:
     run = await find_run(store, text)
     if run is None:
         raise RunNotFound(f"no run begins with {text!r}: `ramify ls` lists the runs")
@@ -169,4 +176,6 @@ def say_pages(lines: Iterable[str]) -> None:
             click.echo(line)
         return
     os.environ.setdefault("LESS", "FRX")  # git's own: quit where all fits, keep colours, leave the screen as it is
-    click.echo_via_pager((f"{line}\n" for line in lines), color=click.get_current_context().color)
+    # between lines only: click ends what it pages with a newline of its own
+    parted = (f"\n{line}" if at else line for at, line in enumerate(lines))
+    click.echo_via_pager(parted, color=click.get_current_context().color)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ramify.serving.replay.probe import Plan, Profile
 
 
-@click.group("bench", short_help="Measure an engine.")
+@click.group("bench")
 def bench_group() -> None:
     """Measure an engine.
 

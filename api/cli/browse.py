@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,8 +11,11 @@ from ramify.cli.app import App, find, find_run, pass_app, say
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.refs import Place
 
+if TYPE_CHECKING:
+    from ramify.runtime.store.reader import Reader
 
-@click.command("browse", short_help="Look at a run: its branches, files, model calls, as they come.")
+
+@click.command("browse")
 @click.argument("state", metavar="[RUN|STATE]", default="@")
 @click.option("--web", is_flag=True, help="As a page in the web browser, on this machine alone, until Ctrl-C.")
 @click.option(
@@ -38,7 +42,7 @@ def browse_command(app: App, state: str, web: bool, port: int, opens: bool) -> N
         return
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError("browse needs a terminal; `ramify log` and `ramify show` print the same")
-    place = app.run(_place(app, state))
+    place = app.look(lambda store: _place(store, state))
     if place.run is None:
         raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
     from ramify.browse.tui.app import Browser
@@ -49,7 +53,7 @@ def browse_command(app: App, state: str, web: bool, port: int, opens: bool) -> N
 def _browse_web(app: App, state: str, port: int, opens: bool) -> None:
     from ramify.browse.web.server import browse
 
-    place = app.run(_place(app, state))
+    place = app.look(lambda store: _place(store, state))
     if place.run is None:
         raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
     fragment = f"#/{place.run.id}/graph" + ("" if place.checkpoint is None else f"/{place.checkpoint.seq}")
@@ -61,7 +65,6 @@ def _browse_web(app: App, state: str, port: int, opens: bool) -> None:
     app.run(browse(app.store(), app.snapshots(), app.status, port=port, fragment=fragment, opens=opens, ready=ready))
 
 
-async def _place(app: App, text: str) -> Place:
-    async with app.store() as store:
-        run = await find_run(store, text)  # as such: at what is newest in it, wherever that is
-        return await find(store, text) if run is None else Place(run.base_snapshot, run=run)
+async def _place(store: Reader, text: str) -> Place:
+    run = await find_run(store, text)  # as such: at what is newest in it, wherever that is
+    return await find(store, text) if run is None else Place(run.base_snapshot, run=run)

@@ -13,6 +13,7 @@ from ramify.cli.targets import load, load_graph, workflow_info
 if TYPE_CHECKING:
     from ramify.compiler.pipeline import Compilation
     from ramify.runtime.observed import Observed
+    from ramify.runtime.store.reader import Reader
 
 FORMS = {
     "spec": "spec.txt",
@@ -33,7 +34,7 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
     return chosen
 
 
-@click.command("compile", short_help="Compile a workflow and show its plan.")
+@click.command("compile")
 @click.argument("target")
 @click.option(
     "--emit",
@@ -59,7 +60,7 @@ def compile_command(
     \b
     Example: ramify compile agent.py:repair --emit ir,plan
     """
-    seen = None if unmeasured or not app.has_runs else app.run(_learned(app, target))
+    seen = None if unmeasured or not app.has_runs else app.look(lambda store: _learned(store, target))
     compilation = compiled(target, without, seen)
     texts = {form: _text(compilation, form) for form in emit}
     if output is not None and len(texts) > 1:
@@ -75,12 +76,11 @@ def compile_command(
             click.echo(text.rstrip("\n"))
 
 
-async def _learned(app: App, target: str) -> Observed:
+async def _learned(store: Reader, target: str) -> Observed:
     from ramify.runtime.observed import learned
 
     info = workflow_info(load(target))
-    async with app.store() as store:
-        return await learned(store, target if info is None else info.ref)
+    return await learned(store, target if info is None else info.ref)
 
 
 def compiled(target: str, without: tuple[str, ...] = (), seen: Observed | None = None) -> Compilation:

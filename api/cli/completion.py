@@ -9,7 +9,7 @@ VARIABLE = "_RAMIFY_COMPLETE"
 """What the shell sets when it asks `ramify` itself for completions; click's own name for it."""
 
 
-@click.command("completion", short_help="Completion of commands and options for a shell.")
+@click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion_command(context: click.Context, shell: str) -> None:

@@ -18,13 +18,13 @@ from ramify.runtime.refs import Place
 
 if TYPE_CHECKING:
     from ramify.browse.state import Between, Channels
-    from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
 
 _LONGEST = 60
 LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan"), (b"+", "green"), (b"-", "red"))
 
 
-@click.command("diff", short_help="What differs between two states.")
+@click.command("diff")
 @click.argument("a")
 @click.argument("b", required=False)
 @click.option("--stat", is_flag=True, help="Only how many lines changed in each file.")
@@ -41,7 +41,7 @@ def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, a
     """
     from ramify.browse.state import Between, changed_channels
 
-    (first, second), effects = app.run(_read(app, a, b))
+    (first, second), effects = app.look(lambda store: _read(store, a, b))
     snapshots = app.snapshots()
     keys = changed_channels(*(channels_of(app, place) for place in (first, second)))
     between = Between(snapshots, *(snapshots.get(place.snapshot) for place in (first, second)))
@@ -99,26 +99,23 @@ def _key_line(key: str, before: object, after: object) -> str:
     return f"state: {shown(key)}: {was} -> {now}"
 
 
-async def _read(app: App, a: str, b: str | None) -> tuple[tuple[Place, Place], list[tuple[str, EffectRecord]]]:
+async def _read(store: Reader, a: str, b: str | None) -> tuple[tuple[Place, Place], list[tuple[str, EffectRecord]]]:
     """The two states, and the effects that only one of them knows, with its name."""
-    async with app.store() as store:
-        last = await find(store, a)
-        if b is None:
-            if last.run is None:
-                raise click.UsageError(
-                    f"{a} is a snapshot of no run by itself: name a second state to compare it with"
-                )
-            pair = (await find(store, f"{last.run.id}:base"), last)
-        else:
-            pair = (last, await find(store, b))
-        names = ("the workspace" if b is None else a, a if b is None else b)
-        known = [await _effects(store, place) for place in pair]
-        mine, other = ({one.idempotency_key for one in side} for side in known)
-        only = [(name, one) for name, side in zip(names, known, strict=True) for one in side]
-        return pair, [(name, one) for name, one in only if one.idempotency_key not in mine & other]
+    last = await find(store, a)
+    if b is None:
+        if last.run is None:
+            raise click.UsageError(f"{a} is a snapshot of no run by itself: name a second state to compare it with")
+        pair = (await find(store, f"{last.run.id}:base"), last)
+    else:
+        pair = (last, await find(store, b))
+    names = ("the workspace" if b is None else a, a if b is None else b)
+    known = [await _effects(store, place) for place in pair]
+    mine, other = ({one.idempotency_key for one in side} for side in known)
+    only = [(name, one) for name, side in zip(names, known, strict=True) for one in side]
+    return pair, [(name, one) for name, one in only if one.idempotency_key not in mine & other]
 
 
-async def _effects(store: RunStore, place: Place) -> list[EffectRecord]:
+async def _effects(store: Reader, place: Place) -> list[EffectRecord]:
     """Those whose steps were done by then."""
     if place.run is None or place.checkpoint is None:
         return []

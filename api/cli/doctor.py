@@ -21,7 +21,7 @@ DEFAULT_BACKEND = "namespaces"
 LIBRARIES = ("langgraph", "sqlalchemy", "httpx", "starlette", "xllamacpp")
 
 
-@click.command("doctor", short_help="What this machine can do.")
+@click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @click.pass_context
 @pass_app

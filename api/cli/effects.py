@@ -20,11 +20,12 @@ from ramify.runtime.records import EffectRecord, EffectStatus, RunRecord, RunSta
 
 if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
 
 _LONGEST = 40
 
 
-@click.command("effects", short_help="What a run did to the outside.")
+@click.command("effects")
 @click.argument("run", default="@")
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
 @pass_app
@@ -34,7 +35,7 @@ def effects_command(app: App, run: str, as_json: bool) -> None:
     "intended" while no process works on the run, and "in doubt": nobody knows whether it happened; see
     `ramify approve`. Example: `ramify effects 3f2a`.
     """
-    record, ledger = app.run(_read(app, run))
+    record, ledger = app.look(lambda store: _read(store, run))
     if as_json:
         say_json([effect_object(effect) for effect in ledger])
     elif not ledger:
@@ -43,10 +44,9 @@ def effects_command(app: App, run: str, as_json: bool) -> None:
         say_pages(headed(effect_lines(ledger, app.clock())))
 
 
-async def _read(app: App, text: str) -> tuple[RunRecord, list[EffectRecord]]:
-    async with app.store() as store:
-        run = await need_run(store, text)
-        return run, await store.effects(run.id)
+async def _read(store: Reader, text: str) -> tuple[RunRecord, list[EffectRecord]]:
+    run = await need_run(store, text)
+    return run, await store.effects(run.id)
 
 
 def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
@@ -83,7 +83,7 @@ def effect_object(effect: EffectRecord) -> dict[str, object]:
     }
 
 
-@click.command("approve", short_help="Say what became of an irreversible step in doubt.")
+@click.command("approve")
 @click.argument("run")
 @click.argument("step")
 @click.option("--done", "verdict", flag_value=EffectStatus.APPROVED.value, help="It happened.")
@@ -116,7 +116,7 @@ async def _approve(app: App, run: str, step: str, verdict: EffectStatus, result:
         return await approve(store, locks, record.id, step, verdict, result_json, clock=app.clock)
 
 
-@click.command("cancel", short_help="Stop a run; it can be resumed.")
+@click.command("cancel")
 @click.argument("run", default="@")
 @click.option(
     "--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="For its process to stop."

@@ -19,6 +19,7 @@ from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
 
 if TYPE_CHECKING:
     from ramify.runtime.observed import Observed
+    from ramify.runtime.store.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Changed:
     ops: tuple[str, ...] = ()
 
 
-@click.command("explain", short_help="A run's plan beside what happened.")
+@click.command("explain")
 @click.argument("run", default="@")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @pass_app
@@ -43,7 +44,7 @@ def explain_command(app: App, run: str, as_json: bool) -> None:
     \b
     Example: ramify explain @
     """
-    record, rows, llm, others = app.run(_read(app, run))
+    record, rows, llm, others = app.look(lambda store: _read(store, run))
     plan = Plan.from_json(record.plan_json)
     stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
     choices = regrets(rows)
@@ -78,13 +79,12 @@ def _told(
     yield from change_lines(changed)
 
 
-async def _read(app: App, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], Observed]:
+async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], Observed]:
     from ramify.runtime.observed import observed
 
-    async with app.store() as store:
-        run = await need_run(store, text)
-        others = await observed(store, run.workflow, but=run.id)
-        return run, await store.ops(run.id), await store.llm(run.id), others
+    run = await need_run(store, text)
+    others = await observed(store, run.workflow, but=run.id)
+    return run, await store.ops(run.id), await store.llm(run.id), others
 
 
 def what_changed(run: RunRecord, plan: Plan) -> Changed:

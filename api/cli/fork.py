@@ -21,7 +21,7 @@ _FOR_REAL = click.option(
 _JSON = click.option("--json", "as_json", is_flag=True, help="One object: the new run.")
 
 
-@click.command("fork", short_help="Go on from a checkpoint as another run.")
+@click.command("fork")
 @click.argument("state")
 @click.option(
     "--files",
@@ -46,7 +46,7 @@ def fork_command(app: App, state: str, files: Path | None, for_real: bool, as_js
     _make(app, work, as_json)
 
 
-@click.command("merge", short_help="Merge the files of one checkpoint into another's, as a new run.")
+@click.command("merge")
 @click.argument("ours")
 @click.argument("theirs")
 @click.option(

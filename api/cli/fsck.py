@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ramify.fork_engine.types import SnapshotId
 
 
-@click.command("fsck", short_help="Check the snapshots, and mend them.")
+@click.command("fsck")
 @click.option("--repair", is_flag=True, help="Mend what other copies allow; move the rest aside. End all runs first.")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @click.pass_context

@@ -27,7 +27,7 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
     return int(float(found[1]) * _UNITS[found[2].lower()])
 
 
-@click.command("gc", short_help="Delete snapshots that nothing needs.")
+@click.command("gc")
 @click.option(
     "--budget",
     metavar="SIZE",

@@ -14,6 +14,7 @@ from ramify.runtime.records import RunId, RunRecord
 
 if TYPE_CHECKING:
     from ramify.runtime.store import Tally
+    from ramify.runtime.store.reader import Reader
 
 
 @click.command("ls")
@@ -28,7 +29,7 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
     \b
     Example: ramify ls -n 5
     """
-    runs, tallies = app.run(_read(app, limit)) if app.has_runs else ([], {})
+    runs, tallies = app.look(lambda store: _read(store, limit)) if app.has_runs else ([], {})
     if as_json:
         say_json([_object(run, tallies[run.id], app.status(run)) for run in runs])
     elif not runs:
@@ -39,10 +40,9 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
             say(f"the newest {limit}; `ramify ls -n 0` lists all", style="dim", err=True)
 
 
-async def _read(app: App, limit: int) -> tuple[list[RunRecord], Mapping[RunId, Tally]]:
-    async with app.store() as store:
-        runs = await store.runs(limit or None)
-        return runs, await store.tallies([run.id for run in runs])
+async def _read(store: Reader, limit: int) -> tuple[list[RunRecord], Mapping[RunId, Tally]]:
+    runs = await store.runs(limit or None)
+    return runs, await store.tallies([run.id for run in runs])
 
 
 def listing(

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from ramify.browse.graph import Row
     from ramify.browse.history import History
     from ramify.runtime.records import CheckpointRecord
+    from ramify.runtime.store.reader import Reader
 
 _LONGEST = 72
 _LOOKS = {"merged": "green", "released": "bright_black", "open": "cyan"}
 
 
-@click.command("log", short_help="The checkpoints of a run, beside the graph of its branches.")
+@click.command("log")
 @click.argument("state", metavar="[RUN|STATE]", default="@")
 @click.option("-n", "--max-count", type=click.IntRange(0), metavar="N", help="Not more than N checkpoints.")
 @click.option("--json", "as_json", is_flag=True, help="A list, newest first.")
@@ -40,7 +41,7 @@ def log_command(app: App, state: str, max_count: int | None, as_json: bool) -> N
     """
     from ramify.browse.graph import ancestry, rows
 
-    place, history = app.run(_read(app, state))
+    place, history = app.look(lambda store: _read(store, state))
     chosen = history.checkpoints
     if not parse(state).is_whole_run and place.checkpoint is not None:
         chosen = tuple(ancestry(chosen, place.checkpoint))
@@ -52,12 +53,11 @@ def log_command(app: App, state: str, max_count: int | None, as_json: bool) -> N
     say_pages(_lines(history, chosen, drawn, max_count, app.clock()))
 
 
-async def _read(app: App, text: str) -> tuple[Place, History]:
-    async with app.store() as store:
-        place, history = await find_with_history(store, text)
-        if history is None:
-            raise RunNotFound(f"{text} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
-        return place, history
+async def _read(store: Reader, text: str) -> tuple[Place, History]:
+    place, history = await find_with_history(store, text)
+    if history is None:
+        raise RunNotFound(f"{text} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
+    return place, history
 
 
 def _lines(

@@ -10,39 +10,28 @@ import click
 
 from ramify import __version__, paths
 from ramify.cli.app import App
-from ramify.cli.bench import bench_group
-from ramify.cli.browse import browse_command
-from ramify.cli.compile import compile_command
-from ramify.cli.completion import completion_command
-from ramify.cli.diff import diff_command
-from ramify.cli.doctor import doctor_command
-from ramify.cli.effects import approve_command, cancel_command, effects_command
+from ramify.cli.commands import Commands
 from ramify.cli.errors import INTERRUPTED, report
-from ramify.cli.explain import explain_command
-from ramify.cli.fork import fork_command, merge_command
-from ramify.cli.fsck import fsck_command
-from ramify.cli.gc import gc_command
-from ramify.cli.listing import ls_command
-from ramify.cli.log import log_command
-from ramify.cli.models import models_group
-from ramify.cli.run import resume_command, run_command
-from ramify.cli.serve import serve_command
-from ramify.cli.show import show_command
-from ramify.cli.tree import checkout_command, tree_command
 
 EPILOG = """\b
-A state is named as in git: @ is the newest run; RUN is a run's id or the first characters of it, and its
-latest state; RUN:BRANCH the latest of one branch; RUN:base the workspace as it was; RUN~2 two checkpoints earlier;
+A state is named as in git: @ is the newest run; RUN is a run's id or the
+first characters of it, and its latest state; RUN:BRANCH the latest of one
+branch; RUN:base the workspace as it was; RUN~2 two checkpoints earlier;
 checkpoints and snapshots have ids of their own.
 
 \b
-Exit status: 0 done, 1 something went wrong (the message says what and what to do), 2 wrong usage, 3 the run waits for
-an answer, 130 Ctrl-C. `ramify fsck` has its own, which its help tells.
-RAMIFY_TRACEBACK=1 shows whole tracebacks, NO_COLOR=1 turns colours off.
+Exit status: 0 done, 1 something went wrong (the message says what and what
+to do), 2 wrong usage, 3 the run waits for an answer, 130 Ctrl-C.
+`ramify fsck` has its own, which its help tells. RAMIFY_TRACEBACK=1 shows
+whole tracebacks, NO_COLOR=1 turns colours off.
 """
 
 
-@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=Commands,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__, prog_name="ramify")
 @click.option(
     "--home",
@@ -61,34 +50,6 @@ def cli(context: click.Context, home: Path | None, database: str | None) -> None
     if os.environ.get("NO_COLOR"):
         context.color = False
     context.obj = App(paths.home(home), database_given=database)
-
-
-for command in (
-    run_command,
-    resume_command,
-    cancel_command,
-    approve_command,
-    ls_command,
-    log_command,
-    show_command,
-    browse_command,
-    tree_command,
-    diff_command,
-    effects_command,
-    checkout_command,
-    fork_command,
-    merge_command,
-    compile_command,
-    explain_command,
-    doctor_command,
-    bench_group,
-    fsck_command,
-    gc_command,
-    models_group,
-    serve_command,
-    completion_command,
-):
-    cli.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ramify.fork_engine.types import Change
     from ramify.runtime.events import Event, Observer
     from ramify.runtime.langgraph.app import WorldApp
+    from ramify.runtime.store.reader import Reader
     from ramify.session import Runtime
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -88,7 +89,7 @@ def run_options(command: Command) -> Command:
     return command
 
 
-@click.command("run", short_help="Run a workflow.")
+@click.command("run")
 @click.argument("words", nargs=-1, metavar="TARGET [ARGS]...")
 @click.option(
     "--arg",
@@ -162,7 +163,7 @@ def run_command(
     _perform(app, choices, start, sandbox)
 
 
-@click.command("resume", short_help="Go on with a run that was interrupted or failed.")
+@click.command("resume")
 @click.argument("run", required=False)
 @click.option("--deadline", metavar="DURATION", callback=_duration, help="A new one, counted from now.")
 @click.option(
@@ -203,7 +204,7 @@ def resume_command(
     """
     from ramify.cli.targets import argument
 
-    record = app.run(_unfinished(app) if run is None else _named(app, run))
+    record = app.look(lambda store: _unfinished(app, store) if run is None else need_run(store, run))
     choices = Choices(**options)
     if record.frontend != DECORATORS:
         given = () if answer is None else (argument(answer),)
@@ -259,16 +260,10 @@ async def _checkpoint(runtime: Runtime, text: str) -> str:
     return place.checkpoint.id
 
 
-async def _named(app: App, text: str) -> RunRecord:
-    async with app.store() as store:
-        return await need_run(store, text)
-
-
-async def _unfinished(app: App) -> RunRecord:
-    async with app.store() as store:
-        for run in await store.runs():
-            if run.status is not RunStatus.DONE and app.status(run) not in (RunStatus.RUNNING, RunStatus.DONE):
-                return run
+async def _unfinished(app: App, store: Reader) -> RunRecord:
+    for run in await store.runs():
+        if run.status is not RunStatus.DONE and app.status(run) not in (RunStatus.RUNNING, RunStatus.DONE):
+            return run
     raise RunNotFound("every run is done or still at work: `ramify ls` lists them, name one to go on with")
 
 

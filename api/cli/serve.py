@@ -10,7 +10,7 @@ import click
 from ramify.cli.app import App, pass_app, say
 
 
-@click.command("serve", short_help="An OpenAI-compatible API that orders calls by deadline.")
+@click.command("serve")
 @click.option(
     "--engine",
     "engines",
@@ -30,7 +30,11 @@ from ramify.cli.app import App, pass_app, say
     multiple=True,
     help="Let in only who shows this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, by spaces; none: everybody]",
 )
-@click.option("--model", help="The model of local and vllm.")
+@click.option(
+    "--model",
+    help="The model of local and vllm: a name of `ramify models ls`, a GGUF file; for vllm also a Hugging Face "
+    "folder or a model's id on the hub.",
+)
 @click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine works on at once.")
 @click.option("--policy", default="concord", show_default=True, help="The order of calls: concord, calm-thesis, edf.")
 @click.option("--forward-tags", is_flag=True, help="Engines at URLs read our tags: pass on what is left of them.")
@@ -52,6 +56,13 @@ from ramify.cli.app import App, pass_app, say
 )
 @click.option("--log/--no-log", default=True, show_default=True, help="A JSON line for each call, on stderr.")
 @click.option("--engine-log", type=click.Path(path_type=Path, dir_okay=False), help="What local and vllm say.")
+@click.option(
+    "--vllm-arg",
+    "vllm_args",
+    metavar="ARGUMENT",
+    multiple=True,
+    help="For vLLM's own command line, as in --vllm-arg=--max-model-len=8192. Repeatable.",
+)
 @click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="What the policy moves inside vLLM.")
 @pass_app
 def serve_command(
@@ -72,6 +83,7 @@ def serve_command(
     analyzer: bool,
     log: bool,
     engine_log: Path | None,
+    vllm_args: tuple[str, ...],
     trace: Path | None,
 ) -> None:
     """Serve an OpenAI-compatible API that orders calls by their deadlines.
@@ -106,6 +118,7 @@ def serve_command(
         drain_s=drain_s,
         engine_log=engine_log,
         analyzer=analyzer,
+        vllm_args=vllm_args,
         trace=trace,
     )
     shown = " and ".join(spec.shown for spec in specs)

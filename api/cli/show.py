@@ -18,11 +18,12 @@ from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, RunStatus
 if TYPE_CHECKING:
     from ramify.browse.calls import CallTimes
     from ramify.runtime.store import Tally
+    from ramify.runtime.store.reader import Reader
 
 _LONGEST = 200
 
 
-@click.command("show", short_help="One run and its model calls, or one state.")
+@click.command("show")
 @click.argument("state", metavar="[RUN|STATE]", default="@")
 @click.option("--json", "as_json", is_flag=True, help="One object.")
 @pass_app
@@ -33,7 +34,7 @@ def show_command(app: App, state: str, as_json: bool) -> None:
     \b
     Example: ramify show @~1
     """
-    read = app.run(_read_run(app, state))
+    read = app.look(lambda store: _read_run(store, state))
     if read is None:
         show_state(app, state, as_json)
         return
@@ -53,13 +54,12 @@ def _lines(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]
         yield from section(title, lines if len(lines) > 1 else [])
 
 
-async def _read_run(app: App, text: str) -> tuple[RunRecord, Tally, list[OpRecord], list[LLMRecord]] | None:
-    async with app.store() as store:
-        run = await find_run(store, text)
-        if run is None:
-            return None
-        tally = (await store.tallies([run.id]))[run.id]
-        return run, tally, await store.ops(run.id), await store.llm(run.id)
+async def _read_run(store: Reader, text: str) -> tuple[RunRecord, Tally, list[OpRecord], list[LLMRecord]] | None:
+    run = await find_run(store, text)
+    if run is None:
+        return None
+    tally = (await store.tallies([run.id]))[run.id]
+    return run, tally, await store.ops(run.id), await store.llm(run.id)
 
 
 def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str]:

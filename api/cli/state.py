@@ -22,7 +22,6 @@ from ramify.runtime.refs import Place
 
 if TYPE_CHECKING:
     from ramify.browse.calls import CallTimes
-    from ramify.browse.history import History
     from ramify.fork_engine.types import Snapshot
 
 
@@ -31,7 +30,7 @@ _LONGEST = 160
 
 def show_state(app: App, text: str, as_json: bool) -> None:
     """A checkpoint with all that is known of it; of a bare snapshot, what it holds."""
-    place, history = app.run(_read(app, text))
+    place, history = app.look(lambda store: find_with_history(store, text))
     snapshots = app.snapshots()
     snapshot = snapshots.get(place.snapshot)
     state = None
@@ -47,7 +46,12 @@ def read_state(app: App, place: Place) -> State | None:
     """The state with all that its run tells of it; None of a bare snapshot."""
     if place.checkpoint is None:
         return None
-    return state_at(app.run(_history(app, place)), app.snapshots(), place.checkpoint, app.database)
+    from ramify.browse.history import read
+
+    assert place.run is not None  # a checkpoint is a run's
+    run = place.run.id
+    history = app.look(lambda store: read(store, run))
+    return state_at(history, app.snapshots(), place.checkpoint, app.database)
 
 
 def _lines(app: App, snapshot: Snapshot, state: State | None) -> Iterator[str]:
@@ -97,19 +101,6 @@ def cost_lines(choices: Sequence[Regret]) -> list[str]:
         for c in choices
     ]
     return table(header, rows, right=("SEQ", *header[3:])) if rows else []
-
-
-async def _read(app: App, text: str) -> tuple[Place, History | None]:
-    async with app.store() as store:
-        return await find_with_history(store, text)
-
-
-async def _history(app: App, place: Place) -> History:
-    from ramify.browse.history import read
-
-    assert place.run is not None  # a checkpoint is a run's
-    async with app.store() as store:
-        return await read(store, place.run.id)
 
 
 def checkpoint_facts(state: State | None) -> list[tuple[str, str]]:

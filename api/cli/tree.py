@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +13,11 @@ from ramify.cli.branches import BranchTree, Line
 from ramify.cli.words import count
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord
 
+if TYPE_CHECKING:
+    from ramify.runtime.store.reader import Reader
 
-@click.command("tree", short_help="The branches of a run, as a tree.")
+
+@click.command("tree")
 @click.argument("run", default="@")
 @click.option("--fold", is_flag=True, help="Count released branches instead of drawing them.")
 @click.option("--json", "as_json", is_flag=True, help="A list of branches with their operations and checkpoints.")
@@ -26,7 +30,7 @@ def tree_command(app: App, run: str, fold: bool, as_json: bool) -> None:
     \b
     Example: ramify tree 3f2a --fold
     """
-    record, ops, llm, checkpoints = app.run(_read(app, run))
+    record, ops, llm, checkpoints = app.look(lambda store: _read(store, run))
     if as_json:
         say_json(_objects(ops, llm, checkpoints))
         return
@@ -39,10 +43,11 @@ def _drawn(title: str, lines: Iterable[Line]) -> Iterator[str]:
         yield click.style(line.prefix, dim=True) + styled(line.text, line.look.value)
 
 
-async def _read(app: App, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], list[CheckpointRecord]]:
-    async with app.store() as store:
-        run = await need_run(store, text)
-        return run, await store.ops(run.id), await store.llm(run.id), await store.checkpoints(run.id)
+async def _read(
+    store: Reader, text: str
+) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], list[CheckpointRecord]]:
+    run = await need_run(store, text)
+    return run, await store.ops(run.id), await store.llm(run.id), await store.checkpoints(run.id)
 
 
 def grown(ops: list[OpRecord], llm: list[LLMRecord]) -> BranchTree:
@@ -92,7 +97,7 @@ def _objects(
     ]
 
 
-@click.command("checkout", short_help="Write the files of a state into a folder.")
+@click.command("checkout")
 @click.argument("state")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 @click.option("--force", is_flag=True, help="Write into a folder that is not empty; what differs is overwritten.")
@@ -105,7 +110,7 @@ def checkout_command(app: App, state: str, folder: Path, force: bool) -> None:
     \b
     Example: ramify checkout @~2 what-it-was
     """
-    place = app.run(app.find(state))
+    place = app.find(state)
     snapshots = app.snapshots()
     changes = snapshots.checkout(snapshots.get(place.snapshot), folder, force=force)
     say(f"{count(len(changes), 'path')} written to {folder}", err=True)

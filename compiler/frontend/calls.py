@@ -52,7 +52,8 @@ class Calls:
             target = target if is_one is None else of
         info = step_info(target)
         if info is not None:
-            tracer.add(Run(self._step(info, target, tracer), tracer.site(node)))
+            caught = info.retried or tracer.caught or not awaited
+            tracer.add(Run(self._step(info, target, tracer), tracer.site(node), caught=caught))
         elif is_fork(target):
             tracer.unseen("fork(...) is not opened by an `async with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
@@ -88,7 +89,8 @@ class Calls:
             self._handed(tracer, node)
         elif info is not None:
             step = self._step(info, tracer.scope.resolve(node.args[0]), tracer)
-            tracer.add(Run(step, tracer.site(node), over=tracer.up(fork)))
+            caught = info.retried or tracer.caught or any(keyword.arg == "errors" for keyword in node.keywords)
+            tracer.add(Run(step, tracer.site(node), over=tracer.up(fork), caught=caught))
         else:
             tracer.add(Adopt(tracer.site(node), tracer.up(fork)))
 
@@ -136,7 +138,7 @@ class Calls:
         if node is not None:
             _hand_over_forks(tracer, node, inner.node, scope)
         self._reading.append(inner.node)
-        body = Tracer(self.call, scope, tracer.forks).function(inner.node)
+        body = Tracer(self.call, scope, tracer.forks, tracer.caught).function(inner.node)
         self._reading.pop()
         if all(self._again.get(item) is inner.node for item in operations(body)):
             self._plain.add((inner.node, bool(tracer.forks)))

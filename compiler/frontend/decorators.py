@@ -7,14 +7,12 @@ from typing import Any
 
 from ramify.compiler.frontend.calls import Calls
 from ramify.compiler.frontend.digest import dependencies, digest, used_names
+from ramify.compiler.frontend.held_worlds import refuse_worlds
+from ramify.compiler.frontend.misplaced import refuse_workflows
 from ramify.compiler.frontend.resolve import is_llm, workflow_info
 from ramify.compiler.frontend.sources import Function, Sources
-from ramify.compiler.frontend.surroundings import (
-    refuse_unkept,
-    refuse_varying,
-    refuse_workflows,
-    refuse_worlds,
-)
+from ramify.compiler.frontend.unkept import refuse_unkept
+from ramify.compiler.frontend.varying import refuse_varying
 from ramify.compiler.plan import StepInfo
 from ramify.compiler.spec import Spec, StepSpec
 

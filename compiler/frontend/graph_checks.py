@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin
 
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.digest import dependencies
+from ramify.compiler.frontend.held_worlds import refuse_worlds
+from ramify.compiler.frontend.misplaced import refuse_calls_of_ours
 from ramify.compiler.frontend.sources import Sources
-from ramify.compiler.frontend.surroundings import refuse_calls_of_ours, refuse_worlds
 from ramify.compiler.frontend.unkept import hints_of, unkept
 from ramify.compiler.plan import site_file
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ast
 import inspect
 import linecache
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 from ramify.compiler.errors import SourceError
@@ -36,6 +36,24 @@ class Function:
         end_line, end_col = node.end_lineno, node.end_col_offset
         assert end_line is not None and end_col is not None
         return Site(site_file(self.path), node.lineno, node.col_offset, end_line, end_col)
+
+    def names(self, node: ast.expr) -> object | None:
+        """The object that a dotted name is, None for anything else. No code of the user's runs."""
+        if isinstance(node, ast.Name):
+            return self.outer.get(node.id)
+        if isinstance(node, ast.Attribute):
+            home = self.names(node.value)
+            if isinstance(home, ModuleType):
+                return home.__dict__.get(node.attr)
+            return inspect.getattr_static(home, node.attr, None) if isinstance(home, type) else None
+        return None
+
+
+def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All that the functions and classes among these nodes hold, from the top of the file downwards."""
+    for node in sorted(nodes, key=lambda node: getattr(node, "lineno", 0)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            yield from ast.walk(node)
 
 
 class Sources:

@@ -35,8 +35,15 @@ _Comprehension = ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp
 class Tracer:
     """One function's statements. `call` reads a call expression, whose receiver and arguments have been read."""
 
-    def __init__(self, call: Callable[[Tracer, ast.Call, bool], None], scope: Scope, forks: list[OpenFork]) -> None:
+    def __init__(
+        self,
+        call: Callable[[Tracer, ast.Call, bool], None],
+        scope: Scope,
+        forks: list[OpenFork],
+        caught: bool = False,
+    ) -> None:
         self.call, self.scope, self.forks = call, scope, forks
+        self.caught = caught  # what fails here may be caught, and the workflow goes on
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
 
@@ -100,7 +107,8 @@ class Tracer:
                 self.track(target, source)
                 self.add(Loop((), self.body(body), self.body(orelse)))
             case ast.Try() | ast.TryStar():
-                tried = self.body(node.body)
+                with self.catching():
+                    tried = self.body(node.body)
                 handlers = tuple(self.body(handler.body) for handler in node.handlers)
                 self.add(Try(tried, handlers, self.body(node.orelse), self.body(node.finalbody)))
             case ast.With() | ast.AsyncWith():
@@ -150,7 +158,14 @@ class Tracer:
             self.expr(context)
             if item.optional_vars is not None:
                 self.track(item.optional_vars, context)
-            inside()
+            with self.catching():  # contextlib.suppress, a TaskGroup, a timeout
+                inside()
+
+    @contextmanager
+    def catching(self) -> Iterator[None]:
+        outer, self.caught = self.caught, True
+        yield
+        self.caught = outer
 
     @contextmanager
     def opened(self, node: ast.Call, target: ast.expr | None) -> Iterator[None]:
@@ -215,8 +230,9 @@ class Tracer:
         """A call's receiver and arguments. What is handed to a gatherer of awaitables is awaited by it."""
         awaited = isinstance(node.func, ast.Attribute | ast.Name) and _last_name(node.func) in _GATHERERS
         self.expr(node.func)
-        self.exprs(node.args, awaited)
-        self.exprs((keyword.value for keyword in node.keywords), awaited)
+        with self.catching():  # gather(..., return_exceptions=True), wait, create_task
+            self.exprs(node.args, awaited)
+            self.exprs((keyword.value for keyword in node.keywords), awaited)
 
     def comprehension(self, node: _Comprehension, results: list[ast.expr], awaited: bool) -> None:
         first, *rest = node.generators

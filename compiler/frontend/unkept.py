@@ -11,9 +11,12 @@ import subprocess
 import threading
 import types
 import typing
+from collections.abc import Callable
 from typing import Any
 
+from ramify.compiler.errors import WorkflowError
 from ramify.compiler.frontend.resolve import is_world
+from ramify.compiler.frontend.sources import Function
 
 _UNKEPT: tuple[type, ...] = (
     collections.abc.Coroutine,
@@ -38,6 +41,20 @@ _UNKEPT: tuple[type, ...] = (
     types.FrameType,
     types.TracebackType,
 )
+
+
+def refuse_unkept(step: str, function: Function, code: Callable[..., Any]) -> None:
+    """Raises WorkflowError for a step that takes or gives what the journal cannot keep."""
+    for name, hint in hints_of(code).items():
+        found = unkept(hint)
+        if found is None or (name != "return" and found in ("Sandbox", "SyncSandbox")):
+            continue
+        said = "returns" if name == "return" else f"takes, as {name},"
+        raise WorkflowError(
+            f"step {step} {said} a {found}, which the journal cannot keep",
+            where=function.where(),
+            mend="hand over what it is made from (a path, a list, a name)",
+        )
 
 
 def unkept(hint: Any) -> str | None:

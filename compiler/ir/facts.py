@@ -92,15 +92,17 @@ def next_uses(graph: Graph) -> dict[ValueId, Facts]:
     return found
 
 
-NEEDS_SEALED = "a step that is reused or fenced"
+NEEDS_SEALED = "a step that is reused, fenced or caught"
 
 
 def use(graph: Graph, op: Operation) -> str:
-    """A FORK by its name, a step whose key or fence rests on a sealed state, else the kind of operation."""
+    """A FORK by its name; a step that rests on a sealed state, by its key, its fence, or since the workflow may go on
+    from there after it failed; else the kind of operation."""
     if op.kind is OpKind.FORK and not op.attrs.get("superstep"):
         return op.id
     step = graph.by_step.get(op.step or "") if op.runs else None
-    return NEEDS_SEALED if step is not None and (step.reuse or step.effect is Effect.IRREVERSIBLE) else op.kind.value
+    rests = step is not None and (step.reuse or step.effect is Effect.IRREVERSIBLE or bool(op.attrs.get("caught")))
+    return NEEDS_SEALED if rests else op.kind.value
 
 
 def _same(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:

@@ -114,15 +114,16 @@ class _Lowering:
             case Run(step, site):
                 on = self.current if item.over is None else len(at.worlds) - 1 - item.over
                 op_id = self.build.name("run", ("run", site))
-                self.build.add(at, op_id, OpKind.RUN, (on,), site=site, step=step)
+                attrs = {"caught": True} if item.caught else {}
+                self.build.add(at, op_id, OpKind.RUN, (on,), site=site, step=step, attrs=attrs)
             case CallLlm(method, site, n):
                 op_id = self.build.name("llm", ("llm", site))
-                attrs = {"method": method} if n is None else {"method": method, "n": n}
-                self.build.add(at, op_id, OpKind.CALL_LLM, site=site, attrs=attrs)
+                said = {"method": method} if n is None else {"method": method, "n": n}
+                self.build.add(at, op_id, OpKind.CALL_LLM, site=site, attrs=said)
             case Unseen(reason, where, site):
                 op_id = self.build.name("break", ("break", site))
-                attrs = {"seal": True, "reason": reason, "where": where}
-                self.build.add(at, op_id, OpKind.BREAK, (self.current,), site=site, attrs=attrs)
+                seen = {"seal": True, "reason": reason, "where": where}
+                self.build.add(at, op_id, OpKind.BREAK, (self.current,), site=site, attrs=seen)
             case Adopt(site, up):
                 place = len(at.worlds) - 1 - up
                 op_id = self.build.name("merge", ("merge", site))

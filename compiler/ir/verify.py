@@ -179,14 +179,14 @@ def _behind_a_barrier(graph: Graph) -> Iterator[Finding]:
 
 
 def _merged_over_a_base(graph: Graph) -> Iterator[Finding]:
-    ops = {op.id: op for op in graph.ops()}
-    for op in ops.values():
-        if op.kind is not OpKind.FORK:
-            continue
-        bases = op.attrs.get("base") or ()
-        unknown = [base for base in bases if base not in ops]
-        if unknown or not bases:
-            yield Finding(f"stands on {', '.join(unknown) or 'nothing'}, which took no snapshot", op.place)
+    """A merge is over what its fork stood on: the fork names what may have recorded that, no more and no less."""
+    recorded = facts.bases(graph)
+    for op in graph.ops():
+        if op.kind is OpKind.FORK:
+            named, found = set(op.attrs.get("base") or ()), recorded.get(op.inputs[0], frozenset())
+            if not named or named != found:
+                stands, says = (", ".join(sorted(each)) or "nothing" for each in (found, named))
+                yield Finding(f"stands on what {stands} recorded, and names {says} as its base", op.place)
 
 
 def _ready_for_forks(graph: Graph) -> Iterator[Finding]:

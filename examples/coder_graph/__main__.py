@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import hashlib
 import itertools
-import sys
 import uuid
 from pathlib import Path
 
@@ -14,11 +13,8 @@ import ramify
 import ramify.graph
 from examples.coder_graph.edits import shown
 from examples.coder_graph.graph import build
+from examples.ending import errors_told
 from ramify import paths
-from ramify.fork_engine.errors import ForkEngineError
-from ramify.runtime.errors import RunError
-from ramify.sandboxes.errors import SandboxError
-from ramify.serving.errors import ServingError
 
 PROJECT = Path(__file__).parent / "project"
 
@@ -71,7 +67,7 @@ def said(node: str, values: dict[str, object]) -> str:
     return "made the test pass"
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.coder_graph", description=__doc__)
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--sandbox", default="namespaces", choices=["namespaces", "copy"])
@@ -79,27 +75,23 @@ def main() -> int:
     parser.add_argument("--model", help="its model")
     options = parser.parse_args()
     home = paths.home(options.home)
-    try:
-        with (
-            ramify.graph.Saver(home / "threads.db") as saver,
-            ramify.compile(
-                build(),
-                PROJECT,
-                deadline="10m",
-                checkpointer=saver,
-                name="coder",
-                home=home,
-                sandbox=options.sandbox,
-                base_url=options.base_url,
-                model=options.model,
-            ) as app,
-        ):
-            asyncio.run(demo(app, f"coder-{uuid.uuid4().hex[:8]}"))
-    except (RunError, ServingError, SandboxError, ForkEngineError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    with (
+        errors_told(),
+        ramify.graph.Saver(home / "threads.db") as saver,
+        ramify.compile(
+            build(),
+            PROJECT,
+            deadline="10m",
+            checkpointer=saver,
+            name="coder",
+            home=home,
+            sandbox=options.sandbox,
+            base_url=options.base_url,
+            model=options.model,
+        ) as app,
+    ):
+        asyncio.run(demo(app, f"coder-{uuid.uuid4().hex[:8]}"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from pathlib import Path
 
 from ramify import Runtime
-from ramify.fork_engine.errors import ForkEngineError
-from ramify.runtime.errors import RunError
-from ramify.sandboxes.errors import SandboxError
-from ramify.serving.errors import ServingError
 
+from ..ending import errors_told
 from .workflow import clean_table
 
 
@@ -27,18 +23,15 @@ async def run(options: argparse.Namespace) -> None:
         print(f"the table: ramify checkout {run} DIR; what was tried: ramify tree {run}")
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.data_cleaning", description=__doc__)
     parser.add_argument("--beam", type=int, default=4, help="recipes tried at once on a column (default: 4)")
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
-    try:
-        asyncio.run(run(parser.parse_args()))
-    except (RunError, ServingError, SandboxError, ForkEngineError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    options = parser.parse_args()
+    with errors_told():
+        asyncio.run(run(options))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -5,18 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ramify import Runtime
 from ramify.compiler.plan import OpKind
-from ramify.fork_engine.errors import ForkEngineError
-from ramify.runtime.errors import RunError
 from ramify.runtime.records import LLMRecord, OpRecord
-from ramify.sandboxes.errors import SandboxError
-from ramify.serving.errors import ServingError
 
+from ..ending import errors_told
 from .workflow import Trajectory, collect
 
 
@@ -56,7 +52,7 @@ async def run(options: argparse.Namespace) -> None:
         print(f"trajectories in {options.output}; their worlds: ramify tree {runtime.last_run_id}")
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.rollouts", description=__doc__)
     parser.add_argument("--rollouts", type=int, default=16, help="how many (default: 16)")
     parser.add_argument("--turns", type=int, default=4, help="actions of a rollout, at most (default: 4)")
@@ -64,13 +60,10 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("rollouts.jsonl"), help="default: rollouts.jsonl")
     parser.add_argument("--home", type=Path, help="where runs and snapshots are kept (default: ramify's own)")
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
-    try:
-        asyncio.run(run(parser.parse_args()))
-    except (RunError, ServingError, SandboxError, ForkEngineError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    options = parser.parse_args()
+    with errors_told():
+        asyncio.run(run(options))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -32,6 +32,7 @@ from ramify.runtime.langgraph.errors import InvokedWhileLoaded, LangGraphChanged
 from ramify.runtime.langgraph.nested import OverWorlds, followed
 from ramify.runtime.langgraph.node import StartWrite, WorldNode, WorldWrite
 from ramify.runtime.langgraph.reading import INVOCATION
+from ramify.runtime.langgraph.reducers import placed
 from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.session import Invocation, Session
 from ramify.runtime.langgraph.tools import give_worlds
@@ -187,7 +188,7 @@ def instrument(graph: Pregel[Any, Any, Any, Any], session: Session) -> WorldApp:
     kind = WorldGraph if isinstance(graph, CompiledStateGraph) else WorldEntrypoint
     fields = {name: value for name, value in vars(graph).items() if name not in _NOT_COPIED}
     fields["cache_policy"] = None  # LangGraph's key does not see the world: the nodes ask the cache themselves
-    fields |= {"nodes": nodes_over_worlds(graph, session), "channels": {**graph.channels, ENV: EnvChannel()}}
+    fields |= {"nodes": nodes_over_worlds(graph, session), "channels": {**placed(graph.channels), ENV: EnvChannel()}}
     made = kind(session=session, **fields)
     vars(made).update({name: vars(graph)[name] for name in _NOT_COPIED & vars(graph).keys()})
     return made

@@ -25,6 +25,7 @@ from langgraph.pregel._read import PregelNode
 
 from ramify.runtime.langgraph.channel import ENV, EnvChannel
 from ramify.runtime.langgraph.reading import CALLER, INVOCATION
+from ramify.runtime.langgraph.reducers import placed
 from ramify.runtime.langgraph.session import Invocation, Session
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Caller:
         invocation = Invocation(None if thread is None else str(thread), addressed=False, within=self.attempt)
         inner = copy(graph)
         inner.nodes = self._instrument(graph, self.session)
-        inner.channels = {**graph.channels, ENV: EnvChannel(made=invocation.made)}
+        inner.channels = {**placed(graph.channels), ENV: EnvChannel(made=invocation.made)}
         inner.cache_policy = None
         return inner, patch_configurable(config, {INVOCATION: invocation}), invocation
 

@@ -24,7 +24,6 @@ from ramify.runtime.calls import LLMCalls
 from ramify.runtime.driver import Launch, Services, create, new_run_id
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.events import Observer
-from ramify.runtime.journal import checkpoint_id
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.channel import Env, EnvChannel, joined
 from ramify.runtime.langgraph.errors import SessionClosed, WorldLost
@@ -33,7 +32,7 @@ from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.thread import GraphRun, Task
 from ramify.runtime.locks import is_held
-from ramify.runtime.records import CheckpointId, RunId, RunRecord, RunStatus
+from ramify.runtime.records import CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
 from ramify.runtime.sandbox import SyncSandbox
 from ramify.runtime.worlds import Branch
 

@@ -5,19 +5,29 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING
 
 from ramify.runtime.errors import StoreError
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`file` is set for SQLite only. `str` shows it without its password."""
+    """`file` is set for SQLite only, `server` for PostgreSQL. `str` shows it without its password."""
 
-    url: URL
     file: Path | None
+    server: URL | None = None
+
+    @property
+    def url(self) -> URL:
+        """As SQLAlchemy, which only a server's address needs to be read, takes it."""
+        if self.server is not None:
+            return self.server
+        from sqlalchemy import URL
+
+        return URL.create("sqlite", database=os.fspath(self.file or ""))
 
     @property
     def on_server(self) -> bool:
@@ -30,16 +40,19 @@ class Address:
 def parse(address: str | Path) -> Address:
     """A path, `sqlite:///FILE` or `postgresql://HOST/DATABASE`. Raises `StoreError` for anything else."""
     if isinstance(address, Path) or "://" not in address:
-        return _file(Path(address))
+        return Address(Path(address))
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         url = make_url(address)
     except (ArgumentError, ValueError):
         raise StoreError(_USAGE) from None  # not shown: it may hold a password
     match url.get_backend_name():
         case "sqlite" if url.database not in (None, "", ":memory:"):
-            return _file(Path(str(url.database)))
+            return Address(Path(str(url.database)))
         case "postgresql" | "postgres":
-            return Address(url.set(drivername="postgresql+psycopg"), None)
+            return Address(None, url.set(drivername="postgresql+psycopg"))
         case "sqlite":
             raise StoreError("a database in memory keeps nothing: name a file, sqlite:///FILE")
         case other:
@@ -47,7 +60,3 @@ def parse(address: str | Path) -> Address:
 
 
 _USAGE = "give a database as sqlite:///FILE or postgresql://USER@HOST/DATABASE"
-
-
-def _file(path: Path) -> Address:
-    return Address(URL.create("sqlite", database=os.fspath(path)), path)

@@ -65,8 +65,11 @@ def row(name: Digest, packed: Packed) -> dict[str, Any]:
 
 
 def load(connection: Connection, names: Collection[Digest]) -> dict[Digest, str]:
-    """Raises `KeyError` for a text that is not there."""
-    return unpack(names, family(connection, names))
+    """Raises `KeyError` for a text that is not there, `ValueError` for one that is not what its name says."""
+    texts = unpack(names, family(connection, names))
+    if altered := next((name for name, text in texts.items() if rows.digest(text) != name), None):
+        raise ValueError(f"the text {altered[:12]} was altered, or damaged: its digest is another one")
+    return texts
 
 
 def family(connection: Connection, names: Collection[Digest]) -> dict[Digest, Packed]:

@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S
+from ramify.runtime.store.revisions import SCHEMA
 
-SCHEMA = "ramify"
 CONNECT_TIMEOUT_S = 5
 
 PRAGMAS = (
@@ -45,10 +45,8 @@ def reader(address: Address) -> AsyncEngine:
         engine = create_async_engine(address.url.set(drivername="sqlite+aiosqlite"))
         prepare(engine.sync_engine)
         return engine
-    try:
+    with _psycopg():
         engine = create_async_engine(address.url, pool_pre_ping=True, connect_args=_SERVER)
-    except ModuleNotFoundError as error:
-        raise StoreError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
     event.listen(engine.sync_engine, "connect", _in_our_schema)
     return engine
 
@@ -60,9 +58,18 @@ def writer(address: Address) -> Engine:
         engine = create_engine(address.url.set(drivername="sqlite"))
         prepare(engine)
         return engine.execution_options(write=True)
-    engine = create_engine(address.url, connect_args=_SERVER)
+    with _psycopg():
+        engine = create_engine(address.url, connect_args=_SERVER)
     event.listen(engine, "connect", _in_our_schema)
     return engine
+
+
+@contextmanager
+def _psycopg() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise StoreError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
 
 
 _SERVER = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ramify"}
@@ -83,9 +90,12 @@ def _on_connect(connection: Any, _record: object) -> None:
 
 
 def _on_begin(connection: Connection) -> None:
+    own: Any = connection.connection.dbapi_connection
+    if isinstance(own, sqlite3.Connection) and own.in_transaction:  # `transaction` was faster
+        return
     write = connection.get_execution_options().get("write", False)
     with drivers_own(connection):
-        connection.connection.cursor().execute("BEGIN IMMEDIATE" if write else "BEGIN")
+        own.cursor().execute("BEGIN IMMEDIATE" if write else "BEGIN")
 
 
 @contextmanager
@@ -103,6 +113,30 @@ def drivers_own(connection: Connection) -> Iterator[None]:
         raise DBAPIError.instance(
             None, None, error, driver.Error, connection_invalidated=gone, dialect=dialect
         ) from error
+
+
+@contextmanager
+def transaction(connection: Connection) -> Iterator[None]:
+    """A transaction that the driver itself begins and ends: `Connection.begin` takes as long as the rest of a small
+    one. What is done through SQLAlchemy inside is part of it. On SQLite it takes the write lock at once."""
+    own: Any = connection.connection.driver_connection
+    if isinstance(own, sqlite3.Connection):  # psycopg begins by itself
+        with drivers_own(connection):
+            own.execute("BEGIN IMMEDIATE")
+    try:
+        with drivers_own(connection):
+            yield
+            _of(connection, own).commit()
+    except BaseException:
+        if not connection.invalidated:
+            with drivers_own(connection):
+                _of(connection, own).rollback()
+        raise
+
+
+def _of(connection: Connection, own: Any) -> Any:
+    """Who ends it: SQLAlchemy where it has seen anything of it."""
+    return connection if connection.in_transaction() else own
 
 
 def _in_our_schema(connection: Any, _record: object) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
+from typing import TYPE_CHECKING
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store.address import Address
+
+if TYPE_CHECKING:
+    from sqlalchemy.exc import DBAPIError
+    from typing_extensions import TypeIs
 
 BUSY_TIMEOUT_S = 30.0
 
@@ -47,17 +51,38 @@ def in_our_words(address: Address) -> Iterator[None]:
     """Turn whatever the database or the folder under it raises into a `StoreError`."""
     try:
         yield
-    except DBAPIError as error:
-        raise StoreError(f"the database {address} refused: {_describe(error)}") from error
-    except sqlite3.Error as error:
-        raise StoreError(f"the database {address} refused: {_of_sqlite(error)}") from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"the database {address} cannot be used: {error}") from error
-    except OSError as error:
-        raise StoreError(
-            f"the database {address} cannot be used: {error.strerror or error} ({error.filename}): "
+    except Exception as error:
+        said = _said(error, address)
+        if said is None:
+            raise
+        raise StoreError(f"the database {address} {said}") from error
+
+
+def _said(error: Exception, address: Address) -> str | None:
+    """None for what is neither the database's nor the folder's."""
+    if _is_drivers(error):
+        return f"refused: {_describe(error)}"
+    if isinstance(error, sqlite3.Error):
+        return f"refused: {_of_sqlite(error)}"
+    if isinstance(error, _loaded("sqlalchemy.exc", "SQLAlchemyError")):
+        return f"cannot be used: {error}"
+    if isinstance(error, OSError):
+        return (
+            f"cannot be used: {error.strerror or error} ({error.filename}): "
             "check the folder's permissions, or use another --home"
-        ) from error
+        )
+    return None
+
+
+def _loaded(module: str, name: str) -> type[Exception] | tuple[()]:
+    """An error's class; nothing where its module was not imported, so that none was raised."""
+    found = sys.modules.get(module)
+    return () if found is None else getattr(found, name)
+
+
+def _is_drivers(error: BaseException) -> TypeIs[DBAPIError]:
+    """Whether it is a driver's error as SQLAlchemy passes it on."""
+    return isinstance(error, _loaded("sqlalchemy.exc", "DBAPIError"))
 
 
 def _describe(error: DBAPIError) -> str:
@@ -87,14 +112,14 @@ def _state(error: DBAPIError) -> str:
 
 def is_gone(error: BaseException) -> bool:
     """Whether a server went away, is on its way back, or has no room for us now: the same may do later."""
-    if not isinstance(error, DBAPIError) or isinstance(error.orig, sqlite3.Error):
+    if not _is_drivers(error) or isinstance(error.orig, sqlite3.Error):
         return False
     state = _state(error)
     if state:
         return state[:2] == "08" or state in ("57P01", "57P02", "57P03", "53300")
-    return error.connection_invalidated or isinstance(error, OperationalError)
+    return error.connection_invalidated or isinstance(error, _loaded("sqlalchemy.exc", "OperationalError"))
 
 
 def clashed(error: BaseException) -> bool:
     """Whether PostgreSQL gave this transaction up for another's sake: the same may do now."""
-    return isinstance(error, DBAPIError) and _state(error) in ("40001", "40P01")
+    return _is_drivers(error) and _state(error) in ("40001", "40P01")

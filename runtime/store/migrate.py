@@ -6,15 +6,27 @@ where they stand. PostgreSQL has a table for it, alembic's, in our schema.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store.address import Address
-from ramify.runtime.store.connect import SCHEMA
+from ramify.runtime.store.connect import sync_folder
+from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
 
-REVISIONS = ("0001", "0002", "0003", "0004")
-VERSION_TABLE = "ramify_version"
 _MIGRATION_LOCK = 0x72616D696679  # PostgreSQL's advisory locks have numbers: "ramify"
+
+
+def bring_up_to_date(engine: Engine, address: Address) -> None:
+    """Make the tables, or what they lack. Raises as `check`."""
+    with engine.connect() as connection:
+        with connection.begin():
+            current = check(connection, address)
+        if current:
+            return
+        with connection.begin():
+            migrate(connection, address)
+    if address.file is not None:
+        sync_folder(address.file.parent)
 
 
 def version_of(connection: Connection) -> int:

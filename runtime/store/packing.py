@@ -14,9 +14,10 @@ from dataclasses import dataclass
 Digest = str
 
 WORTH_SHARING = 160  # bytes of a common beginning: a reference costs about as much as fewer
-WORTH_PACKING = 48  # bytes to be compressed
+WORTH_PACKING, WORTH_PACKING_WITH_WORDS = 200, 48  # bytes to be compressed
 LEVEL, LEVEL_WITH_WORDS = 1, 6  # zlib's: with a dictionary it pays to look for the long match
-WINDOW = 32768  # that zlib looks back
+WINDOW = 32768  # that zlib looks back at most: it takes a quarter of a megabyte for it, so less where less will do
+_LOOKAHEAD = 262  # bytes of its window that zlib keeps for itself
 _RAW, _SQUEEZED = b"\0", b"\1"  # the first byte of a tail
 
 
@@ -75,10 +76,11 @@ def from_bytes(data: bytes) -> str:
 
 def compress(data: bytes, dictionary: bytes = b"") -> bytes | None:
     """None where it would not get smaller."""
-    if len(data) < WORTH_PACKING:
+    if len(data) < (WORTH_PACKING_WITH_WORDS if dictionary else WORTH_PACKING):
         return None
     level = LEVEL_WITH_WORDS if dictionary else LEVEL
-    squeezer = zlib.compressobj(level, zlib.DEFLATED, -15, zdict=dictionary[-WINDOW:])
+    bits = min(15, max(9, (len(data) + len(dictionary) + _LOOKAHEAD).bit_length()))  # that span all of it
+    squeezer = zlib.compressobj(level, zlib.DEFLATED, -bits, min(8, bits - 7), zdict=dictionary[-WINDOW:])
     squeezed = squeezer.compress(data) + squeezer.flush()
     return squeezed if len(squeezed) < len(data) else None
 

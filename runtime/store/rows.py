@@ -7,9 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import Any
-
-from sqlalchemy import Select, Table, select
+from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.records import (
@@ -24,17 +22,19 @@ from ramify.runtime.records import (
     RunStatus,
     Settings,
 )
-from ramify.runtime.store import tables
+
+if TYPE_CHECKING:
+    from sqlalchemy import Table
 
 Row = Mapping[str, Any]
 
-BLOBS: Mapping[Table, tuple[str, ...]] = {
-    tables.runs: ("plan", "args", "result"),
-    tables.ops: ("result",),
-    tables.llm: ("request", "result"),
-    tables.effects: ("args", "result"),
+BLOBS: Mapping[str, tuple[str, ...]] = {
+    "runs": ("plan", "args", "result"),
+    "ops": ("result",),
+    "llm": ("request", "result"),
+    "effects": ("args", "result"),
 }
-"""The fields NAME_json of a record whose text stands in `blobs`; the row's column is NAME_blob."""
+"""By table: the fields NAME_json of a record whose text stands in `blobs`; the row's column is NAME_blob."""
 _BLOB = "_blob"
 
 
@@ -45,7 +45,7 @@ def digest(text: str) -> str:
 
 def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord) -> list[str]:
     """The long texts that must be in `blobs` before the record's row."""
-    found = (getattr(record, f"{name}_json") for name in BLOBS[table])
+    found = (getattr(record, f"{name}_json") for name in BLOBS[table.name])
     return [text for text in found if text is not None]
 
 
@@ -53,7 +53,7 @@ def _row(record: Any, *left_out: str) -> dict[str, Any]:
     return {f.name: getattr(record, f.name) for f in fields(record) if f.name not in left_out}
 
 
-def _with_blobs(table: Table, record: Any, *left_out: str) -> dict[str, Any]:
+def _with_blobs(table: str, record: Any, *left_out: str) -> dict[str, Any]:
     row = _row(record, *left_out, *(f"{name}_json" for name in BLOBS[table]))
     for name in BLOBS[table]:
         text = getattr(record, f"{name}_json")
@@ -62,28 +62,23 @@ def _with_blobs(table: Table, record: Any, *left_out: str) -> dict[str, Any]:
 
 
 def run_row(run: RunRecord) -> dict[str, Any]:
-    return {**_with_blobs(tables.runs, run, "settings"), "settings_json": json.dumps(asdict(run.settings))}
+    return {**_with_blobs("runs", run, "settings"), "settings_json": json.dumps(asdict(run.settings))}
 
 
 def op_row(op: OpRecord) -> dict[str, Any]:
-    return {**_with_blobs(tables.ops, op, "attrs"), "attrs_json": json.dumps(dict(op.attrs))}
+    return {**_with_blobs("ops", op, "attrs"), "attrs_json": json.dumps(dict(op.attrs))}
 
 
 def llm_row(call: LLMRecord) -> dict[str, Any]:
-    return _with_blobs(tables.llm, call)
+    return _with_blobs("llm", call)
 
 
 def effect_row(effect: EffectRecord) -> dict[str, Any]:
-    return _with_blobs(tables.effects, effect)
+    return _with_blobs("effects", effect)
 
 
 def checkpoint_row(checkpoint: CheckpointRecord) -> dict[str, Any]:
     return {**_row(checkpoint, "parents"), "parents_json": json.dumps(checkpoint.parents)}
-
-
-def query(table: Table) -> Select[Any]:
-    """Every column of a table but its number. Long texts are there by name: `with_texts` puts them in."""
-    return select(*(column for column in table.c if column.name != "n"))
 
 
 def names_in(found: Sequence[Row]) -> set[str]:
@@ -95,6 +90,8 @@ def names_in(found: Sequence[Row]) -> set[str]:
 def with_texts(found: Sequence[Row], texts: Mapping[str, str]) -> list[Row]:
     """NAME_json in the place of each NAME_blob, in rows of one query."""
     columns = [(column, f"{column.removesuffix(_BLOB)}_json") for column in _blob_columns(found)]
+    if not columns:
+        return list(found)
     made: list[Row] = []
     for row in found:
         filled = dict(row)
@@ -117,8 +114,9 @@ def run_record(row: Row) -> RunRecord:
 
 def op_record(row: Row) -> OpRecord:
     values = dict(row)
-    attrs = json.loads(values.pop("attrs_json"))
-    return OpRecord(**{**values, "attrs": attrs, "kind": OpKind(row["kind"]), "status": OpStatus(row["status"])})
+    values["attrs"] = json.loads(said) if (said := values.pop("attrs_json")) != "{}" else {}
+    values["kind"], values["status"] = OpKind(row["kind"]), OpStatus(row["status"])
+    return OpRecord(**values)
 
 
 def call_and_settings(row: Row) -> tuple[LLMRecord, RunId, Settings]:
@@ -138,5 +136,5 @@ def effect_record(row: Row) -> EffectRecord:
 
 def checkpoint_record(row: Row) -> CheckpointRecord:
     values = dict(row)
-    parents = tuple(json.loads(values.pop("parents_json")))
-    return CheckpointRecord(**{**values, "parents": parents})
+    values["parents"] = tuple(json.loads(values.pop("parents_json")))
+    return CheckpointRecord(**values)

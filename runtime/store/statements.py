@@ -20,7 +20,9 @@ from ramify.runtime.records import (
 from ramify.runtime.store import blobs, rows, tables
 from ramify.runtime.store.packing import Packed
 
-BLOB_COLUMNS = tuple(table.c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names)
+BLOB_COLUMNS = tuple(
+    tables.metadata.tables[table].c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names
+)
 
 _SETTLING = ("status", "result_blob", "intended_at", "settled_at", "note")
 
@@ -102,5 +104,5 @@ def no_run(run_id: RunId) -> RunNotFound:
 
 def _blobs_of(run_id: RunId) -> CompoundSelect[Any]:
     """The names of all blobs that rows of this run name."""
-    owner = {table: table.c.id if table is tables.runs else table.c.run_id for table in rows.BLOBS}
-    return union(*(select(column).where(owner[column.table] == run_id) for column in BLOB_COLUMNS))
+    owners = (column.table.c["id" if column.table is tables.runs else "run_id"] for column in BLOB_COLUMNS)
+    return union(*(select(c).where(owner == run_id) for c, owner in zip(BLOB_COLUMNS, owners, strict=True)))

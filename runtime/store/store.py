@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Select, Table, select, text, union
+from sqlalchemy import Connection, Engine, Select, String, Table, bindparam, select, text, union
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -38,13 +38,14 @@ from ramify.runtime.records import (
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import blobs, committer, rows, statements, tables, tallies
 from ramify.runtime.store.committer import PATIENCE_S, Barrier, Coming, Committer, Job
-from ramify.runtime.store.connect import probe, reader, sync_folder, to_its_end, writer
+from ramify.runtime.store.connect import probe, reader, to_its_end, writer
 from ramify.runtime.store.failures import in_our_words, is_gone
-from ramify.runtime.store.migrate import check, migrate
+from ramify.runtime.store.migrate import bring_up_to_date
 from ramify.runtime.store.tallies import Tally
 
 T = TypeVar("T")
 
+_IDS = bindparam("ids", type_=String(), expanding=True)
 _HOLD_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 
@@ -71,7 +72,7 @@ class RunStore:
                 await asyncio.to_thread(probe, file)
             self._reader, self._writer = reader(self.address), writer(self.address)
             try:
-                await asyncio.to_thread(self._bring_up_to_date, self._writer)
+                await asyncio.to_thread(bring_up_to_date, self._writer, self.address)
             except BaseException:
                 await self._dispose()
                 raise
@@ -101,14 +102,14 @@ class RunStore:
         await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
 
     async def run(self, run_id: RunId) -> RunRecord:
-        found = await self._fetch(rows.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
+        found = await self._fetch(tables.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
         if not found:
             raise statements.no_run(run_id)
         return found[0]
 
     async def runs(self, limit: int | None = None) -> list[RunRecord]:
         """Newest first."""
-        query = rows.query(tables.runs).order_by(tables.runs.c.n.desc()).limit(limit)
+        query = tables.query(tables.runs).order_by(tables.runs.c.n.desc()).limit(limit)
         return await self._fetch(query, rows.run_record)
 
     async def delete_run(self, run_id: RunId) -> None:
@@ -273,14 +274,14 @@ class RunStore:
 
     async def effects(self, run_id: RunId) -> list[EffectRecord]:
         """The ledger of a run, in the order of the intents."""
-        query = rows.query(tables.effects).where(tables.effects.c.run_id == run_id).order_by(tables.effects.c.n)
+        query = tables.query(tables.effects).where(tables.effects.c.run_id == run_id).order_by(tables.effects.c.n)
         return await self._fetch(query, rows.effect_record)
 
     async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
         return await self._of_run(tables.checkpoints, run_id, rows.checkpoint_record, after)
 
     async def checkpoint(self, checkpoint_id: CheckpointId) -> CheckpointRecord:
-        query = rows.query(tables.checkpoints).where(tables.checkpoints.c.id == checkpoint_id)
+        query = tables.query(tables.checkpoints).where(tables.checkpoints.c.id == checkpoint_id)
         found = await self._fetch(query, rows.checkpoint_record)
         if not found:
             raise RunNotFound(f"no checkpoint {checkpoint_id}: `ramify tree RUN` lists a run's checkpoints")
@@ -289,14 +290,14 @@ class RunStore:
     async def reusable(self, lineage_key: str) -> OpRecord | None:
         """The newest row, over all runs, that did the work of that key."""
         ops = tables.ops.c
-        query = rows.query(tables.ops).where(ops.lineage_key == lineage_key, ops.status == OpStatus.DONE)
+        query = tables.query(tables.ops).where(ops.lineage_key == lineage_key, ops.status == OpStatus.DONE)
         found = await self._fetch(query.order_by(ops.n.desc()).limit(1), rows.op_record)
         return found[0] if found else None
 
     async def equal_calls(self, request_json: str) -> list[tuple[LLMRecord, RunId, Settings]]:
         """The calls of all runs that made exactly this request, newest first, and what their runs stood on."""
         llm, runs = tables.llm, tables.runs
-        query = rows.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
+        query = tables.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
         query = query.join(runs, runs.c.id == llm.c.run_id).where(llm.c.request_blob == rows.digest(request_json))
         return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.call_and_settings)
 
@@ -313,24 +314,13 @@ class RunStore:
 
     async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
         """How much was done in each of these runs."""
-        ops = await self._read(_mappings(tallies.ops_query(run_ids)))
-        llm = await self._read(_mappings(tallies.llm_query(run_ids)))
-        done = {row["run_id"]: {name: row[name] for name in row if name != "run_id"} for row in ops}
-        calls = {row["run_id"]: row["calls"] for row in llm}
-        return {run_id: Tally(**done.get(run_id, {}), llm_calls=calls.get(run_id, 0)) for run_id in run_ids}
+        ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (tallies.ops_query, tallies.llm_query))
+        ids = list(run_ids)
+        return tallies.counted(
+            run_ids, await self._read(_mappings(ops, ids=ids)), await self._read(_mappings(llm, ids=ids))
+        )
 
     # Below: how it is done
-
-    def _bring_up_to_date(self, engine: Engine) -> None:
-        with engine.connect() as connection:
-            with connection.begin():
-                current = check(connection, self.address)
-            if current:
-                return
-            with connection.begin():
-                migrate(connection, self.address)
-        if self.address.file is not None:
-            sync_folder(self.address.file.parent)
 
     async def _dispose(self) -> None:
         if self._writer is not None:
@@ -375,13 +365,13 @@ class RunStore:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
     async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
-        query = rows.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
+        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
         return await self._fetch(query.where(table.c.seq > after) if after else query, make)
 
 
-def _mappings(query: Any) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
     async def ask(connection: AsyncConnection) -> list[rows.Row]:
-        return [dict(row) for row in (await connection.execute(query)).mappings()]
+        return [dict(row) for row in (await connection.execute(query, values)).mappings()]
 
     return ask
 

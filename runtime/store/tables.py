@@ -20,13 +20,15 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    Select,
     Table,
     TypeDecorator,
     UniqueConstraint,
+    select,
 )
 from sqlalchemy import Text as PlainText
 
-ESCAPED = "\x01"
+from ramify.runtime.store.texts import as_read, written
 
 
 class Text(TypeDecorator[str]):
@@ -40,27 +42,7 @@ class Text(TypeDecorator[str]):
         return None if value is None else written(str(value))  # a plain string where it was a StrEnum's member
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        text = str(value)
-        if not text.startswith(ESCAPED):
-            return text
-        return text[1:].encode("ascii").decode("unicode_escape")
-
-
-def written(text: str) -> str:
-    """A string as it stands in the database: what `Text` gives to the driver."""
-    return text if _storable(text) else ESCAPED + text.encode("unicode_escape").decode("ascii")
-
-
-def _storable(text: str) -> bool:
-    if text.isascii():
-        return "\0" not in text and not text.startswith(ESCAPED)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return "\0" not in text and not text.startswith(ESCAPED)
+        return None if value is None else as_read(str(value))
 
 
 metadata = MetaData()
@@ -216,3 +198,8 @@ writers = Table(
     Column("at", Float, nullable=False),  # Unix seconds, by the writer's clock
 )
 """The number of the last batch that each writing process committed, on PostgreSQL."""
+
+
+def query(table: Table) -> Select[Any]:
+    """Every column of a table but its number. Long texts are there by name: `rows.with_texts` puts them in."""
+    return select(*(column for column in table.c if column.name != "n"))

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-from ramify.runtime.store.migrate import REVISIONS, VERSION_TABLE
+from ramify.runtime.store.revisions import REVISIONS, VERSION_TABLE
 
 _FOLDER = Path(__file__).parent
 

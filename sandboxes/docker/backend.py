@@ -25,8 +25,8 @@ from ramify.sandboxes.docker.world import Berth, Dock, DockerWorld
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.features import Capabilities, Feature, flags, refuse_what_is_missing
 from ramify.sandboxes.forking import fork_all
+from ramify.sandboxes.living import Ground
 from ramify.sandboxes.scratch import Session
-from ramify.sandboxes.worlds import Ground
 
 STARTS_AT_ONCE = 4  # the engine does little at once
 BASH = "/bin/bash"  # in every image

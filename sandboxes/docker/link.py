@@ -8,7 +8,6 @@ ends and, with its first process, the container.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
@@ -19,7 +18,7 @@ from ramify.sandboxes.docker.engine import End, Engine, Plan
 from ramify.sandboxes.docker.inside import SOCKET
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.forking import to_the_end
-from ramify.sandboxes.helper import AgentLink
+from ramify.sandboxes.links import AgentLink, Line
 
 PATIENCE_S = 30.0  # with a container that should come up
 LOOK_S = 0.25  # how often we look whether it still runs meanwhile
@@ -29,9 +28,8 @@ END_S = 5.0  # how long a world that was hung up on may take to end
 class ContainerLink(AgentLink):
     """An agent's link whose other end is a container's first process."""
 
-    def __init__(self, engine: Engine, container: str, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]):
-        self._reader, self._writer = streams
-        self._engine, self.container = engine, container
+    def __init__(self, engine: Engine, container: str, line: Line) -> None:
+        self._engine, self.container, self._line = engine, container, line
         self.pid = 0
         self._ending: asyncio.Future[End] | None = None
 
@@ -39,9 +37,7 @@ class ContainerLink(AgentLink):
         return cgroup.out_of_memory(self.pid)
 
     async def close(self) -> None:
-        self._writer.close()
-        with contextlib.suppress(OSError):
-            await self._writer.wait_closed()
+        await self._line.close()
         await self._end()
 
     async def _end(self) -> End:
@@ -65,7 +61,7 @@ async def launch(engine: Engine, plan: Plan, private: Path) -> ContainerLink:
             raise
         (private / Path(SOCKET).name).unlink()
     try:
-        link = ContainerLink(engine, plan.name, await asyncio.open_unix_connection(sock=sock))
+        link = ContainerLink(engine, plan.name, await Line.over(sock))
         link.pid = await asyncio.to_thread(engine.pid, plan.name)
     except BaseException:
         sock.close()

@@ -18,9 +18,10 @@ from ramify.sandboxes.docker.inside import PRIVATE
 from ramify.sandboxes.docker.link import ContainerLink, launch
 from ramify.sandboxes.docker.outside import LAYERS
 from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.living import DEFAULT_PATH, Ground
+from ramify.sandboxes.recording import ShellState
 from ramify.sandboxes.scratch import remove_tree
 from ramify.sandboxes.wire import Ready, Start
-from ramify.sandboxes.worlds import DEFAULT_PATH, Ground, ShellState
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,19 @@ from ramify.sandboxes.backends import AgentBackend
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldStartFailed
 from ramify.sandboxes.features import Feature
-from ramify.sandboxes.helper import AgentLink, Helper
+from ramify.sandboxes.forking import all_of
+from ramify.sandboxes.helper import Helper
+from ramify.sandboxes.links import AgentLink
+from ramify.sandboxes.living import DEFAULT_PATH, Ground
+from ramify.sandboxes.namespaces.folders import READY, Folders
 from ramify.sandboxes.namespaces.orders import Over
 from ramify.sandboxes.namespaces.surroundings import Beside, Surroundings, bash_in
 from ramify.sandboxes.namespaces.view import PRIVATE, SCRATCH_PLACES
+from ramify.sandboxes.recording import ShellState
 from ramify.sandboxes.scratch import remove_tree
 from ramify.sandboxes.tiers import criu, tracing
 from ramify.sandboxes.wire import Attach, Detach, Done, Start, View
-from ramify.sandboxes.worlds import DEFAULT_PATH, AgentWorld, Ground, ShellState
+from ramify.sandboxes.worlds import AgentWorld
 
 RESOLVER = Path("/etc/resolv.conf")
 
@@ -55,7 +60,12 @@ class NamespaceBackend(AgentBackend):
         self._around = Surroundings(self._session.folder, self._helper.trees, Path("~").expanduser())
         self._images: dict[tuple[str, int], LayerId] = {}
         (self._session.folder / "root").mkdir()
+        self._folders = Folders(self._session.folder / READY)
         return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._folders.close()
+        await super().__aexit__(*exc)
 
     def _new_helper(self) -> Helper:
         anchors = (Path(self._store.root).resolve(), self._session.folder)
@@ -63,7 +73,7 @@ class NamespaceBackend(AgentBackend):
 
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
+        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec, self._folders.give(ground.folder))
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         return (await self.fork(snapshot, spec, 1))[0]
@@ -77,10 +87,7 @@ class NamespaceBackend(AgentBackend):
         worlds = [self._register(snapshot, spec) for _ in range(n)]
         try:
             await plant([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
-            begun = await asyncio.gather(*(world.begin() for world in worlds), return_exceptions=True)
-            for failure in begun:
-                if failure is not None:
-                    raise failure
+            await all_of([world.begin() for world in worlds])
         except BaseException:
             await asyncio.gather(*(world.close() for world in worlds))
             raise
@@ -97,9 +104,16 @@ class NamespaceBackend(AgentBackend):
 
 class NamespaceWorld(AgentWorld):
     def __init__(
-        self, ground: Ground, helper: Helper, around: Surroundings, snapshot: Snapshot, spec: WorldSpec
+        self,
+        ground: Ground,
+        helper: Helper,
+        around: Surroundings,
+        snapshot: Snapshot,
+        spec: WorldSpec,
+        fresh: bool,
     ) -> None:
         super().__init__(ground, snapshot, spec)
+        self._fresh = fresh  # its folders are there, empty
         self._helper, self._around = helper, around
         self._base = snapshot  # what is mounted below the uppers: older than the last seal, where that had to copy
         self._beside: list[Beside] = []
@@ -174,8 +188,11 @@ class NamespaceWorld(AgentWorld):
 
     async def _mounted(self, given: list[int]) -> None:
         """Everything that the agent puts in its places, as descriptors."""
-        await self._mount_beside(given)
-        given.append(await self._helper.trees.clone(self._id))
+        tree = asyncio.ensure_future(self._helper.trees.clone(self._id))
+        try:
+            await self._mount_beside(given)
+        finally:
+            given.append(await tree)
 
     async def _abandon(self) -> None:
         try:
@@ -187,7 +204,8 @@ class NamespaceWorld(AgentWorld):
 
     def tree_over(self) -> Over:
         self._mounts += 1
-        return Over(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id)
+        fresh, self._fresh = self._fresh, False
+        return Over(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
 
     def planted(self, snapshot: Snapshot, top: os.stat_result) -> None:
         self._base, self._planted = snapshot, True
@@ -201,13 +219,22 @@ class NamespaceWorld(AgentWorld):
             self._note(str(self._folder / "upper"))
 
     async def _mount_beside(self, given: list[int]) -> None:
-        for beside in self._beside:
+        """All at once: the keeper does one after the other, and waits for nobody in between."""
+        mounted: dict[int, list[int]] = {}
+
+        async def mount(at: int, beside: Beside) -> None:
             self._mounts += 1
             fresh = not Path(beside.upper).exists()
             work = str(self._folder / f"work/{self._mounts}")
-            given += await self._helper.trees.mount(beside.lowers, [beside.over(work)])
+            mounted[at] = await self._helper.trees.mount(beside.lowers, [beside.over(work)])
             if fresh:
                 self._note(beside.upper)
+
+        try:
+            await all_of([mount(at, beside) for at, beside in enumerate(self._beside)])
+        finally:
+            for at in sorted(mounted):
+                given += mounted[at]
 
     def _note(self, upper: str) -> None:
         now = Path(upper).stat()

@@ -120,10 +120,11 @@ class Keeper:
         with contextlib.ExitStack() as held:
             if over.upper:
                 upper = self._reach(over.upper)
-                if _make_folder(upper):  # the tree's own top shows the upper's mode and time
+                if over.fresh or _make_folder(upper):  # the tree's own top shows the upper's mode and time
                     os.chmod(upper, stat.S_IMODE(top.st_mode))
                     os.utime(upper, ns=(top.st_atime_ns, top.st_mtime_ns))
-                _make_folder(self._reach(over.work))
+                if not over.fresh:
+                    _make_folder(self._reach(over.work))
                 options += f",upperdir={self._hold(held, over.upper)},workdir={self._hold(held, over.work)}"
             kernel.mount("overlay", place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 

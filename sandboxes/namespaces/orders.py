@@ -19,6 +19,7 @@ class Over:
     upper: str  # made like the uppermost layer where it is not there yet
     work: str  # made
     point: str  # its name with the keeper; "": it is given away as a descriptor and not kept
+    fresh: bool = False  # both were made before, empty: `upper` is to be made like the uppermost layer all the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def pack(message: Order | Answer) -> bytes:
 def _plain(message: object) -> dict[str, object]:
     values = {f.name: getattr(message, f.name) for f in fields(message)}  # type: ignore[arg-type]
     if isinstance(message, Mount):
-        values["overlays"] = [[over.upper, over.work, over.point] for over in message.overlays]
+        values["overlays"] = [[over.upper, over.work, over.point, over.fresh] for over in message.overlays]
     if isinstance(message, Furnish):
         values["pieces"] = [[piece.path, piece.kind, piece.mode, piece.mtime_ns] for piece in message.pieces]
     return values

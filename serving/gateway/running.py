@@ -41,7 +41,9 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="ramify-serve-")))
     for index, spec in enumerate(settings.engines):
         if spec.kind is EngineKind.URL:
-            upstream = Upstream(spec.url, key=settings.upstream_key, hang_s=settings.hang_s)
+            upstream = Upstream(
+                spec.url, key=settings.upstream_key, hang_s=settings.hang_s, queues=settings.forward_xargs
+            )
             traits = Traits(settings.forward_xargs, settings.can_resume)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
         else:
@@ -49,7 +51,8 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 sockets[index] = folder / f"engine-{index}.sock"
             make, traits = _maker(spec, settings, sockets.get(index))
             slots = _QUEUE_INSIDE if spec.kind is EngineKind.VLLM else None
-            behind.append(await stack.enter_async_context(Supervised(index, make, traits, slots=slots)))
+            one = Supervised(index, make, traits, slots=slots, hang_s=settings.hang_s)
+            behind.append(await stack.enter_async_context(one))
     return behind, sockets
 
 
@@ -139,9 +142,10 @@ def _maker(
 ) -> tuple[Callable[[], Engine], Traits]:
     """How to start an engine of ours, and what can be asked of it. Raises ModelMissing."""
     name = settings.model or models.DEFAULT
-    weights = models.locate(settings.home, name)
+    weights = models.named(settings.home, name, hub=spec.kind is EngineKind.VLLM)
 
     def local() -> Engine:
+        assert isinstance(weights, Path)
         return LocalEngine(
             weights,
             alias=name,
@@ -162,8 +166,9 @@ def _maker(
         return VllmEngine(
             weights,
             alias=name,
-            slots=settings.slots or 8,
+            slots=settings.slots,
             scheduler_options=options,
+            extra=settings.vllm_args,
             log=settings.engine_log,
         )
 

@@ -31,7 +31,7 @@ class GatewaySettings:
     home: Path
     engines: tuple[EngineSpec, ...] = (EngineSpec(EngineKind.LOCAL),)
     upstream_key: str | None = None  # for engines at URLs
-    model: str | None = None  # for engines of ours; default: SmolLM2-135M
+    model: str | None = None  # for engines of ours, as models.named takes it; default: SmolLM2-135M
     slots: int | None = None  # calls at once for each engine
     prompt_cache: bool = False  # as LocalEngine explains
     host: str = "127.0.0.1"
@@ -45,6 +45,7 @@ class GatewaySettings:
     drain_s: float = 0.0  # how long leaving waits for calls that still run
     engine_log: Path | None = None
     analyzer: bool = False  # run the request analyzer beside it; its state is kept in `home`
+    vllm_args: tuple[str, ...] = ()  # more of vLLM's own command line
     trace: Path | None = None  # a file for what the policy moves inside vLLM, one JSON line a verdict
 
 

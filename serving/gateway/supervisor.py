@@ -35,11 +35,13 @@ class Supervised:
         traits: Traits,
         *,
         slots: int | None = None,
+        hang_s: float = 120.0,
         changed: Callable[[], None] = lambda: None,
         restarted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.replica = Replica(index, slots or 1, None, traits)
         self._own_slots = slots is None
+        self._hang_s = hang_s
         self.changed = changed
         self.restarted = restarted
         self._make = make
@@ -64,7 +66,7 @@ class Supervised:
         if self._own_slots:
             self.replica.slots = engine.slots
         self.replica.alias = engine.alias
-        self.replica.upstream = Upstream(engine.base_url)
+        self.replica.upstream = Upstream(engine.base_url, hang_s=self._hang_s, queues=self.replica.traits.reads_tags)
         self.replica.failures, self.replica.down_until = 0, 0.0
         self.changed()
         return engine

@@ -7,10 +7,14 @@ transport instead.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import aiohttp
 import httpx
+
+_DIALS = 64  # connections that are being made at once
 
 
 class AiohttpTransport(httpx.AsyncBaseTransport):
@@ -47,8 +51,30 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
                 auto_decompress=False,
                 trust_env=self._trust_env,
                 cookie_jar=aiohttp.DummyCookieJar(),
+                trace_configs=[_in_turn(_DIALS)],
             )
         return self._session
+
+
+def _in_turn(most: int) -> aiohttp.TraceConfig:
+    """So many connections at once are being made, the others wait without a limit: were thousands begun together,
+    the loop would come back to the last of them after their time to connect was over, and call a live engine dead."""
+    turns = asyncio.Semaphore(most)
+
+    async def begin(_: aiohttp.ClientSession, call: SimpleNamespace, __: object) -> None:
+        await turns.acquire()
+        call.dials = True
+
+    async def end(_: aiohttp.ClientSession, call: SimpleNamespace, __: object) -> None:
+        if getattr(call, "dials", False):
+            call.dials = False
+            turns.release()
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_start.append(begin)
+    trace.on_connection_create_end.append(end)
+    trace.on_request_exception.append(end)
+    return trace
 
 
 class _Body(httpx.AsyncByteStream):

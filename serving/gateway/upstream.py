@@ -20,7 +20,8 @@ _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, s
 
 
 class Upstream:
-    """One OpenAI-compatible server. `hang_s` of silence and it is taken for hung."""
+    """One OpenAI-compatible server. `hang_s` of silence and it is taken for hung: of silence on a call, or, where it
+    `queues` calls inside and may pause them, of silence on all of them."""
 
     def __init__(
         self,
@@ -28,11 +29,14 @@ class Upstream:
         *,
         key: str | None = None,
         hang_s: float = 120.0,
+        queues: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
         self._hang_s = hang_s
+        self._queues = queues
+        self._heard = 0.0  # when it last said something to anybody, by the loop's clock
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
             transport=transport or _transport(trust_env=not wire.is_loopback(self._root)),
@@ -120,16 +124,45 @@ class Upstream:
         )
 
     async def _within(self, work: Awaitable[_T]) -> _T:
+        loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(self._hang_s):
-                return await work
+            async with asyncio.timeout(None) as limit:
+                watch = _Watch(self, limit, loop.time() + self._hang_s)
+                try:
+                    heard = await work
+                finally:
+                    watch.handle.cancel()
         except TimeoutError:
             said = f"the engine at {self.shown} sent nothing for {self._hang_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None
+        self._heard = loop.time()
+        return heard
+
+    def silent_until(self) -> float:
+        """When it is hung, should it say nothing from now on to those that share one queue inside it."""
+        return self._heard + self._hang_s if self._queues else 0.0
 
     def _authorised(self, request: httpx.Request) -> httpx.Request:
         request.headers["authorization"] = f"Bearer {self._key}"
         return request
+
+
+class _Watch:
+    """Ends one wait when its engine is hung, and looks again later where that has spoken to others meanwhile."""
+
+    __slots__ = ("_limit", "_upstream", "handle")
+
+    def __init__(self, upstream: Upstream, limit: asyncio.Timeout, at: float) -> None:
+        self._upstream = upstream
+        self._limit = limit
+        self.handle = asyncio.get_running_loop().call_at(at, self._look)
+
+    def _look(self) -> None:
+        loop, later = asyncio.get_running_loop(), self._upstream.silent_until()
+        if later > loop.time():
+            self.handle = loop.call_at(later, self._look)
+        else:
+            self._limit.reschedule(loop.time())
 
 
 def _transport(*, trust_env: bool) -> httpx.AsyncBaseTransport:

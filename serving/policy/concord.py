@@ -1,4 +1,4 @@
-"""Concord, the default: the goodput of whole programs for each second of GPU time, and laxity while all of it fits.
+"""Concord, the default: as many programs in time as fit, the least dense left out; those by who must start first.
 
 What it does differently from the thesis's CALM, each for what it brought in replay (docs/decisions/031):
 
@@ -6,8 +6,9 @@ What it does differently from the thesis's CALM, each for what it brought in rep
    hit, its own answer, its siblings of the stage, and the stages that follow, as the plan or the pattern has them.
 2. What cannot be met any more is not served first: it is refused at once, with the least deadline that could be met.
    Ranked is by the median length, refused only on an optimistic one (P10).
-3. While everything that is here can be met, the order is by laxity (who must start first, starts first); when it can
-   not, by density.
+3. The order is by laxity (who must start first, starts first). Where not all can be met, it is so among those that
+   can, with room for what will come; who would make a denser one late stands behind them, the densest first
+   (`keep.py`, docs/decisions/210).
 4. A floor for each class holds a share of the slots, so that no objective starves latency-sensitive requests, nor
    best effort that has waited out its default deadline.
 5. A fork group is one unit: its prompt is charged once, its length is that of the k-th of n to end, and its siblings
@@ -27,6 +28,7 @@ from itertools import islice
 
 from ramify.serving.policy.displace import Displacement, displace
 from ramify.serving.policy.jobs import NEVER, Job, JobBook
+from ramify.serving.policy.keep import left_out
 from ramify.serving.policy.types import (
     Finished,
     Refusal,
@@ -48,7 +50,8 @@ class ConcordOptions:
     best_effort_s: float = 120.0  # default completion deadline of what names none
     best_effort_weight: float = 0.25  # what one in time is worth beside one with an SLO
     preempt_margin: float = 0.1  # a displaced request's density must be exceeded by this share
-    headroom: float = 2.0  # laxity order only while so many times the work that is here could be met
+    headroom: float = 2.0  # nobody is left out while so many times the work that is here could be met
+    reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work
     refuse: bool = True  # else what cannot be met goes last
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
     protect_tbt: bool = False  # bound the prefill of a step by the tightest time between tokens that runs
@@ -94,9 +97,12 @@ class Concord:
             running = book.of(view.running)
             contested = not _fits(book.by_deadline(), running, self.options.headroom, now)
             if contested:
-                queue = book.by_density()
+                out = left_out(book.by_deadline(), running, self.options.reserve, now)
+                kept = [job for job in queue if job.counts and job.key not in out]
+                rest = [job for job in book.by_density() if job.key in out or not job.counts]
                 if late or drop:
-                    queue = [job for job in queue if job.late_at > now]
+                    rest = [job for job in rest if job.late_at > now]
+                queue = kept + rest
                 queue = self._with_floors(_heaviest_first(queue, now), running, capacity.slots, now)
             moves = self._displacement(view, queue, running, now, contested)
         queue = queue + late if late else queue

@@ -45,6 +45,7 @@ class Job:
     view: RequestView
     id: RequestId
     unit: str | None  # the stage or the fork group that it is a part of
+    key: str | RequestId  # its unit's name; of what is by itself, its own
     binding: Binding  # the deadline that binds first
     admit_by: float
     own_tokens: float  # steps that it will hold a slot for, at the median length
@@ -277,7 +278,8 @@ class JobBook:
         job = Job(
             call,
             call.id,
-            _unit(call),
+            unit := _unit(call),
+            call.id if unit is None else unit,
             self._binding(call, capacity, own, least, prefill),
             NEVER if call.admit_by is None or call.generated else call.admit_by,
             own,

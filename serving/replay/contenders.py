@@ -56,7 +56,7 @@ ABLATED: tuple[Contender, ...] = (
     ),
     Contender(
         "concord, density alone",
-        partial(make_policy, "concord", headroom=float("inf")),
+        partial(make_policy, "concord", headroom=float("inf"), reserve=float("inf")),
         ours=True,
         about="never by laxity",
     ),

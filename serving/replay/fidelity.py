@@ -212,6 +212,7 @@ def again(run: Run, step: StepModel, folder: Path, upto: int | None = None) -> t
         context=context,
         concord=None,
         overlap=True,
+        brisk=True,
     )
     engine = log.engine = BareEngine(folder, settings, log)
     coming = list(enumerate(run.requests))[::-1]

@@ -45,6 +45,7 @@ class BareSettings:
     overlap: bool = (
         False  # a step is scheduled while the one before it runs, as vLLM's engine does with --async-scheduling
     )
+    brisk: bool = False  # the same results in less time, without vLLM's statistics (brisk.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class BareEngine:
         self.settings, self.now, self.steps, self.generated = settings, now, 0, 0
         self.tokens: dict[str, list[float]] = {}  # when each token came
         self.ended: dict[str, Ended] = {}
-        self.scheduler = _scheduler(folder, settings)
+        self.scheduler, self._request = _scheduler(folder, settings)
         self._step_s = step
         self._flying: deque[tuple[Any, list[str], list[list[int]], float]] = deque()
         self._hasher = _hasher(settings)
@@ -89,12 +90,11 @@ class BareEngine:
     ) -> None:
         """A request arrives (now, if not `at`, while the last step ran), and will generate `max_tokens`."""
         from vllm import SamplingParams
-        from vllm.v1.request import Request
 
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=dict(tags or {}))
         self.tokens[name] = []
         self.scheduler.add_request(
-            Request(
+            self._request(
                 name,
                 list(prompt),
                 params,
@@ -131,7 +131,13 @@ class BareEngine:
         self.steps += 1
         result = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
         over = []
-        for outputs in self.scheduler.update_from_output(output, result).values():
+        answers = self.scheduler.update_from_output(output, result)
+        if self.settings.brisk:
+            now, tokens, quiet = self.now, self.tokens, self.scheduler.quiet_ids
+            for name in quiet:
+                tokens[name].append(now)
+            self.generated += len(quiet)
+        for outputs in answers.values():
             for one in outputs.outputs:
                 new = len(one.new_token_ids)
                 self.tokens[one.request_id] += [self.now] * new
@@ -183,17 +189,23 @@ def _hasher(settings: BareSettings) -> Any:
     if not settings.prefix_cache:
         return None
     init_none_hash(sha256)
-    return get_request_block_hasher(settings.block_size, sha256)
+    return get_request_block_hasher(settings.block_size, _quick_hash if settings.brisk else sha256)
 
 
-def _scheduler(folder: Path, settings: BareSettings) -> Any:
+def _quick_hash(block: tuple[bytes, tuple[int, ...], object]) -> bytes:
+    """128 bits of a block and of what stands before it. A tuple's hash will do where nobody is to be kept out."""
+    before, tokens, _ = block  # what else tells blocks apart (images, LoRA) is not here
+    parent = int.from_bytes(before, "little")
+    pair = hash((parent, tokens)), hash((tokens, parent, len(before)))
+    return b"".join([part.to_bytes(8, "little", signed=True) for part in pair])
+
+
+def _scheduler(folder: Path, settings: BareSettings) -> tuple[Any, Any]:
+    """A scheduler, and the class of its requests."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
-
-    from ramify.serving.vllm_plugin.scheduler import ConcordScheduler
 
     (folder / "config.json").write_text(json.dumps(_TINY))
     model = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=settings.context)
@@ -215,5 +227,20 @@ def _scheduler(folder: Path, settings: BareSettings) -> Any:
     config.cache_config.num_gpu_blocks = settings.blocks
     attention = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
     kv = KVCacheConfig(settings.blocks, [], [KVCacheGroupSpec(["layer"], attention)])
-    kind = AsyncScheduler if settings.concord is None else ConcordScheduler
-    return kind(config, kv, StructuredOutputManager(config), block_size=settings.block_size, log_stats=True)
+    scheduler, request = _kinds(settings)
+    structured = StructuredOutputManager(config)
+    made = scheduler(config, kv, structured, block_size=settings.block_size, log_stats=not settings.brisk)
+    return made, request
+
+
+def _kinds(settings: BareSettings) -> tuple[Any, Any]:
+    if settings.brisk:
+        from ramify.serving.vllm_plugin.brisk import BriskConcordScheduler, BriskRequest, BriskScheduler
+
+        return (BriskScheduler if settings.concord is None else BriskConcordScheduler), BriskRequest
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.request import Request
+
+    from ramify.serving.vllm_plugin.scheduler import ConcordScheduler
+
+    return (AsyncScheduler if settings.concord is None else ConcordScheduler), Request

@@ -1,7 +1,7 @@
 """What the scheduler took from running requests, and what that cost: totals since the engine's start, in a file.
 
 Whoever runs the engine reads the file when it is asked for metrics. It is replaced whole, at most once a second, and
-only when something has changed, so a step costs nothing for it.
+only when something has changed, so a step costs next to nothing for it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class Totals:
     paused_s: float = 0.0
     refusals: int = 0
     cancelled: int = 0  # of those refusals: requests that were running and could not be met any more
+    steps: int = 0
+    verdicts: int = 0  # decisions of the policy: not every step needs one
+    policy_s: float = 0.0  # CPU time that they took, with making the views and moving the queues
 
 
 class Costs:
@@ -75,9 +78,18 @@ class Costs:
         if request_id in self._preempted:
             self.totals.preempted_s += now - self._preempted.pop(request_id)[1]
 
+    def decided(self, cpu_s: float) -> None:
+        self.totals.verdicts += 1
+        self.totals.policy_s += cpu_s
+
+    def stepped(self, now: float) -> None:
+        """A step is on its way. Raises OSError."""
+        self.totals.steps += 1
+        self.tell(now)
+
     def tell(self, now: float, *, at_once: bool = False) -> None:
         """Bring the file up to date. Raises OSError."""
-        if self._path is None or self.totals == self._told or (now < self._told_at + _EVERY_S and not at_once):
+        if self._path is None or (now < self._told_at + _EVERY_S and not at_once) or self.totals == self._told:
             return
         self._told, self._told_at = Totals(**asdict(self.totals)), now
         beside = self._path.with_name(self._path.name + ".new")

@@ -90,8 +90,10 @@ class ConcordScheduler(AsyncScheduler):
             self._refuse([Refusal(seen.view.id, f"tags: {seen.problem}") for seen in self._unreadable], now)
             self._unreadable.clear()
         if self._must_decide(now):
+            began = time.thread_time()
             verdict = self._decider.decide(self._view(), now)
             self._perform(verdict, now)
+            self._costs.decided(time.thread_time() - began)
             self._changed, self._wake_at, self._decided_step = False, verdict.wake_at, self.current_step
             # A prompt that may not be cut would wait for ever where it is longer than the budget.
             self._budget = verdict.budget if self.scheduler_config.enable_chunked_prefill else None
@@ -101,7 +103,7 @@ class ConcordScheduler(AsyncScheduler):
         if again := self._costs.waiting_again:
             computed = {i: self.requests[i].num_computed_tokens for i in again}
             self._costs.scheduled(output.num_scheduled_tokens, computed, now)
-        self._costs.tell(now)
+        self._costs.stepped(now)
         for new in output.scheduled_new_reqs:
             if (group := self._views.group_of(new.req_id)) is not None:
                 self._changed = self._views.reprice_group(group) or self._changed
@@ -155,7 +157,11 @@ class ConcordScheduler(AsyncScheduler):
             ended_well = request.status in (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
             met = ended_well and not late and (view.deadline is None or now <= view.deadline)
             self._decider.observe(Finished(view, now, met, view.generated - late if ended_well else 0))
-        return super()._free_request(request, delay_free_blocks)
+        freed = super()._free_request(request, delay_free_blocks)
+        if self._trace.writes:
+            kv_free, status = self._adapter.free_tokens(self), request.status.name
+            self._trace.ended(self.clock(), request.request_id, status, request.num_output_tokens, kv_free)
+        return freed
 
     # What the policy sees
 

@@ -1,4 +1,4 @@
-"""What the policy moved, one JSON line a verdict: for people, and for the tests that hold the moves."""
+"""What came, what the policy moved and what left, one JSON line each: for people, and for the tests that hold it."""
 
 from __future__ import annotations
 
@@ -43,6 +43,15 @@ class Trace:
         if self._file is not None:
             self._write({"at": now, "refuse": request_id, "reason": reason})
 
+    def ended(self, now: float, request_id: str, status: str, generated: int, kv_free: int) -> None:
+        """It has left, one way or another; `kv_free` tokens of KV are free from now on."""
+        if self._file is not None:
+            self._write({"at": now, "end": request_id, "status": status, "generated": generated, "kv_free": kv_free})
+
+    @property
+    def writes(self) -> bool:
+        return self._file is not None
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
@@ -50,5 +59,5 @@ class Trace:
 
     def _write(self, line: dict[str, object]) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(line) + "\n")
+        self._file.write(json.dumps(line, default=repr) + "\n")
         self._file.flush()

@@ -9,6 +9,7 @@ import passes_app
 
 from ramify import Runtime
 from ramify.cli.explain import choice_lines
+from ramify.compiler.plan import OpId, Plan
 from ramify.runtime.costs import Regret
 from ramify.runtime.observed import observed
 from ramify.serving.client import LLMClient
@@ -80,6 +81,29 @@ def test_predictions_come_from_the_runs_of_the_workflow(tmp_path: Path, workspac
             assert calls.calls == 3
             assert found.step_s("write") is not None
             assert (found.step_s("another"), found.clean("write"), found.seal_s() is None) == (None, False, False)
+
+    asyncio.run(scripted(seen))
+
+
+def test_figures_of_code_that_has_changed_since_are_not_used(tmp_path: Path, workspace: Path) -> None:
+    async def seen(model: LLMClient) -> None:
+        async with Runtime(home=tmp_path / "home", sandbox="copy", llm=model) as runtime:
+            await runtime.run(passes_app.searches, "what?", workspace=workspace)
+            plan = Plan.from_json((await runtime.record()).plan_json)
+            steps = {step.name: step.code_digest for step in plan.steps}
+            found = await observed(runtime.store, plan.workflow)
+            same, step_changed, workflow_changed = (
+                found.of_code(plan.code_digest, steps),
+                found.of_code(plan.code_digest, {"write": "other"}),
+                found.of_code("other", steps),
+            )
+            fork, call = OpId("fork.1"), OpId("llm.1")
+            assert same.step_s("write") == found.step_s("write") is not None
+            assert (same.calls(call), same.width(fork)) == (found.calls(call), 3)
+            assert step_changed.step_s("write") is None
+            assert (step_changed.calls(call), step_changed.width(fork)) == (found.calls(call), 3)
+            assert workflow_changed.step_s("write") == found.step_s("write"), "a step is the same wherever it stands"
+            assert (workflow_changed.calls(call), workflow_changed.width(fork)) == (None, None)
 
     asyncio.run(scripted(seen))
 

@@ -69,9 +69,10 @@ def unknown(words: list[str]) -> str | None:
             if command is cli and option in ("--home", "--database") and "=" not in word:
                 next(names, None)
         elif isinstance(command, click.Group):
-            if word not in command.commands:
+            found = command.get_command(click.Context(command), word)
+            if found is None:
                 return None if re.fullmatch(r"[A-Z…]+|…|\.\.\.", word) else word
-            command = command.commands[word]
+            command = found
             options |= _options(command)
         elif word == "--":
             return None

@@ -16,8 +16,17 @@ import pytest
 
 from ramify import Runtime, step
 from ramify.fork_engine.errors import WorkspaceError
-from ramify.runtime.errors import AmbiguousRef, EffectInDoubt, EffectRefused, RunError, RunFailed, RunNotFound
-from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectStatus, OpStatus
+from ramify.runtime.errors import (
+    AmbiguousRef,
+    EffectInDoubt,
+    EffectRefused,
+    RunError,
+    RunFailed,
+    RunLocked,
+    RunNotFound,
+)
+from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, OpStatus
+from ramify.serving.client import LLMClient
 
 
 @pytest.fixture(autouse=True)
@@ -209,6 +218,51 @@ async def test_several_doubts_are_told_apart_by_their_keys(runtime: Runtime, wor
         await runtime.approve(run, "post", happened=True)
     settled = await runtime.approve(run, "ffff", happened=False)
     assert settled.idempotency_key == other.idempotency_key
+
+
+async def test_a_person_may_think_again_until_the_run_goes_on(runtime: Runtime, workspace: Path) -> None:
+    run = await stop_in(runtime, effects_app.plain, "before", workspace)
+    await runtime.approve(run, "post", happened=False)
+    await runtime.approve(run, "post", happened=True, result="by hand")
+    assert await runtime.resume(run) == "by hand"
+    with pytest.raises(RunNotFound):
+        await runtime.approve(run, "post", happened=False)
+    assert texts() == []
+
+
+async def test_nobody_decides_or_resumes_beside_a_run_that_goes_on(
+    runtime: Runtime, home: Path, model: LLMClient, workspace: Path
+) -> None:
+    run = await stop_in(runtime, effects_app.plain, "before", workspace)
+    verdicts = [runtime.approve(run, "post", happened=happened) for happened in (False, False, False)]
+    heard = await asyncio.gather(*verdicts, return_exceptions=True)
+    assert {type(one) for one in heard} <= {EffectRecord, RunLocked}
+    assert await statuses(runtime) == [EffectStatus.AGAIN]
+    effects_app.STOP[:] = ["before"]
+    going = asyncio.create_task(runtime.resume(run))
+    while "hangs" not in effects_app.STOP:
+        await asyncio.sleep(0.01)
+        assert not going.done(), going
+    async with Runtime(home=home, sandbox="copy", llm=model) as other:
+        for one in (runtime, other):
+            with pytest.raises(RunLocked):
+                await one.approve(run, "post", happened=True)
+            with pytest.raises(RunLocked):
+                await one.resume(run)
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+    assert await statuses(runtime) == [EffectStatus.IN_DOUBT]
+
+
+async def test_a_run_whose_home_moved_goes_on(home: Path, model: LLMClient, workspace: Path, tmp_path: Path) -> None:
+    async with Runtime(home=home, sandbox="copy", llm=model) as runtime:
+        run = await stop_in(runtime, effects_app.with_key, "after", workspace)
+    home.rename(tmp_path / "elsewhere")
+    async with Runtime(home=tmp_path / "elsewhere", sandbox="copy", llm=model) as runtime:
+        assert await runtime.resume(run) == "receipt for hi"
+        assert runtime.snapshots.fsck().problems == ()
+    assert texts() == ["hi"]
 
 
 async def test_another_runs_checkpoint_is_refused(runtime: Runtime, workspace: Path) -> None:

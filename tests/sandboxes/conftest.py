@@ -19,6 +19,7 @@ from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.copying import CopyBackend
 from ramify.sandboxes.docker.backend import DockerBackend
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.namespaces.folders import READY
 from ramify.sandboxes.testing import Answer, ScriptedBackend
 from ramify.sandboxes.tiers import criu
 
@@ -155,3 +156,9 @@ def home_workspace() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
         (Path(folder) / "here.txt").write_text("at home\n")
         yield Path(folder)
+
+
+@pytest.fixture
+def standing(scratch: Path) -> Callable[[], list[Path]]:
+    """Gives everything in the worlds' scratch place but the folders that are ready for worlds to come."""
+    return lambda: sorted(path for path in scratch.rglob("*") if READY not in path.relative_to(scratch).parts)

@@ -172,13 +172,13 @@ async def test_a_fork_is_n_worlds_at_once(
 
 
 async def test_a_fork_that_fails_leaves_no_world(
-    backend: Backend, base: Snapshot, spec: WorldSpec, scratch: Path
+    backend: Backend, base: Snapshot, spec: WorldSpec, standing: Callable[[], list[Path]]
 ) -> None:
-    before = sorted(scratch.rglob("*"))
+    before = standing()
     gone = replace(base, layers=(LayerId("0" * 64),))
     with pytest.raises((SandboxError, ForkEngineError)):
         await backend.fork(gone, spec, 3)
-    assert sorted(scratch.rglob("*")) == before
+    assert standing() == before
 
 
 ASKED: dict[Feature, dict[str, Any]] = {
@@ -195,16 +195,16 @@ ASKED: dict[Feature, dict[str, Any]] = {
 
 
 async def test_what_a_backend_has_not_is_refused(
-    backend: Backend, base: Snapshot, spec: WorldSpec, scratch: Path
+    backend: Backend, base: Snapshot, spec: WorldSpec, standing: Callable[[], list[Path]]
 ) -> None:
-    before = sorted(scratch.rglob("*"))
+    before = standing()
     for feature, asked in ASKED.items():
         if not backend.capabilities.can(feature):
             with pytest.raises(Unsupported) as refused:
                 await backend.materialise(base, replace(spec, **asked))
             assert (refused.value.backend, refused.value.feature) == (backend.name, feature.value)
             assert refused.value.reason == backend.capabilities.why_not(feature)
-    assert sorted(scratch.rglob("*")) == before
+    assert standing() == before
 
 
 def test_every_wish_of_a_specification_has_its_feature(spec: WorldSpec) -> None:

@@ -109,7 +109,7 @@ async def live(world: World, base: Snapshot, chance: random.Random) -> None:
 
 
 async def test_forks_and_releases_leave_nothing(
-    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, scratch: Path
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, scratch: Path, standing: Callable[[], list[Path]]
 ) -> None:
     chance = random.Random(1)
     first = await namespaces.materialise(base, spec)
@@ -120,7 +120,7 @@ async def test_forks_and_releases_leave_nothing(
         return [descriptors(pid) for pid in (os.getpid(), helper_of(namespaces), keeper)]
 
     def left() -> tuple[object, ...]:
-        files = sorted(path.name for path in scratch.rglob("*"))
+        files = [path.name for path in standing()]
         mounted = mounts(os.getpid(), scratch), mounts(keeper, PLACES)
         return mounted, files, control_groups(), namespaces._worlds
 
@@ -137,11 +137,16 @@ async def test_forks_and_releases_leave_nothing(
 
 
 async def test_a_fork_that_fails_or_is_cancelled_leaves_nothing(
-    namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec, scratch: Path
+    namespaces: NamespaceBackend,
+    store: SnapshotStore,
+    base: Snapshot,
+    spec: WorldSpec,
+    scratch: Path,
+    standing: Callable[[], list[Path]],
 ) -> None:
     keeper = keeper_of(await namespaces.materialise(base, spec))
     await settled(namespaces)
-    before = mounts(keeper, PLACES), sorted(path.name for path in scratch.rglob("*")), len(namespaces._worlds)
+    before = mounts(keeper, PLACES), [path.name for path in standing()], len(namespaces._worlds)
     for delay in (0.0, 0.0002, 0.001, 0.004):
         forking = asyncio.create_task(namespaces.fork(base, spec, 50))
         await asyncio.sleep(delay)
@@ -156,7 +161,7 @@ async def test_a_fork_that_fails_or_is_cancelled_leaves_nothing(
     await settled(namespaces)
     assert before == (
         mounts(keeper, PLACES),
-        sorted(path.name for path in scratch.rglob("*")),
+        [path.name for path in standing()],
         len(namespaces._worlds),
     )
 

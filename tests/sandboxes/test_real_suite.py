@@ -18,9 +18,10 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 
 SHELLS_ONLY = True
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROJECT = "toolz==1.0.0"
+PATIENCE_S = 240  # with the package index
 REPORT = "report.xml"
 SUITE = [sys.executable, *f"-m pytest -q -p no:cacheprovider --junitxml={REPORT} toolz".split()]
 
@@ -34,7 +35,10 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The project's folder, as its source distribution has it."""
     folder = tmp_path_factory.mktemp("sdist")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps", PROJECT]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    try:
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"the source distribution of {PROJECT} did not come within {PATIENCE_S} s")
     if done.returncode != 0:
         pytest.skip(f"the source distribution of {PROJECT} cannot be had: {done.stderr.strip().splitlines()[-1:]}")
     (archive,) = folder.glob("*.tar.gz")

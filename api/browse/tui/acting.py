@@ -73,9 +73,6 @@ class Acting(Terminal[None]):
         if self.resuming is not None and self.resuming.status is None:
             self.notify(f"A resume of {self.resuming.run_id} goes on: o shows it, x stops it", markup=False)
             return
-        if run.frontend != "decorators":
-            self.notify("A LangGraph thread goes on in Python: invoke its graph with None and its thread_id")
-            return
         if run.status not in _RESUMED and self.status != "interrupted":
             self.notify(f"The run is {self.status}: f forks it, to go on from one of its checkpoints")
             return

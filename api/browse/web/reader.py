@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ramify.browse.history import History, read
+from ramify.browse.history import History, read_now
 from ramify.browse.web import rows
 from ramify.browse.web.wire import HistoryPage, RunRow
 from ramify.fork_engine.store import SnapshotStore
@@ -72,7 +72,8 @@ class Reader:
     async def _read(self, run: RunId) -> _Known:
         async with self._locks.setdefault(run, asyncio.Lock()):
             before = self._known.get(run)
-            history = await read(self.store, run, since=before.history if before else None)
+            since = before.history if before else None
+            history = await asyncio.to_thread(read_now, self.store.address, run, since)
             if before is None:
                 now = _Known(0, history)
             else:

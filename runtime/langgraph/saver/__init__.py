@@ -3,7 +3,7 @@
 saver.py      Saver, the checkpointer
 packing.py    how a value is written against what is there already
 values.py     values by content, in and out of the database
-writer.py     one thread that commits in groups
+writer.py     commits in groups
 upkeep.py     copying, pruning and deleting threads
 shared.py     what these three have in common
 tables.py     the tables

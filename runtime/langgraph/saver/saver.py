@@ -29,18 +29,16 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from sqlalchemy import Connection, select
-from sqlalchemy.engine.interfaces import DBAPICursor
 
 from ramify.runtime.langgraph.saver import reading, upkeep
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
 from ramify.runtime.langgraph.saver.shared import Opened
-from ramify.runtime.langgraph.saver.tables import Statements, checkpoints, one_trip
+from ramify.runtime.langgraph.saver.tables import Prepared, Statements, checkpoints, one_trip
 from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
 from ramify.runtime.langgraph.saver.writer import Writer
 from ramify.runtime.store import RunStore
-from ramify.runtime.store.connect import drivers_own
 from ramify.runtime.store.packing import compress
-from ramify.runtime.store.tables import written
+from ramify.runtime.store.texts import written
 
 _BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
 _WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
@@ -62,10 +60,11 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Late:
-    """A row to be written at the end of the transaction. `where_there`: what is done where it says nothing, since
-    one of that name was there before."""
+    """A row to be written at the end of the transaction. `where_there`: what is done where one of that name was there
+    before."""
 
-    put: Callable[[Connection], DBAPICursor]
+    put: Prepared
+    given: tuple[Any, ...]
     where_there: Callable[[Connection], None] | None = None
 
 
@@ -77,8 +76,7 @@ class _Branch:
     written: OrderedDict[str | None, list[tuple[ValueId, bytes]]]  # by tasks, under the last checkpoints
 
 
-def _told(items: Mapping[int, list[Any]]) -> str:
-    return json.dumps(list(items.values()), separators=(",", ":"))
+_told = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Saver(Opened, BaseCheckpointSaver[int]):
@@ -131,7 +129,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     ) -> RunnableConfig:
         """Durable when this returns."""
         place, work = self._putting(config, checkpoint, metadata)
-        self._writer.submit(work).result()
+        self._writer.commit(work)
         return reading.config_of(place.thread, place.ns, checkpoint["id"])
 
     async def aput(
@@ -150,17 +148,19 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     ) -> None:
         """A task's writes are kept as they came first; what says how it ended replaces what said so before."""
         urgent, work = self._writing(config, writes, task_id, task_path)
-        done = self._writer.submit(work, urgent=urgent)
         if urgent:
-            done.result()
+            self._writer.commit(work)
+        else:
+            self._writer.linger(work)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         urgent, work = self._writing(config, writes, task_id, task_path)
-        done = self._writer.submit(work, urgent=urgent)
         if urgent:
-            await asyncio.wrap_future(done)
+            await asyncio.wrap_future(self._writer.submit(work))
+        else:
+            self._writer.linger(work)
 
     def _serialised(self, value: Any, channel: str = "") -> Serialised:
         try:
@@ -192,20 +192,20 @@ class Saver(Opened, BaseCheckpointSaver[int]):
             ids = dict(zip(channels, self._values.put_all(connection, thread, new), strict=True))
             word = self._dictionary(connection, thread, body)
             squeezed = compress(body.data, word[1])
-            row: dict[str, Any] = {
-                "thread": thread,
-                "ns": written(place.ns),
-                "id": written(checkpoint["id"]),
-                "parent": place.checkpoint and written(place.checkpoint),
-                "run": None if run is None else written(str(run)),
-                "made": self._clock(),
-                "channels": json.dumps(ids, separators=(",", ":")),
-                "kind": body.kind,
-                "body": body.data if squeezed is None else squeezed,
-                "word": word[0],
-                "compressed": squeezed is not None,
-            }
-            self._late.append(_Late(partial(self._statements.put_checkpoint, **row)))
+            row = (
+                thread,
+                written(place.ns),
+                written(checkpoint["id"]),
+                place.checkpoint and written(place.checkpoint),
+                None if run is None else written(str(run)),
+                self._clock(),
+                _told(ids),
+                body.kind,
+                body.data if squeezed is None else squeezed,
+                word[0],
+                squeezed is not None,
+            )
+            self._late.append(_Late(self._statements.put_checkpoint, row))
             branch.channels = {name: (id, channels[name]) for name, id in ids.items()}
 
         return place, work
@@ -219,37 +219,32 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         def work(connection: Connection) -> None:
             thread = self._values.thread(connection, place.thread)
             branch = self._branch(connection, thread, place)
-            key: dict[str, Any] = {
-                "thread": thread,
-                "ns": written(place.ns),
-                "checkpoint": place.checkpoint and written(place.checkpoint),
-                "task": written(task),
-            }
+            key = (thread, written(place.ns), place.checkpoint and written(place.checkpoint), written(task))
             ids = self._of_a_task(connection, thread, branch, place, [value for _, _, value in new])
             items = {index: [index, channel, id] for (index, channel, _), id in zip(new, ids, strict=True)}
-            first = partial(self._statements.put_first_writes, **key, path=written(path), written=_told(items))
-            self._late.append(_Late(first, partial(self._add_writes, key=key, path=written(path), items=items)))
+            row = (*key, written(path), _told(list(items.values())))
+            there = partial(self._add_writes, key=key, path=written(path), items=items)
+            self._late.append(_Late(self._statements.put_first_writes, row, there))
 
         return any(channel in _URGENT for channel, _ in given), work
 
     def _add_writes(
-        self, connection: Connection, *, key: Mapping[str, Any], path: str, items: Mapping[int, list[Any]]
+        self, connection: Connection, *, key: tuple[Any, ...], path: str, items: Mapping[int, list[Any]]
     ) -> None:
         """Put writes beside those that the task has already."""
-        row = self._statements.find_writes(connection, **key).fetchone()
+        row = self._statements.find_writes(connection, *key).fetchone()
         kept = {} if row is None else {index: [index, *rest] for index, *rest in json.loads(row[0])}
         kept |= {index: item for index, item in items.items() if index < 0 or index not in kept}
-        self._statements.put_writes(connection, **key, path=path, written=_told(kept))
+        self._statements.put_writes(connection, *key, path, _told(list(kept.values())))
 
     def _finish(self, connection: Connection) -> None:
         """The rows that nothing else in the transaction stands on, in one round trip."""
         late, self._late = self._late, []
-        with drivers_own(connection):
-            with one_trip(connection):
-                done = [one.put(connection) for one in late]
-            for one, cursor in zip(late, done, strict=True):
-                if one.where_there is not None and cursor.fetchone() is None:
-                    one.where_there(connection)
+        with one_trip(connection):
+            done = [one.put(connection, *one.given) for one in late]
+        for one, cursor in zip(late, done, strict=True):
+            if one.where_there is not None and cursor.rowcount == 0:
+                one.where_there(connection)
 
     def _of_a_task(
         self, connection: Connection, thread: ThreadId, branch: _Branch, place: _Place, found: Sequence[Serialised]
@@ -396,4 +391,4 @@ class Saver(Opened, BaseCheckpointSaver[int]):
             self._forget()  # what is at hand may go
             work(connection)
 
-        self._writer.submit(alone).result()
+        self._writer.commit(alone)

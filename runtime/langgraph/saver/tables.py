@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
@@ -138,47 +139,65 @@ class Prepared:
     """A statement that is compiled once for a dialect and given to the driver itself: the hot path would spend most
     of its time in SQLAlchemy otherwise. Use inside `drivers_own`, which turns the driver's errors into SQLAlchemy's.
 
-    `names` are the columns that are given at each call.
+    `names` are the parameters, in the order in which each call gives them.
     """
 
-    def __init__(self, statement: Executable, dialect: Dialect, names: Sequence[str] | None = None) -> None:
+    def __init__(self, statement: Executable, dialect: Dialect, names: Sequence[str]) -> None:
         compiled = statement.compile(dialect=dialect, column_keys=names)  # type: ignore[attr-defined]
         self._sql = str(compiled)
-        self._order: Sequence[str] | None = compiled.positiontup
+        self._names = names
+        order = compiled.positiontup
+        self._as_given = order is not None and list(order) == list(names)
+        self._order = None if order is None else [names.index(name) for name in order]
 
-    def __call__(self, connection: Connection, **values: Any) -> DBAPICursor:
-        cursor = connection.connection.cursor()
-        cursor.execute(self._sql, values if self._order is None else tuple(values[name] for name in self._order))
+    def __call__(self, connection: Connection, *given: Any) -> DBAPICursor:
+        own: Any = connection.connection.driver_connection
+        cursor: DBAPICursor = own.cursor()
+        cursor.execute(self._sql, given if self._as_given else self._arranged(given))
         return cursor
+
+    def _arranged(self, given: Sequence[Any]) -> Any:
+        if self._order is None:
+            return dict(zip(self._names, given, strict=True))
+        return tuple(given[at] for at in self._order)
 
 
 class Statements:
-    """What a superstep executes."""
+    """What a superstep executes. Rows are given as their columns stand in the tables."""
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
         self._insert = postgresql.insert if dialect.name == "postgresql" else sqlite.insert
         insert = self._insert
         same = (values.c.thread == bindparam("thread"), values.c.digest == bindparam("digest"))
-        self.find_value = Prepared(select(values.c.id).where(*same), dialect)
-        self.put_checkpoint = Prepared(_replace(insert(checkpoints), checkpoints), dialect)
-        self.put_writes = Prepared(_replace(insert(writes), writes), dialect)
-        first = insert(writes).on_conflict_do_nothing().returning(writes.c.task)
-        self.put_first_writes = Prepared(first, dialect, [c.name for c in writes.c])
+        self.find_value = Prepared(select(values.c.id).where(*same), dialect, ("thread", "digest"))
+        self.put_checkpoint = Prepared(_replace(insert(checkpoints), checkpoints), dialect, _names(checkpoints))
+        self.put_writes = Prepared(_replace(insert(writes), writes), dialect, _names(writes))
+        self.put_first_writes = Prepared(insert(writes).on_conflict_do_nothing(), dialect, _names(writes))
         place = tuple(column == bindparam(column.name) for column in writes.primary_key)
-        self.find_writes = Prepared(select(writes.c.written).where(*place), dialect)
+        keys = [column.name for column in writes.primary_key]
+        self.find_writes = Prepared(select(writes.c.written).where(*place), dialect, keys)
         self._put_values: dict[int, Prepared] = {}
 
-    def put_values(self, connection: Connection, found: Sequence[Mapping[str, Any]]) -> dict[bytes, int]:
-        """Digests to ids of those of these values, at most `VALUES_AT_ONCE`, that were not there. One round trip."""
+    def put_values(self, connection: Connection, found: Sequence[Sequence[Any]]) -> dict[bytes, int]:
+        """Digests to ids of those of these values, at most `VALUES_AT_ONCE`, that were not there. One round trip.
+
+        Each as its columns stand after `id`.
+        """
         count = len(found)
         if count not in self._put_values:
-            names = [column.name for column in values.c if column.name != "id"]
+            names = _names(values)[1:]
             made: list[dict[str, Any]] = [{name: bindparam(f"{name}_{at}") for name in names} for at in range(count)]
             new = self._insert(values).values(made).on_conflict_do_nothing().returning(values.c.digest, values.c.id)
-            self._put_values[count] = Prepared(new, self._dialect)
-        given = {f"{name}_{at}": value for at, row in enumerate(found) for name, value in row.items()}
-        return {bytes(digest): id for digest, id in self._put_values[count](connection, **given).fetchall()}
+            given = [f"{name}_{at}" for at in range(count) for name in names]
+            self._put_values[count] = Prepared(new, self._dialect, given)
+        with one_trip(connection):  # also with the BEGIN before it
+            put = self._put_values[count](connection, *chain.from_iterable(found))
+        return {bytes(digest): id for digest, id in put.fetchall()}
+
+
+def _names(table: Table) -> list[str]:
+    return [column.name for column in table.c]
 
 
 VALUES_AT_ONCE = 32

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from ramify.runtime.langgraph.saver.packing import Packed, Serialised, ValueId, pack, unpack
 from ramify.runtime.langgraph.saver.tables import VALUES_AT_ONCE, Statements, threads, upsert, values
-from ramify.runtime.store.connect import drivers_own
 
 ThreadId = int
 
@@ -65,7 +64,7 @@ class Values:
         for at in range(0, len(ordered), VALUES_AT_ONCE):
             some = ordered[at : at + VALUES_AT_ONCE]
             packed = {digest: missing[digest].packed() for digest in some}
-            rows = [{"thread": thread, "digest": digest, **_columns(packed[digest])} for digest in some]
+            rows = [(thread, digest, *_columns(packed[digest]).values()) for digest in some]
             written = self._written(connection, thread, rows)
             self._plain.update(
                 id for digest, id in written.items() if not (packed[digest].words or packed[digest].base)
@@ -79,15 +78,14 @@ class Values:
         return [ids[digest] for digest in digests]
 
     def _written(
-        self, connection: Connection, thread: ThreadId, found: Sequence[Mapping[str, Any]]
+        self, connection: Connection, thread: ThreadId, found: Sequence[Sequence[Any]]
     ) -> dict[bytes, ValueId]:
         """Digests to ids. One that was there already was written by another process, or by this one long ago."""
-        with drivers_own(connection):
-            ids = self._statements.put_values(connection, found)
-            for digest in (row["digest"] for row in found if row["digest"] not in ids):
-                row = self._statements.find_value(connection, thread=thread, digest=digest).fetchone()
-                assert row is not None, "a transaction sees what kept its row from being written"
-                ids[digest] = int(row[0])
+        ids = self._statements.put_values(connection, found)
+        for digest in (row[1] for row in found if row[1] not in ids):
+            row = self._statements.find_value(connection, thread, digest).fetchone()
+            assert row is not None, "a transaction sees what kept its row from being written"
+            ids[digest] = int(row[0])
         return ids
 
     def is_plain(self, id: ValueId) -> bool:
@@ -127,6 +125,7 @@ _CHAINS = _chains()
 
 
 def _columns(packed: Packed) -> dict[str, Any]:
+    """As they stand in the table."""
     return {
         "kind": packed.kind,
         "head": packed.head,

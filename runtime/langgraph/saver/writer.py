@@ -1,8 +1,12 @@
-"""One thread that writes: what waits when a transaction begins is committed with it.
+"""Commits in groups: what waits when a transaction begins is committed with it.
 
 A commit costs one fsync, whatever is in it. LangGraph hands over the writes of each task of a superstep and then the
 checkpoint; nobody waits for the writes alone, so they linger for the checkpoint that is about to come, and a
 superstep is one commit. What comes alone is committed when its time is up.
+
+**Who waits, commits.** A thread that waits for its work takes all that is there and writes it itself, unless another
+is at it: to hand it to a thread and to be woken again would take about as long as the writing. A thread of ours looks
+after what nobody waits for, and after what an event loop does.
 
 Where a run is recorded in the same database, its thread commits for this one, too (`follow`): the rows of the nodes
 and the checkpoint that follows them are one transaction.
@@ -15,12 +19,13 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 
 from ramify.runtime.store.committer import COMPANY_S, Committer, Job
+from ramify.runtime.store.connect import drivers_own, transaction
 from ramify.runtime.store.failures import is_gone
 
 Work = Callable[[Connection], Any]
@@ -35,10 +40,14 @@ def _nothing(_: Connection) -> None:
 
 @dataclass(eq=False, slots=True)
 class _Job:
+    """`lingers`: nobody waits for it. `future`: who waits on an event loop."""
+
     work: Work
-    urgent: bool
     due: float
-    future: Future[None] = field(default_factory=Future)
+    lingers: bool = False
+    future: Future[None] | None = None
+    done: bool = False
+    error: BaseException | None = None
 
 
 class Writer:
@@ -63,42 +72,83 @@ class Writer:
         self._clock = clock
         self._jobs: deque[_Job] = deque()
         self._lost: list[BaseException] = []  # of work that nobody waited for: raised to the next who waits
-        self._changed = threading.Condition()
-        self._busy = False
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._due = threading.Condition(self._lock)  # what our thread waits for
+        self._busy = False  # somebody commits
         self._closed = False
         self._lead: Committer | None = None
         self._handed: set[Future[None]] = set()  # to the lead, and not committed yet
         self._thread: threading.Thread | None = None
+        self._asleep = False  # our thread, until it is woken
+        self._stirred = False  # something was submitted since it last looked
 
-    def submit(self, work: Work, *, urgent: bool = True) -> Future[None]:
-        """Have `work` done in a transaction. The future is done when it is durable.
+    def commit(self, work: Work) -> None:
+        """Have `work` done in a transaction: durable when this returns. Raises what it and the database raise."""
+        with self._lock:
+            lead = self._open()
+            if lead is not None:
+                handed = self._hand_over(lead, work, 0.0)
+            else:
+                job = _Job(work, 0.0)
+                self._jobs.append(job)
+                while self._busy and not job.done:
+                    self._changed.wait()
+                batch = [] if job.done else self._take()
+        if lead is not None:
+            handed.result()
+            return
+        if batch:
+            self._serve(batch, job)
+        if job.error is not None:
+            raise job.error
 
-        `urgent=False`: it may linger, and an error of it is also raised by the next `drain`.
-        """
-        with self._changed:
-            if self._closed:
-                raise RuntimeError("the saver is closed: open it anew")
-            if self._lead is not None:
-                linger_s = 0.0 if urgent else COMPANY_S
-                return self._hand_over(self._lead, Job(self._finished(work), linger_s=linger_s, undone=self._undone))
-            job = _Job(work, urgent, self._clock() + (0.0 if urgent else self._linger_s))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="ramify-saver", daemon=True)
-                self._thread.start()
-            self._jobs.append(job)
-            self._changed.notify_all()
-        return job.future
+    def submit(self, work: Work) -> Future[None]:
+        """As `commit`, for who must not wait here: the future is done when it is durable."""
+        with self._lock:
+            if (lead := self._open()) is not None:
+                return self._hand_over(lead, work, 0.0)
+            future: Future[None] = Future()
+            self._jobs.append(_Job(work, 0.0, future=future))
+            self._attended()
+            self._due.notify()
+        return future
+
+    def linger(self, work: Work) -> None:
+        """Have `work` done with what comes next, or when its time is up. An error of it is raised by the next
+        `drain`."""
+        with self._lock:
+            if (lead := self._open()) is not None:
+                self._hand_over(lead, work, COMPANY_S)
+                return
+            self._jobs.append(_Job(work, self._clock() + self._linger_s, lingers=True))
+            self._attended()
+            self._stirred = True
+            if self._asleep:
+                self._due.notify()
+
+    def _open(self) -> Committer | None:
+        """Who commits for us, if anybody does. Holding the lock."""
+        if self._closed:
+            raise RuntimeError("the saver is closed: open it anew")
+        return self._lead
+
+    def _attended(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._attend, name="ramify-saver", daemon=True)
+            self._thread.start()
 
     def _finished(self, work: Work) -> Work:
         def both(connection: Connection) -> None:
-            work(connection)
-            self._finish(connection)
+            with drivers_own(connection):
+                work(connection)
+                self._finish(connection)
 
         return both
 
     def follow(self, lead: Committer) -> bool:
         """Have another thread commit for this one, to the same database, until it ends. False where a third does."""
-        with self._changed:
+        with self._lock:
             if self._lead is None:
                 self._settle()
                 self._lead = lead
@@ -107,7 +157,7 @@ class Writer:
 
     def drain(self) -> None:
         """Return when all that was submitted is durable. Raises what went wrong with work that nobody waited for."""
-        with self._changed:
+        with self._lock:
             self._settle()
             if self._lead is not None:
                 self._settle_with(self._lead)
@@ -116,12 +166,12 @@ class Writer:
                 raise lost[0]
 
     def _settle(self) -> None:
-        """Until nothing waits for our own thread. Holding the lock."""
-        for job in self._jobs:
-            job.due = 0.0
-        self._changed.notify_all()
+        """Until nothing of ours waits. Holding the lock."""
         while self._jobs or self._busy:
-            self._changed.wait()
+            if self._busy:
+                self._changed.wait()
+            else:
+                self._serve(self._take())
 
     def _settle_with(self, lead: Committer) -> None:
         """Until the lead has what was handed to it before. Holding the lock."""
@@ -130,14 +180,15 @@ class Writer:
         while handed & self._handed:
             self._changed.wait()
 
-    def _hand_over(self, lead: Committer, job: Job) -> Future[None]:
+    def _hand_over(self, lead: Committer, work: Work, linger_s: float) -> Future[None]:
+        job = Job(self._finished(work), linger_s=linger_s, undone=self._undone)
         done = lead.submit(job)
         self._handed.add(done)
         done.add_done_callback(lambda done: self._came(job, done))
         return done
 
     def _came(self, job: Job, done: Future[None]) -> None:
-        with self._changed:
+        with self._lock:
             self._handed.discard(done)
             self._changed.notify_all()
             if job.linger_s and (error := done.exception()) is not None:
@@ -145,65 +196,79 @@ class Writer:
 
     def _leave(self) -> None:
         """The lead is about to end: what comes from now on is ours again, after what it has."""
-        with self._changed:
+        with self._lock:
             lead, self._lead = self._lead, None
             if lead is not None:
                 self._settle_with(lead)
 
-    @property
-    def idle(self) -> bool:
-        return not (self._jobs or self._busy or self._lost or self._handed)
-
     def close(self) -> None:
         """Commit what lingers and end the thread. Raises as `drain`."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
+            self._due.notify()
         self._leave()
         if self._thread is not None:
             self._thread.join()
-        self.drain()
-
-    def _serve(self) -> None:
         try:
-            while (batch := self._next()) is not None:
-                try:
-                    self._commit(batch)
-                finally:
-                    with self._changed:
-                        self._busy = False
-                        self._changed.notify_all()
+            self.drain()
         finally:
             self._let_go()
 
-    def _next(self) -> list[_Job] | None:
-        """All that waits, once some of it is due; None at the end."""
-        with self._changed:
-            while True:
-                if self._jobs and (self._closed or self._due_in() <= 0):
-                    batch = list(self._jobs)
-                    self._jobs.clear()
-                    self._busy = True
-                    return batch
-                if self._closed and not self._jobs:
-                    return None
-                self._changed.wait(self._due_in() if self._jobs else None)
+    def _attend(self) -> None:
+        """What our thread does: commit what is due and nobody commits."""
+        while True:
+            with self._lock:
+                while self._busy or not self._jobs or (self._due_in() > 0 and not self._closed):
+                    if self._closed and not self._busy:
+                        return
+                    self._due.wait(self._pause_s())
+                    self._asleep = False
+                batch = self._take()
+            self._serve(batch)
+
+    def _pause_s(self) -> float | None:
+        """How long to sleep; None until it is woken. While supersteps come one after the other, each with work that
+        lingers a moment, it looks every `linger_s`, which costs less than to be woken by each."""
+        if self._jobs:
+            return None if self._busy else self._due_in()  # who is at it wakes us afterwards
+        self._asleep = not self._stirred
+        self._stirred = False
+        return None if self._asleep else self._linger_s
 
     def _due_in(self) -> float:
         return min(job.due for job in self._jobs) - self._clock()
 
+    def _take(self) -> list[_Job]:
+        """All that waits: the caller commits it. Holding the lock, and nobody is busy."""
+        batch = list(self._jobs)
+        self._jobs.clear()
+        self._busy = True
+        return batch
+
+    def _serve(self, batch: list[_Job], own: _Job | None = None) -> None:
+        """Where an interrupt hits the caller, all of the batch but its own job waits again."""
+        try:
+            self._commit(batch)
+        finally:
+            with self._lock:
+                self._busy = False
+                self._jobs.extendleft(job for job in reversed(batch) if not job.done and job is not own)
+                self._changed.notify_all()
+                if self._jobs:
+                    self._due.notify()
+
     def _commit(self, batch: list[_Job]) -> None:
         try:
             self._once(batch)
-        except BaseException as error:  # noqa: BLE001  # handed to whoever waits
+        except Exception as error:  # noqa: BLE001  # handed to whoever waits
             if len(batch) == 1:
-                self._fail(batch[0], error)
+                self._came_to(batch[0], error)
                 return
             for job in batch:  # one of them spoiled it for all: each for itself
                 self._commit([job])
             return
         for job in batch:
-            job.future.set_result(None)
+            self._came_to(job, None)
 
     def _once(self, batch: list[_Job]) -> None:
         """One transaction. It begins again where the connection that was held turns out to be gone before its end."""
@@ -212,7 +277,7 @@ class Writer:
             connection = self._connected()
             written = False
             try:
-                with connection.begin():
+                with transaction(connection):
                     for job in batch:
                         job.work(connection)
                     self._finish(connection)
@@ -239,8 +304,13 @@ class Writer:
         if connection is not None:
             connection.close()
 
-    def _fail(self, job: _Job, error: BaseException) -> None:
-        job.future.set_exception(error)
-        if not job.urgent:
-            with self._changed:
+    def _came_to(self, job: _Job, error: BaseException | None) -> None:
+        job.done, job.error = True, error
+        if job.lingers and error is not None:
+            with self._lock:
                 self._lost.append(error)
+        if job.future is not None:
+            if error is None:
+                job.future.set_result(None)
+            else:
+                job.future.set_exception(error)

@@ -94,10 +94,12 @@ async def test_a_node_is_forked_and_the_fork_resumed_and_answered(
         await it.press("escape")
         await it.until(lambda: "done" in it.head)
         await it.press("R")
-        assert "waiting" in it.screen  # the run that was forked stands as it stood
+        await it.until(lambda: "waiting" in it.screen)  # the run that was forked stands as it stood
         await it.press("j", "enter")
         await it.until(lambda: "waiting" in it.head)
-        await it.press("R", "k", "enter")
+        await it.press("R")
+        await it.until(lambda: "MODEL CALLS" in it.screen)  # the list asks the database first
+        await it.press("k", "enter")
         await it.until(lambda: "done" in it.head)
         await it.press("r")
         assert "f forks it" in it.said

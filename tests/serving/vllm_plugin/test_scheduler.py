@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import random
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify.serving.refusal import from_line
+from ramify.serving.tags import SLOTags
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 STEADY = {"calibrate": False, "step": {"base_ms": 50, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}
@@ -93,6 +97,24 @@ def test_without_room_to_pause_it_preempts_and_the_preempted_end_too(engine: Mak
     assert 0 < totals.preempted_tokens <= 2 * (32 + 30), "less than all of it: full blocks are still in the cache"
     assert 0.4 <= totals.preempted_s <= 4.0
     assert json.loads((tmp_path / "report.json").read_text())["preemptions"] == 2
+    assert totals.steps == ours.steps and 0 < totals.verdicts < totals.steps and totals.policy_s > 0
+
+
+@pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])
+def test_no_tag_brings_the_engine_down(engine: Make, tmp_path: Path, policy: str) -> None:
+    """What vLLM lets through of `vllm_xargs` and `extra_args`: each field with each of these, and some together."""
+    nasty = [math.nan, math.inf, -1, 0, 5e-324, 1e308, 2**63, True, None, "", "x", "a" * 257, "\ud800", b"x"]
+    nasty += [[], [1e308] * 4, [math.nan] * 4, [0] * 4, [1e9] * 32, list(range(32)), ["x"] * 4, [[1]], {}]
+    names = [*(field.name for field in fields(SLOTags)), "slo_typo", "other"]
+    chance = random.Random(1)
+    ours = engine(slots=4, room=4, concord={**STEADY, "policy": policy, "trace": str(tmp_path / "trace.jsonl")})
+    asked = [{name: value} for name in names for value in nasty]
+    asked += [{n: chance.choice([*nasty, 1, 2.5]) for n in chance.sample(names, 5)} for _ in range(100)]
+    for i, tags in enumerate(asked):
+        add(ours, f"r{i}", tags, max_tokens=4, salt=i % 3)
+        ours.step(1)
+    ours.until(lambda: len(ours.ended) == len(asked))
+    assert not ours.scheduler.requests
 
 
 def test_a_paused_request_keeps_its_kv_and_gets_no_tokens(engine: Make) -> None:
@@ -172,10 +194,11 @@ def test_siblings_of_a_fork_group_prefill_their_prompt_once_and_stand_together(e
     ours.until(lambda: len(ours.ended) == 5)
 
 
-def test_losers_of_a_fork_give_their_kv_back_at_once(engine: Make) -> None:
+def test_losers_of_a_fork_give_their_kv_back_at_once(engine: Make, tmp_path: Path) -> None:
     from vllm.v1.request import RequestStatus
 
-    ours = engine(concord=STEADY)
+    trace = tmp_path / "trace.jsonl"
+    ours = engine(concord={**STEADY, "trace": str(trace)})
     free = ours.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     for i in range(4):
         add(ours, f"fork{i}", {"fork_group": "g", "fork_size": 4, "fork_need": 1}, max_tokens=200, salt=i)
@@ -183,6 +206,9 @@ def test_losers_of_a_fork_give_their_kv_back_at_once(engine: Make) -> None:
     assert ours.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() < free
     ours.scheduler.finish_requests([f"fork{i}" for i in range(4)], RequestStatus.FINISHED_ABORTED)
     assert ours.scheduler.kv_cache_manager.block_pool.get_num_free_blocks() == free
+    ends = [end for end in map(json.loads, trace.read_text().splitlines()) if "end" in end]
+    assert [end["status"] for end in ends] == ["FINISHED_ABORTED"] * 4
+    assert ends[0]["kv_free"] < ends[-1]["kv_free"] and ends[-1]["generated"] == 40
 
 
 def test_a_new_sketch_by_the_socket_changes_what_the_policy_knows(engine: Make, tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ export class RowList {
     box.setAttribute('role', 'listbox');
     box.setAttribute('aria-label', label);
     box.addEventListener('scroll', () => this.refresh(), {passive: true});
+    // By the place, not by the element: one that was drawn anew between press and release is not the click's target.
     box.addEventListener('click', (event) => {
-      const row = event.target.closest('[data-at]');
-      if (row) this.pick(Number(row.dataset.at), event);
+      const index = Math.floor((event.clientY - this.inner.getBoundingClientRect().top) / this.height);
+      if (event.clientX < box.getBoundingClientRect().left + box.clientWidth && this.rows[index]) this.pick(index, event);
     });
     box.addEventListener('keydown', (event) => this.move(event, key));
     this.watch = new ResizeObserver(() => this.refresh());

@@ -1,8 +1,8 @@
 BEGIN TRANSACTION;
 CREATE TABLE blobs (digest TEXT NOT NULL PRIMARY KEY, text TEXT NOT NULL);
-INSERT INTO "blobs" VALUES('p','{}');
-INSERT INTO "blobs" VALUES('a','[]');
-INSERT INTO "blobs" VALUES('r','"done"');
+INSERT INTO "blobs" VALUES('44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a','{}');
+INSERT INTO "blobs" VALUES('4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945','[]');
+INSERT INTO "blobs" VALUES('58bf5b5478e5d1fb7441daeff9fd1ed60a4ad5fbfabc64715cd8608f3f59f6da','"done"');
 CREATE TABLE writers (
     id TEXT NOT NULL PRIMARY KEY,
     batch INTEGER NOT NULL,
@@ -35,7 +35,7 @@ CREATE TABLE effects (
     note TEXT NOT NULL,
     UNIQUE (run_id, key)
 );
-INSERT INTO "effects" VALUES(1,'old','k','s','root','done','i','a',NULL,1.0,NULL,'');
+INSERT INTO "effects" VALUES(1,'old','k','s','root','done','i','4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945',NULL,1.0,NULL,'');
 CREATE TABLE llm (
     n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     run_id TEXT NOT NULL REFERENCES runs (id) ON DELETE CASCADE,
@@ -78,7 +78,7 @@ CREATE TABLE ops (
     attrs_json TEXT NOT NULL,
     UNIQUE (run_id, seq)
 );
-INSERT INTO "ops" VALUES(1,'old',1,'root|o1|0','o1','RUN','root','done','s','d','r','d',NULL,NULL,NULL,NULL,1.0,2.0,'it ýworked',NULL,'{}');
+INSERT INTO "ops" VALUES(1,'old',1,'root|o1|0','o1','RUN','root','done','s','d','58bf5b5478e5d1fb7441daeff9fd1ed60a4ad5fbfabc64715cd8608f3f59f6da','d',NULL,NULL,NULL,NULL,1.0,2.0,'it ýworked',NULL,'{}');
 CREATE TABLE runs (
     n INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -99,7 +99,7 @@ CREATE TABLE runs (
     error TEXT,
     thread_id TEXT
 );
-INSERT INTO "runs" VALUES(1,'old','repair','a.py:repair','decorators','','base','p','a','{"sandbox": "copy"}','done',1.0,2.0,NULL,0.5,'r',NULL,NULL);
+INSERT INTO "runs" VALUES(1,'old','repair','a.py:repair','decorators','','base','44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a','4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945','{"sandbox": "copy"}','done',1.0,2.0,NULL,0.5,'58bf5b5478e5d1fb7441daeff9fd1ed60a4ad5fbfabc64715cd8608f3f59f6da',NULL,NULL);
 CREATE INDEX ops_lineage ON ops (lineage_key);
 CREATE INDEX ops_result_blob ON ops (result_blob);
 CREATE INDEX llm_request_blob ON llm (request_blob);

@@ -1,0 +1,71 @@
+"""What the parts of benchmarks/fork.py have in common: a row, and how often something is measured."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+
+Row = dict[str, object]
+
+BUDGET_S = 15.0  # for one peer: those that copy a gigabyte are not measured twenty times
+LEAST = 3  # rounds, however long
+
+
+def row(
+    name: str,
+    ours: list[float],
+    target: float | None,
+    peer: str = "",
+    peers: list[float] | None = None,
+    *,
+    unit: str = "ms",
+) -> Row:
+    """Medians. `peer` says who, or why nobody; `rounds` how often each side was measured."""
+    value, other = statistics.median(ours), statistics.median(peers) if peers else None
+    return {
+        "name": name,
+        "ours": round(value, 3),
+        "spread": [round(min(ours), 3), round(max(ours), 3)],
+        "unit": unit,
+        "peer": peer,
+        "peer_value": None if other is None else round(other, 3),
+        "ratio": None if other is None else round(other / value, 2),
+        "target": target,
+        "met": None if target is None else value <= target,
+        "rounds": [len(ours), len(peers or [])],
+    }
+
+
+def missing(name: str, why: str) -> Row:
+    """What cannot run here."""
+    empty = dict.fromkeys(("ours", "peer_value", "ratio", "target", "met"))
+    return {"name": name, "unit": "ms", "peer": why, **empty}
+
+
+def in_budget(work: Callable[[int], float], rounds: int, budget_s: float = BUDGET_S) -> list[float]:
+    """What so many rounds gave; fewer, but some, where they and what lies between them take too long."""
+    took: list[float] = []
+    end = time.monotonic() + budget_s
+    while len(took) < rounds and (len(took) < LEAST or time.monotonic() < end):
+        took.append(work(len(took)))
+    return took
+
+
+def spent(*words: str) -> float:
+    """Milliseconds of a program that must not fail."""
+    begun = time.perf_counter()
+    subprocess.run(words, check=True, capture_output=True)
+    return (time.perf_counter() - begun) * 1000
+
+
+def no_docker() -> str:
+    """Why no engine can be measured; "" where one answers."""
+    try:
+        asked = subprocess.run(["docker", "info"], capture_output=True, timeout=20)
+    except FileNotFoundError:
+        return "Docker is not installed"
+    except subprocess.TimeoutExpired:
+        return "the Docker Engine does not answer"
+    return "" if asked.returncode == 0 else "no Docker Engine answers on this machine"

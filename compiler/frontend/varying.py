@@ -1,0 +1,64 @@
+"""What a step reads that its key does not hold: the clock, chance, the host's environment.
+
+Read from the syntax of the step and of what it uses in its own module, names resolved to the objects that they are.
+Not seen: what other modules do, and names that are only known while it runs.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import inspect
+import os
+import random
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from types import FunctionType, ModuleType
+
+from ramify.compiler.errors import WorkflowError
+from ramify.compiler.frontend.sources import Function, within
+
+_CLOCK = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "localtime", "gmtime", "ctime", "strftime")
+_VARYING: tuple[tuple[object, tuple[str, ...], str], ...] = (
+    (time, _CLOCK, "the clock"),
+    (datetime.datetime, ("now", "utcnow", "today"), "the clock"),
+    (datetime.date, ("today",), "the clock"),
+    (uuid, ("uuid1", "uuid4"), "chance"),
+    (os, ("urandom", "getrandom"), "chance"),
+    (os, ("environ", "getenv", "environb", "getenvb"), "the host's environment"),
+    (os, ("getcwd", "getpid"), "the host's process"),
+)
+
+
+def refuse_varying(step: str, function: Function, nodes: Iterable[ast.AST]) -> None:
+    """For a step that is reused by state: raises WorkflowError where it reads what its key does not hold."""
+    for node, what in _reads(function, nodes):
+        raise WorkflowError(
+            f"step {step} is declared reuse=True, but it reads {what} by `{ast.unparse(node)}`, which its key lacks",
+            where=function.where(node),
+            mend="hand the value in as an argument, or take reuse=True away",
+        )
+
+
+def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, str]]:
+    known = ((home, name, what) for home, names, what in _VARYING for name in names if hasattr(home, name))
+    kinds = {id(_attribute(home, name)): what for home, name, what in known}
+    for node in within(nodes):
+        if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
+            found = function.names(node)
+            if found is not None and id(found) in kinds:
+                yield node, kinds[id(found)]
+            elif _is_chance(found):
+                yield node, "chance"
+
+
+def _is_chance(found: object) -> bool:
+    """A function of `secrets`, or of `random` on its own hidden generator, which nobody seeds for this step."""
+    if isinstance(found, FunctionType):
+        return found.__module__ == "secrets"
+    return getattr(found, "__self__", None) is random.random.__self__ and callable(found)  # type: ignore[attr-defined]
+
+
+def _attribute(home: object, name: str) -> object:
+    return getattr(home, name) if isinstance(home, ModuleType) else inspect.getattr_static(home, name)

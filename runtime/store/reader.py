@@ -1,0 +1,183 @@
+"""Reader: what RunStore reads, for a command that only looks and then ends.
+
+It goes to the driver itself. SQLAlchemy takes several times longer to import than such a command has, and asyncio as
+long as its queries, so neither is loaded here. The tables' shape is not told again: a row is what the database says
+that it has. Its methods are RunStore's, coroutines that never wait: `at_once` runs one to its end.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.errors import RunNotFound, StoreError
+from ramify.runtime.records import CheckpointRecord, EffectRecord, LLMRecord, OpRecord, RunId, RunRecord
+from ramify.runtime.store import address as addresses
+from ramify.runtime.store import rows, tallies
+from ramify.runtime.store.address import Address
+from ramify.runtime.store.failures import BUSY_TIMEOUT_S, in_our_words
+from ramify.runtime.store.packing import Digest, Packed, unpack
+from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
+from ramify.runtime.store.tallies import Tally
+from ramify.runtime.store.texts import ESCAPED, as_read
+
+T = TypeVar("T")
+
+_AT_ONCE = 500  # names in one query
+_NAMES_SNAPSHOTS = (
+    ("runs", "base_snapshot"),
+    ("ops", "snapshot_in"),
+    ("ops", "snapshot_out"),
+    ("checkpoints", "snapshot_id"),
+)
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """The result of a coroutine that waits for nothing but a `Reader`."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise AssertionError("it waited for something else than a Reader")
+
+
+class Reader:
+    """One connection to the database at an address, which is there and at the present version."""
+
+    def __init__(self, connection: Any, address: Address) -> None:
+        self._connection = connection
+        self._mark = "?" if address.file is not None else "%s"
+        self.address = address
+
+    async def run(self, run_id: RunId) -> RunRecord:
+        found = self._records("SELECT * FROM runs WHERE id = ?", (run_id,), rows.run_record)
+        if not found:
+            raise RunNotFound(f"no run {run_id}: `ramify ls` lists the runs")
+        return found[0]
+
+    async def runs(self, limit: int | None = None) -> list[RunRecord]:
+        """Newest first."""
+        most = "" if limit is None else f" LIMIT {int(limit)}"
+        return self._records(f"SELECT * FROM runs ORDER BY n DESC{most}", (), rows.run_record)
+
+    async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
+        return self._of_run("ops", run_id, rows.op_record, after)
+
+    async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
+        return self._of_run("llm", run_id, rows.llm_record, after)
+
+    async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
+        return self._of_run("checkpoints", run_id, rows.checkpoint_record, after)
+
+    async def effects(self, run_id: RunId) -> list[EffectRecord]:
+        return self._records("SELECT * FROM effects WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
+
+    async def live_snapshots(self) -> set[SnapshotId]:
+        """Every snapshot that a row names."""
+        query = " UNION ".join(f"SELECT {column} AS name FROM {table}" for table, column in _NAMES_SNAPSHOTS)
+        return {SnapshotId(row["name"]) for row in self._rows(query) if row["name"] is not None}
+
+    async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
+        """How much was done in each of these runs."""
+        if not run_ids:
+            return {}
+        those = f"({', '.join('?' * len(run_ids))})"
+        ops, llm = (self._rows(q(those), tuple(run_ids)) for q in (tallies.ops_query, tallies.llm_query))
+        return tallies.counted(run_ids, ops, llm)
+
+    def _of_run(self, table: str, run_id: RunId, make: Callable[[rows.Row], T], after: int) -> list[T]:
+        query = f"SELECT * FROM {table} WHERE run_id = ? AND seq >= ? ORDER BY seq, n"
+        return self._records(query, (run_id, after + 1 if after else 0), make)
+
+    def _records(self, query: str, values: Sequence[object], make: Callable[[rows.Row], T]) -> list[T]:
+        found = self._rows(query, values)
+        try:
+            texts = self._texts(rows.names_in(found))
+            for row in found:
+                del row["n"]
+            return [make(row) for row in rows.with_texts(found, texts)]
+        except (ValueError, TypeError, KeyError, zlib.error) as error:
+            raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
+
+    def _texts(self, names: Collection[Digest]) -> dict[Digest, str]:
+        """Raises `KeyError` for one that is not there."""
+        packed: dict[Digest, Packed] = {}
+        missing = set(names)
+        while missing:
+            some = sorted(missing)[:_AT_ONCE]
+            for row in self._rows(f"SELECT * FROM blobs WHERE digest IN ({', '.join('?' * len(some))})", some):
+                whole = row["base"] is None
+                packed[row["digest"]] = (
+                    Packed(row["text"]) if whole else Packed("", row["base"], row["keep"], bytes(row["tail"]))
+                )
+            if lost := [name for name in some if name not in packed]:
+                raise KeyError(f"blob {lost[0]}")
+            missing.difference_update(some)
+            missing.update(one.base for name in some if (one := packed[name]).base and one.base not in packed)
+        return unpack(names, packed)
+
+    def _rows(self, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
+        with in_our_words(self.address), closing(self._connection.cursor()) as cursor:
+            cursor.execute(query.replace("?", self._mark), tuple(values))
+            names = [column[0] for column in cursor.description]
+            found = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        for row in found:
+            for name, value in row.items():
+                if type(value) is str and value.startswith(ESCAPED):
+                    row[name] = as_read(value)
+        return found
+
+
+@contextmanager
+def reading(address: str | Path | Address) -> Iterator[Reader]:
+    """The database there, brought to the present version where an older Ramify left it. It has to exist.
+
+    Raises `StoreError` where it cannot be used.
+    """
+    where = address if isinstance(address, Address) else addresses.parse(address)
+    connection = _connected(where)
+    try:
+        if not _is_current(connection, where):
+            connection.close()
+            connection = _connected(where, bring=True)
+        yield Reader(connection, where)
+    finally:
+        connection.close()
+
+
+def _connected(address: Address, *, bring: bool = False) -> Any:
+    with in_our_words(address):
+        if address.file is not None and not bring:
+            # not made where it is missing; each SELECT by itself sees one state
+            name = f"{address.file.absolute().as_uri()}?mode=rw"
+            return sqlite3.connect(name, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        from ramify.runtime.store.connect import writer
+        from ramify.runtime.store.migrate import bring_up_to_date
+
+        engine = writer(address)
+        try:
+            if bring:
+                bring_up_to_date(engine, address)
+            connection = engine.raw_connection()
+            connection.detach()  # closing it ends it
+            return connection
+        finally:
+            engine.dispose()
+
+
+def _is_current(connection: Any, address: Address) -> bool:
+    with in_our_words(address), closing(connection.cursor()) as cursor:
+        if address.file is not None:
+            return int(cursor.execute("PRAGMA user_version").fetchone()[0]) == len(REVISIONS)
+        cursor.execute(f"SELECT to_regclass('{SCHEMA}.{VERSION_TABLE}')")
+        if cursor.fetchone()[0] is None:
+            return False
+        cursor.execute(f"SELECT version_num FROM {SCHEMA}.{VERSION_TABLE}")
+        return bool(cursor.fetchone() == (REVISIONS[-1],))

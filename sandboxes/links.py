@@ -1,0 +1,224 @@
+"""The host's end of a world's socket: one question, one answer, and how a world that is gone came to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Protocol, Self
+
+from ramify.sandboxes.errors import SandboxError, WorldDied
+from ramify.sandboxes.safety.bounds import Bounds
+from ramify.sandboxes.safety.cgroups import Group, Groups
+from ramify.sandboxes.wire import LENGTHS, Cancel, Failed, Message, Run, decode, encode
+
+PATIENCE_S = 20.0  # with a world that was hung up on
+OBITUARY_S = 1.0  # how long a dead world's error waits to hear how it died
+
+
+class Answer(asyncio.Future[Message]):
+    """One that is waited for to its end: a task that is cancelled meanwhile goes on once it is there.
+
+    That is asyncio's own rule for a future that refuses: `Task.cancel` asks it first, and else cancels the task at
+    its next step. A task of its own for every question, shielded, costs as much as the question.
+    """
+
+    def __init__(self, hasten: Callable[[], None]) -> None:
+        super().__init__()
+        self._hasten = hasten
+
+    def cancel(self, msg: object | None = None) -> bool:
+        if not self.done():
+            self._hasten()
+        return False
+
+
+class Line(asyncio.Protocol):
+    """Frames over a socket. Answers come in the order of the questions."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._heard = bytearray()
+        self._due: deque[asyncio.Future[Message]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._ended = asyncio.get_running_loop().create_future()
+
+    @classmethod
+    async def over(cls, sock: socket.socket) -> Self:
+        """`sock` is the line's from now on, if this does not fail."""
+        _, line = await asyncio.get_running_loop().create_unix_connection(lambda: cls(sock), sock=sock)
+        return line
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._heard += data
+        while len(self._heard) >= LENGTHS.size:
+            head, body = LENGTHS.unpack_from(self._heard)
+            begin = LENGTHS.size + head
+            if len(self._heard) < begin + body:
+                return
+            answer = decode(bytes(self._heard[LENGTHS.size : begin]), bytes(self._heard[begin : begin + body]))
+            del self._heard[: begin + body]
+            due = self._due.popleft()
+            if not due.done():  # else whoever asked was cancelled
+                due.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        while self._due:
+            due = self._due.popleft()
+            if not due.done():
+                due.set_exception(ConnectionResetError(f"the other end hung up ({exc})"))
+        self._ended.set_result(None)
+
+    def ask(self, message: Message, due: asyncio.Future[Message], passing: Sequence[int] = ()) -> None:
+        """`due` is told the answer. Raises `ConnectionResetError` where nobody will answer."""
+        data = encode(message)
+        if self._transport is None:
+            raise ConnectionResetError("the other end hung up")
+        if passing:  # nothing waits in the transport: the last question was answered
+            socket.send_fds(self._sock, [data[: LENGTHS.size]], list(passing))
+            data = data[LENGTHS.size :]
+        self._due.append(due)
+        self._transport.write(data)
+
+    def say(self, message: Message) -> None:
+        """What has no answer of its own; nothing where nobody listens."""
+        if self._transport is not None:
+            self._transport.write(encode(message))
+
+    async def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+        await asyncio.shield(self._ended)
+
+
+class Deathbed(Protocol):
+    """Who knows why worlds end."""
+
+    def last_words(self) -> str: ...
+
+
+class AgentLink:
+    """The host's end of one world's socket. One question at a time: the world's lock sees to it."""
+
+    _group: asyncio.Future[Group] | None = None  # the world's control group, soon after the agent is ready
+
+    def __init__(self, helper: Deathbed, exit_code: asyncio.Future[int], line: Line) -> None:
+        self._helper, self._exit_code, self._line = helper, exit_code, line
+        self.pid = 0  # of the agent, known once it is ready
+
+    def hold(self, groups: Groups, bounds: Bounds) -> None:
+        """Put the world into a control group; meanwhile it runs, watched by its agent alone."""
+        self._group = asyncio.ensure_future(asyncio.to_thread(groups.hold, self.pid, bounds))
+
+    @property
+    def counts(self) -> bool:
+        """Whether `out_of_memory` is known at once."""
+        return self._group is None or self._group.done()
+
+    async def out_of_memory(self) -> int:
+        """How many of the world's processes the kernel has killed for memory, where the world has a control group."""
+        if self._group is None:
+            return 0
+        if not self._group.done():
+            await asyncio.wait({self._group})  # a command may end sooner than the group is known here
+        return 0 if self._group.exception() is not None else self._group.result().out_of_memory()
+
+    async def ask(
+        self, message: Message, passing: Sequence[int] = (), hasten: Callable[[], None] | None = None
+    ) -> Message:
+        """Raises `WorldDied` where the agent is gone, `SandboxError` where it could not do it.
+
+        Descriptors in `passing` go along and stay the caller's to close. With `hasten` the answer is waited for even
+        where the task is cancelled, after that was called.
+        """
+        due = asyncio.get_running_loop().create_future() if hasten is None else Answer(hasten)
+        try:
+            self._line.ask(message, due, passing)
+            answer = await due
+        except OSError as error:
+            raise WorldDied(await self._obituary()) from error
+        if isinstance(answer, Failed):
+            raise SandboxError(answer.message)
+        return answer
+
+    def cancel(self) -> None:
+        """Have the command under way killed; its answer still comes."""
+        self._line.say(Cancel())
+
+    async def close(self) -> None:
+        """Hang up, which ends the world, and wait until it has ended."""
+        await self._line.close()
+        await asyncio.wait({self._exit_code}, timeout=PATIENCE_S)
+        if self._group is not None:
+            await asyncio.wait({self._group})
+            if self._group.exception() is None:  # else there is none, and the world was watched by its agent alone
+                await asyncio.to_thread(self._group.result().remove)
+
+    async def _obituary(self) -> str:
+        await asyncio.wait({self._exit_code}, timeout=OBITUARY_S)
+        if not self._exit_code.done() or self._exit_code.cancelled():
+            return f"the world is gone ({self._helper.last_words()})"
+        code = self._exit_code.result()
+        if code == -signal.SIGKILL and await self.out_of_memory():
+            return "the world ran out of the memory that it may use; start from its last snapshot again, with more"
+        how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
+        return f"the world's first process ended {how}; start from its last snapshot again"
+
+
+class LateLink(AgentLink):
+    """The link of a world whose agent starts with the first question: a fork that nobody uses costs a mount."""
+
+    def __init__(self, begin: Callable[[], Awaitable[AgentLink]]) -> None:
+        self._begin = begin
+        self._link: AgentLink | None = None
+        self._cancelled = self._closed = False
+        self.pid = 0
+
+    async def ask(
+        self, message: Message, passing: Sequence[int] = (), hasten: Callable[[], None] | None = None
+    ) -> Message:
+        """As an `AgentLink`; raises `WorldStartFailed` too."""
+        self._cancelled = False
+        link = self._link or await self.start()
+        if self._cancelled and isinstance(message, Run):  # while it started
+            message = replace(message, timeout=0.0)
+        return await link.ask(message, passing, hasten)
+
+    async def start(self) -> AgentLink:
+        """Raises `WorldStartFailed`."""
+        if self._hung_up():
+            raise WorldDied("the world was closed")
+        link = await self._begin()
+        if self._hung_up():
+            await link.close()
+            raise WorldDied("the world was closed while it started")
+        self._link, self.pid = link, link.pid
+        return link
+
+    @property
+    def counts(self) -> bool:
+        return self._link is None or self._link.counts
+
+    async def out_of_memory(self) -> int:
+        return 0 if self._link is None else await self._link.out_of_memory()
+
+    def _hung_up(self) -> bool:
+        return self._closed
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        if self._link is not None:
+            self._link.cancel()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._link is not None:
+            await self._link.close()

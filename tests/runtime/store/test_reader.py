@@ -1,0 +1,74 @@
+"""A Reader gives what RunStore gives, on both databases, and loads neither SQLAlchemy nor asyncio for a file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.runtime.errors import RunNotFound, StoreError
+from ramify.runtime.records import EffectRecord, EffectStatus
+from ramify.runtime.store import RunStore
+from ramify.runtime.store.reader import at_once, reading
+
+Make = Callable[..., Any]
+
+
+async def test_it_reads_what_the_store_reads(
+    address: str, store: RunStore, a_run: Make, an_op: Make, an_llm_call: Make, a_checkpoint: Make
+) -> None:
+    odd = "name\udcff of a file\0"
+    await store.create_run(a_run())
+    await store.create_run(a_run(id="run-2", name=odd))
+    grown = [f'"{"text that grows " * 40}{"more " * at}"' for at in range(4)]  # kept each against the one before
+    for at, text in enumerate(grown, start=1):
+        op = an_op(seq=at, result_json=text, summary=odd, attrs={"a": odd})
+        await store.commit(op.run_id, ops=[op], checkpoints=[a_checkpoint(id=f"c{at}", seq=at, parents=("a", "b"))])
+    effect = EffectRecord(a_run().id, "k", "send", op.branch, EffectStatus.INTENDED, "idem", "[]")
+    await store.commit(op.run_id, llm=[an_llm_call(seq=9)], effects=[effect])
+
+    with reading(address) as reader:
+        run = a_run().id
+        assert at_once(reader.runs()) == await store.runs()
+        assert at_once(reader.runs(1)) == await store.runs(1)
+        assert at_once(reader.run(run)) == await store.run(run)
+        assert at_once(reader.ops(run)) == await store.ops(run)
+        assert at_once(reader.ops(run, after=2)) == await store.ops(run, after=2)
+        assert at_once(reader.llm(run)) == await store.llm(run)
+        assert at_once(reader.checkpoints(run)) == await store.checkpoints(run)
+        assert at_once(reader.effects(run)) == await store.effects(run)
+        assert at_once(reader.live_snapshots()) == await store.live_snapshots()
+        ids = [run, a_run(id="run-2").id]
+        assert at_once(reader.tallies(ids)) == await store.tallies(ids)
+        assert at_once(reader.tallies([])) == {}
+        with pytest.raises(RunNotFound, match="no run nobody"):
+            at_once(reader.run(replace(a_run(), id="nobody").id))
+
+
+def test_an_older_database_is_brought_up_to_date(address: str) -> None:
+    if address.startswith("sqlite"):  # a server's database is there before its first table
+        Path(address.removeprefix("sqlite:///")).parent.mkdir(parents=True)
+        Path(address.removeprefix("sqlite:///")).touch()
+    with reading(address) as reader:
+        assert at_once(reader.runs()) == []
+
+
+def test_a_file_that_is_none_of_ours_is_told_in_our_words(tmp_path: Path) -> None:
+    file = tmp_path / "other.db"
+    file.write_bytes(b"not a database at all, and long enough to be looked at" * 20)
+    with pytest.raises(StoreError, match=r"other\.db refused: .* move it away"), reading(file):
+        pass
+    with pytest.raises(StoreError, match="cannot be opened"), reading(tmp_path / "missing.db"):
+        pass
+    assert not (tmp_path / "missing.db").exists()
+
+
+def test_nothing_heavy_is_loaded_for_a_file() -> None:
+    code = "import sys, ramify.runtime.store.reader; print({'sqlalchemy', 'asyncio'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,51 @@
+"""The way to the engines on real sockets: many connections at once, and none of their turns lost."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx
+import pytest
+
+from ramify.serving.gateway import transport
+from ramify.serving.gateway.transport import AiohttpTransport
+from ramify.serving.testing import ScriptedServer
+
+
+async def test_connections_are_made_in_turn_and_failures_give_their_turn_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "_DIALS", 1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/v1/models"
+        way = AiohttpTransport(connect_s=10.0, trust_env=False)
+        async with ScriptedServer(lambda _: "ok") as server, httpx.AsyncClient(transport=way) as client:
+            for _ in range(3):
+                with pytest.raises(httpx.ConnectError):
+                    await client.get(nobody)
+            async with asyncio.timeout(20):
+                answers = await asyncio.gather(*(client.get(f"{server.base_url}/models") for _ in range(50)))
+    assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_who_leaves_while_connecting_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "_DIALS", 1)
+    begun = asyncio.Event()
+
+    async def never(*_: object, **__: object) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    way = AiohttpTransport(connect_s=10.0, trust_env=False)
+    async with ScriptedServer(lambda _: "ok") as server, httpx.AsyncClient(transport=way) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio.get_running_loop(), "create_connection", never)
+            patched.setattr(asyncio.get_running_loop(), "sock_connect", never)
+            leaver = asyncio.create_task(client.get(f"{server.base_url}/models"))
+            await begun.wait()
+            leaver.cancel()
+            await asyncio.gather(leaver, return_exceptions=True)
+        async with asyncio.timeout(20):
+            assert (await client.get(f"{server.base_url}/models")).status_code == 200
