@@ -19,12 +19,21 @@ from ramify.runtime import codec
 from ramify.runtime.costs import CostModel
 from ramify.runtime.driver import Services, reuse_of, world_spec
 from ramify.runtime.events import RunEnded, RunStarted
-from ramify.runtime.journal import Durable, Journal, checkpoint_id
+from ramify.runtime.journal import Durable, Journal
 from ramify.runtime.langgraph.channel import Env
 from ramify.runtime.langgraph.errors import StateGone, WorldLost
 from ramify.runtime.langgraph.join import merged
 from ramify.runtime.locks import working_on
-from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus, RunRecord, RunStatus, RunUpdate
+from ramify.runtime.records import (
+    BranchPath,
+    CheckpointId,
+    OpRecord,
+    OpStatus,
+    RunRecord,
+    RunStatus,
+    RunUpdate,
+    checkpoint_id,
+)
 from ramify.runtime.recovery import LOST
 from ramify.runtime.reuse import Reuse
 from ramify.runtime.worlds import Branch, WorldPool
