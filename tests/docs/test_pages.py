@@ -79,6 +79,7 @@ def python(block: Block, page: Path, names: dict[str, object]) -> None:
         exec(code, names)
 
 
+@pytest.mark.timeout(600)  # a machine that has much else to do
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page(
     page: Path,

@@ -32,9 +32,9 @@ async def browse(
     opens: bool = False,
     ready: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM. `first` is read while the web browser starts. `ready` gets the address, token and
-    all, once it answers; `fragment` is the view that it names. `opens`: start the user's web browser, where there is a
-    screen. Raises `CannotListen`, `PartsMissing`."""
+    """Serve until SIGINT or SIGTERM. `first` is read while the web browser starts. `ready` gets the address, token
+    and all, once it answers; `fragment` is the view that it names. `opens`: start the user's web browser, where there
+    is a screen. Raises `CannotListen`, `PartsMissing`."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
