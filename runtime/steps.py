@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from types import CoroutineType
 from typing import Any
 
 from ramify.compiler.plan import Effect, OpId, OpKind, PlanOp
@@ -68,6 +69,7 @@ def begin_step(
     args_digest = codec.digest_text(arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(_Pending(scope, step, op, key, args_digest, arguments))
+    assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name}"  # what Python warns of where it is not awaited
     return performing
 

@@ -54,7 +54,7 @@ async def _read(store: Reader, written: str, *, states: bool) -> list[Completion
     now = time.time()
     runs = await store.runs(_MOST)
     found = [
-        CompletionItem(run.id, help=f"{run.name}, {age(now - run.created_at)}")
+        CompletionItem(str(run.id), help=f"{run.name}, {age(now - run.created_at)}")
         for run in runs
         if run.id.startswith(written)
     ]
