@@ -87,15 +87,18 @@ def pays(
     (§4.2, goodput_loss). It is the prefill to be done again (nothing for a pause), and where the victim is late for
     having stood aside, also all of the job's: then this is the comparison of the two densities. So it is where slots
     are `contested`: what the job takes is then missing to another, if not to its victim. A victim that is late
-    anyhow loses nothing.
+    anyhow loses nothing while slots are not contested.
 
     A density is what a second is worth while there is something to fill it with. `others`, what all else in the queue
     is worth, bounds that from both sides: a victim that becomes late loses its whole worth, less at most `others`
     that are served in the time it leaves; and with it no more than `others` can be lost. Without this a short job
     displaces one that is worth a hundred times as much and has no time to spare, which is why theorem 4.1 fails
     (docs/decisions/135). Where all are worth the same, it changes nothing but the last one in the queue.
+
+    Where slots are contested one that is late by the reckoning is priced like any other: the reckoning may be wrong,
+    and what stands to gain is one of many (docs/decisions/211).
     """
-    if victim.late_at <= now:
+    if victim.late_at <= now and not contested:
         return True
     again = 0 if pause else max(0, victim.view.computed - victim.view.cached_tokens)
     price_s = prefill_s(capacity.step, again)
