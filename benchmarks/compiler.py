@@ -1,6 +1,7 @@
 """The compiler: how long it takes, and what its passes bring when a plan runs.
 
-    python benchmarks/compiler.py [--quick] [--json] [--only compile|superstep|lookahead|placement|learned|liveness|stages]
+    python benchmarks/compiler.py [--quick] [--json]
+        [--only compile|superstep|lookahead|placement|learned|liveness|stages]
 
 Medians of twenty and more, with the smallest and the largest beside them; `--quick` measures each thing less often.
 Each row of a pass is measured against the same plan without that pass, in the same run.

@@ -1,5 +1,5 @@
-"""Plans as recorded runs may make them, at their most daring: every step is cheaper than a seal, so that placement takes
-out each SEAL that it may."""
+"""Plans as recorded runs may make them, at their most daring: every step is cheaper than a seal, so that placement
+takes out each SEAL that it may."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ import daring
 import search_app
 
 import ramify.runtime.driver
+import ramify.serving.testing
 import ramify.session
-import ramify.serving.testing  # noqa: F401  warm: imported before the first fork
 from ramify import Runtime
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.serving.client import LLMClient

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from ramify import Sandbox, interrupt, step, workflow
@@ -28,10 +28,8 @@ async def breaks(sandbox: Sandbox) -> None:
 
 @asynccontextmanager
 async def forgiving() -> AsyncIterator[None]:
-    try:
+    with suppress(ValueError):
         yield
-    except ValueError:
-        pass
 
 
 @forgiving()

@@ -52,7 +52,7 @@ async def test_what_others_catch_costs_no_state(runtime: Runtime, workspace: Pat
     first = next(one for one in await runtime.store.checkpoints(run) if one.seq)  # type: ignore[arg-type]
     app.BEGUN.clear()
     assert await runtime.resume(run, back_to=first.id) == files
-    assert app.BEGUN == done[1:], "what came before the state that was kept is not done again"
+    assert done[1:] == app.BEGUN, "what came before the state that was kept is not done again"
 
 
 async def test_what_was_done_before_a_question_is_not_done_again(runtime: Runtime, workspace: Path) -> None:
