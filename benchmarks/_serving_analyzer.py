@@ -83,18 +83,18 @@ def row(
     }  # fmt: skip
 
 
-def rows(quick: bool, data: Path | None = None) -> list[Row]:
-    """All rows. `data`: the folder of traces, else RAMIFY_TRACES, else made-up traffic."""
+def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
+    """All rows, each when it is there. `data`: the folder of traces, else RAMIFY_TRACES, else made-up traffic."""
     if data is None and ENVIRONMENT in os.environ:
         data = Path(os.environ[ENVIRONMENT])
     lengths = _lengths(data, quick)
     model = fit(lengths.learn)
-    out = _cost_rows(lengths, model, repeats=20 if quick else 60)
-    out += _coverage_rows(lengths, model)
+    yield from _cost_rows(lengths, model, repeats=20 if quick else 60)
+    yield from _coverage_rows(lengths, model)
     if data is not None and not quick:
-        out += _again_rows(data, model, set(lengths.judge.groups.tolist()))
-    out += _pattern_rows(data)
-    return [*out, asyncio.run(_gap_row(model, kills=3 if quick else 20))]
+        yield from _again_rows(data, model, set(lengths.judge.groups.tolist()))
+    yield from _pattern_rows(data)
+    yield asyncio.run(_gap_row(model, kills=3 if quick else 20))
 
 
 def _answers(data: Path) -> Iterator[tuple[Ask, str]]:
@@ -462,11 +462,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="a folder of traces")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
     asked = parser.parse_args()
-    found = rows(asked.quick, asked.data)
-    for r in found:
+    found = []
+    for r in rows(asked.quick, asked.data):
+        found.append(r)
         beside = "" if r["peer_value"] is None else f"   {r['peer']} {r['peer_value']:g}"
         print(f"{r['name']}: {r['ours']:g} {r['unit']} ({r['target']}, {'met' if r['met'] else 'MISSED'}){beside}")
-        print(f"    {r['note']}")
+        print(f"    {r['note']}", flush=True)
     if asked.json:
         print(json.dumps({"rows": found}))
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,23 +69,23 @@ def skipped(name: str, unit: str, target: str, why: str) -> Row:
 # The verdict
 
 
-def verdict_rows(*, quick: bool = False) -> list[Row]:
+def verdict_rows(*, quick: bool = False) -> Iterator[Row]:
     """Median time of a verdict by requests waiting, with arrivals, ends and progress between any two."""
     repeats = 20 if quick else 60
-    sweep = {waiting: _verdict_ms(waiting, repeats) for waiting in SWEEP}
-    middles = {waiting: statistics.median(times) for waiting, times in sweep.items()}
+    middles: dict[int, float] = {}
+    for waiting in SWEEP:
+        times = _verdict_ms(waiting, repeats)
+        middles[waiting] = statistics.median(times)
+        if waiting in LIMITS_MS:
+            low, _, high = statistics.quantiles(times, n=4)
+            limit, ours = LIMITS_MS[waiting], round(middles[waiting], 3)
+            note = f"quartiles {low:.3f} to {high:.3f} over {repeats}; CPU time of the thread"
+            name = f"policy verdict, {RUNNING} running and {waiting} waiting"
+            yield row(name, ours, "ms", "thesis", THESIS_MS, f"<= {limit:g}", ours <= limit, note)
     exponent = _slope([(math.log(n), math.log(ms)) for n, ms in middles.items()])
-    rows = []
-    for waiting, limit in LIMITS_MS.items():
-        low, _, high = statistics.quantiles(sweep[waiting], n=4)
-        note = f"quartiles {low:.3f} to {high:.3f} over {repeats}; CPU time of the thread"
-        name = f"policy verdict, {RUNNING} running and {waiting} waiting"
-        ours = round(middles[waiting], 3)
-        rows.append(row(name, ours, "ms", "thesis", THESIS_MS, f"<= {limit:g}", ours <= limit, note))
     shown = ", ".join(f"{n}: {ms:.2f}" for n, ms in middles.items())
     name = "policy verdict, growth with N (exponent of a sweep)"
-    rows.append(row(name, round(exponent, 3), "", "N log N", 1.12, "<= 1.2", exponent <= 1.2, f"ms by N: {shown}"))
-    return rows
+    yield row(name, round(exponent, 3), "", "N log N", 1.12, "<= 1.2", exponent <= 1.2, f"ms by N: {shown}")
 
 
 def _verdict_ms(waiting: int, repeats: int) -> list[float]:
@@ -227,9 +227,10 @@ def vllm_python() -> str | None:
     return sys.executable if importlib.util.find_spec("vllm") else None
 
 
-def rows(*, quick: bool = False) -> list[Row]:
-    """All rows of the policy."""
-    return [*verdict_rows(quick=quick), *share_rows(quick=quick)]
+def rows(*, quick: bool = False) -> Iterator[Row]:
+    """All rows of the policy, each as soon as it is there."""
+    yield from verdict_rows(quick=quick)
+    yield from share_rows(quick=quick)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -250,21 +250,20 @@ def _vllm_ready() -> tuple[str, Path] | str:
         return str(error)
 
 
-def rows(*, quick: bool = False) -> list[Row]:
-    """All of them. With `quick` no engine is started; its rows say so."""
+def rows(*, quick: bool = False) -> Iterator[Row]:
+    """All of them, each as soon as it is there. With `quick` no engine is started; its rows say so."""
     if quick:
-        return [not_asked(*row, "run without --quick") for row in (URGENT, LOSERS, THROUGHPUT)]
-    found: list[Row] = []
+        yield from (not_asked(*row, "run without --quick") for row in (URGENT, LOSERS, THROUGHPUT))
+        return
     for (name, unit, target), measure in (
         (URGENT, urgent_rows),
         (LOSERS, losers_rows),
         (THROUGHPUT, throughput_rows),
     ):
         try:
-            found += measure()
+            yield from measure()
         except EngineFailed as error:  # one engine that does not start takes no other row with it
-            found.append(skipped(name, unit, target, str(error).splitlines()[0]))
-    return found
+            yield skipped(name, unit, target, str(error).splitlines()[0])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,16 @@ PARTS = ("policy", "vllm", "analyzer", "gateway")
 Row = dict[str, Any]
 
 
-def rows_of(part: str, *, quick: bool) -> list[Row]:
-    """One part's rows; one row that says why where a part cannot be measured here at all."""
+def rows_of(part: str, *, quick: bool) -> Iterator[Row]:
+    """One part's rows as they are made; one that says why where a part cannot be measured here at all."""
     try:
-        rows: list[Row] = importlib.import_module(f"benchmarks._serving_{part}").rows(quick=quick)
+        yield from importlib.import_module(f"benchmarks._serving_{part}").rows(quick=quick)
     except ModuleNotFoundError as error:
         why = f"not measured: {error.name} is not installed"
-        return [
-            {
-                "name": part, "ours": None, "unit": "", "peer": "", "peer_value": None, "ratio": None,
-                "target": "measured", "met": False, "note": why,
-            }
-        ]  # fmt: skip
-    return rows
+        yield {
+            "name": part, "ours": None, "unit": "", "peer": "", "peer_value": None, "ratio": None,
+            "target": "measured", "met": False, "note": why,
+        }  # fmt: skip
 
 
 def shown(row: Row) -> str:
@@ -61,10 +59,13 @@ def main() -> None:
     if asked.data is not None:
         os.environ["RAMIFY_TRACES"] = str(asked.data)
     rows: list[Row] = []
-    for part in asked.only or PARTS:
-        for row in rows_of(part, quick=asked.quick):
-            rows.append(row)
-            print(shown(row), flush=True)
+    try:
+        for part in asked.only or PARTS:
+            for row in rows_of(part, quick=asked.quick):
+                rows.append(row)
+                print(shown(row), flush=True)
+    except KeyboardInterrupt:
+        print("stopped: these are the rows so far", file=sys.stderr)
     if asked.json:
         load = os.getloadavg()[0]
         machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}

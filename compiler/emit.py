@@ -7,12 +7,11 @@ from typing import Any
 
 from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph, Operation, base_id
-from ramify.compiler.plan import Block, GraphBreak, OpId, OpKind, Plan, PlanOp
+from ramify.compiler.plan import STAGES, Block, GraphBreak, OpId, OpKind, Plan, PlanOp
 from ramify.compiler.spec import CallLlm, Machine, Spec, walk
 from ramify.compiler.stages import expected_stages
 
 CATCH_ALL = PlanOp(OpId("break.unseen"), OpKind.BREAK, attrs={"seal": True})
-STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 MOST_STAGES = 64  # a count that grows beyond this goes round a loop
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from ramify.compiler.plan import OpId
+from ramify.compiler.plan import OpId, StagePlan
 
 
 class CallEstimate(Protocol):
@@ -48,6 +48,10 @@ class Estimates(Protocol):
         """The model calls made at, or inside, this operation."""
         ...
 
+    def stages(self) -> tuple[StagePlan, ...]:
+        """The stages of a run in their order, whatever way it went: as many as every recorded run had."""
+        ...
+
     def width(self, fork: OpId) -> int | None:
         """How many branches that FORK makes."""
         ...
@@ -72,6 +76,9 @@ class Unmeasured:
 
     def calls(self, op: OpId) -> CallEstimate | None:
         return None
+
+    def stages(self) -> tuple[StagePlan, ...]:
+        return ()
 
     def width(self, fork: OpId) -> int | None:
         return None

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, NewType
 
 PLAN_VERSION = 3
+STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 
 OpId = NewType("OpId", str)
 ValueId = NewType("ValueId", str)

@@ -2,9 +2,9 @@
 
 A stage is the calls that are made at once. Along each way through the graph, time goes by in steps and in calls; of
 several ways the longest counts, since a deadline must be kept on that one too (the critical path). The share of a
-stage is the thesis's φ (§4.1): the time up to its end, over the whole time. Nothing is expected where a way goes
-round a loop with a call in it, where a step calls the model itself without a recorded count, or where a duration is
-unknown.
+stage is the thesis's φ (§4.1): the time up to its end, over the whole time. Where a way goes round a loop with a call
+in it, or through what the compiler did not see, the recorded runs' own stages are expected, in their order; where
+something was never recorded, nothing is.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def expected_stages(graph: Graph, spec: Spec, estimates: Estimates) -> tuple[Sta
     try:
         end = _longest(graph, thinking, estimates)
     except _Unknown:
-        return ()
+        return estimates.stages()
     done, stages = 0.0, []
     for stage in end.stages:
         done += stage.tools_s + stage.seconds

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 
-from ramify.compiler.plan import OpId, Plan
+from ramify.compiler.plan import STAGES, OpId, Plan
 from ramify.fork_engine import crash
 from ramify.runtime import codec
 from ramify.runtime.answers import Answers, compare_answers
@@ -165,8 +165,17 @@ class LLMCalls:
 
     def _stage_left(self, index: int) -> float | None:
         """Seconds until this stage is due by its share φ of the deadline, 0 where that is past; None without a
-        deadline, or where the plan does not expect the stage."""
-        expected = self._plan.expected
-        if self._record.deadline_s is None or index >= len(expected):
+        deadline, or under a plan without stages. One that the plan does not expect has its part of the time left."""
+        left = self.deadline_left()
+        if self._record.deadline_s is None or left is None or STAGES not in self._plan.passes:
             return None
-        return max(0.0, expected[index].share * self._record.deadline_s - self._journal.consumed_s())
+        expected = self._plan.expected
+        if index < len(expected):
+            return max(0.0, expected[index].share * self._record.deadline_s - self._journal.consumed_s())
+        return max(0.0, left) / self._still(index)
+
+    def _still(self, index: int) -> int:
+        """Among how many stages, this one and later ones, the time left is split where none was measured: as many as
+        the code says, and where it does not say, one more than there have been by the end of this one."""
+        known = self._plan.stages
+        return known - index if known is not None and known > index else index + 2

@@ -10,7 +10,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from ramify.compiler.plan import OpId, OpKind
+from ramify.compiler.plan import OpId, OpKind, StagePlan
 from ramify.runtime import codec
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 from ramify.serving.types import ChatResult
@@ -27,6 +27,9 @@ LATEST = 10
 
 RECENT = 100
 """Among how many runs, the newest of any workflow, these are looked for."""
+
+MOST_STAGES = 200
+"""Of one run, in their order: what the tag `plan_rest` can hold."""
 
 LEARN_AFTER = 3
 """Finished runs before a plan is made by them: of fewer, one odd run is the median."""
@@ -93,6 +96,7 @@ class Observed:
         self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
         for stage in call_stages(llm):
             self._stages[stage.op].append(stage)
+        self._ways = _ways(ops, llm)
 
     def of_code(self, workflow: str, steps: Mapping[str, str]) -> Observed:
         ops, llm, codes = self._recorded
@@ -128,6 +132,10 @@ class Observed:
             median(stage.seconds for stage in found),
         )
 
+    def stages(self) -> tuple[StagePlan, ...]:
+        """Medians over the runs, of as many stages as each of them had: a longer run's others may not come."""
+        return tuple(_middle(same) for same in zip(*self._ways, strict=False))
+
     def width(self, fork: OpId) -> int | None:
         return self._widths.get(fork)
 
@@ -158,6 +166,44 @@ def _stage(rows: Sequence[LLMRecord]) -> CallStage:
         fmean(result.prompt_tokens for result in results),
         float(median(result.completion_tokens for result in results)),
         max(0.0, took),
+    )
+
+
+def _ways(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StagePlan]]:
+    """Each run's stages in their order, up to the first that was not asked of the model, or not by this code."""
+    spans: dict[RunId, list[float]] = defaultdict(list)
+    for row in ops:
+        spans[row.run_id] += (row.started_at, row.ended_at)
+    runs: dict[RunId, dict[int, list[LLMRecord]]] = defaultdict(lambda: defaultdict(list))
+    for call in llm:
+        stage = codec.decode(call.tags_json).get("compound_stage")
+        if call.reused_from is None and stage is not None:
+            spans[call.run_id] += (call.started_at, call.ended_at)
+            runs[call.run_id][stage].append(call)
+    return [_way(rows, min(spans[run]), max(spans[run])) for run, rows in runs.items() if 0 in rows]
+
+
+def _way(rows: Mapping[int, Sequence[LLMRecord]], began: float, ended: float) -> list[StagePlan]:
+    found: list[StagePlan] = []
+    at = began  # when the latest stage so far was over; stages of branches may overlap
+    while len(found) in rows and len(found) < MOST_STAGES:
+        same = rows[len(found)]
+        stage, start = _stage(same), min(row.started_at for row in same)
+        tools_s, at = max(0.0, start - at), max(at, start + stage.seconds)
+        share = (at - began) / (ended - began) if ended > began else 1.0
+        found.append(StagePlan(stage.op, stage.calls, stage.prefill, stage.output, tools_s, stage.seconds, share))
+    return found
+
+
+def _middle(same: Sequence[StagePlan]) -> StagePlan:
+    return StagePlan(
+        same[0].op,
+        round(median(stage.calls for stage in same)),
+        median(stage.prefill for stage in same),
+        median(stage.output for stage in same),
+        median(stage.tools_s for stage in same),
+        median(stage.seconds for stage in same),
+        median(stage.share for stage in same),
     )
 
 

@@ -88,10 +88,16 @@ class App:
         return self.look(lambda store: find(store, text))
 
     def status(self, run: RunRecord) -> str:
-        """A run's status; "interrupted" where the row says running and no process works on it."""
-        if run.status is RunStatus.RUNNING and not is_held(paths.locks(self.home), run.id):
-            return INTERRUPTED
-        return run.status.value
+        """A run's status; "interrupted" where the row says running and no process works on it, unless it is a
+        thread's that has nothing left to run."""
+        if run.status is not RunStatus.RUNNING or is_held(paths.locks(self.home), run.id):
+            return run.status.value
+        if run.thread_id is not None:
+            from ramify.runtime.langgraph.ended import has_ended
+
+            if has_ended(self.database, run):
+                return RunStatus.DONE.value
+        return INTERRUPTED
 
 
 pass_app = click.make_pass_decorator(App)

@@ -262,7 +262,7 @@ async def _checkpoint(runtime: Runtime, text: str) -> str:
 
 async def _unfinished(app: App, store: Reader) -> RunRecord:
     for run in await store.runs():
-        if run.status is not RunStatus.DONE and app.status(run) != RunStatus.RUNNING:
+        if run.status is not RunStatus.DONE and app.status(run) not in (RunStatus.RUNNING, RunStatus.DONE):
             return run
     raise RunNotFound("every run is done or still at work: `ramify ls` lists them, name one to go on with")
 

@@ -31,11 +31,10 @@ def point_to_home(app: App) -> None:
 def find_app(record: RunRecord, target: str | None) -> WorldApp:
     """The compiled graph of a thread's run: what `target` names, or the only one of its name in the file that
     compiled it. Raises `TargetNotFound`, saying how to name it, and `TargetBroken`."""
-    from ramify.cli.targets import load
     from ramify.runtime.langgraph.app import WorldApp
 
     if target is not None:
-        found = _made(target, load(target))
+        found = _made(target, _load(target))
         if not isinstance(found, WorldApp):
             raise TargetNotFound(
                 f"{target} is a {type(found).__name__}: name what ramify.compile(graph) returned, or a function "
@@ -55,15 +54,23 @@ def find_app(record: RunRecord, target: str | None) -> WorldApp:
 
 
 def _apps(where: str, name: str) -> Iterator[WorldApp]:
-    from ramify.cli.targets import load
     from ramify.runtime.langgraph.app import WorldApp
 
-    module = load(f"{where}:__dict__")
+    module = _load(f"{where}:__dict__")
     seen: list[object] = []
     for found in module.values():
         if isinstance(found, WorldApp) and found.session.plan.name == name and found not in seen:
             seen.append(found)
             yield found
+
+
+def _load(target: str) -> Any:
+    """What it names. Raises `TargetBroken` also where the file invokes its graph: what that does was done already."""
+    from ramify.cli.targets import load
+    from ramify.runtime.langgraph.app import only_looked_for
+
+    with only_looked_for():
+        return load(target)
 
 
 def _made(target: str, found: object) -> object:

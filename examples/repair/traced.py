@@ -52,11 +52,15 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(engine: str, *, home: Path, model: str | None) -> AsyncIterator[Served]:
-    """Raises ValueError for what is no engine, ModelMissing and EngineFailed where it does not start."""
+async def serving(
+    engine: str, *, home: Path, model: str | None = None, reads_tags: bool = False
+) -> AsyncIterator[Served]:
+    """`reads_tags`: a server at a URL gets them, too. Raises ValueError for what is no engine, ModelMissing and
+    EngineFailed where it does not start."""
     with TemporaryDirectory(prefix="ramify-trace-") as folder:
         moves = Path(folder) / "moves.jsonl"
-        settings = GatewaySettings(home=home, engines=(EngineSpec.parse(engine),), model=model, trace=moves)
+        engines = (EngineSpec.parse(engine),)
+        settings = GatewaySettings(home=home, engines=engines, model=model, trace=moves, forward_xargs=reads_tags)
         async with LocalGateway(settings) as gateway, LLMClient(gateway.base_url, model=model) as client:
             yield Served(gateway, client, moves)
 

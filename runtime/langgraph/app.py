@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
+from contextvars import ContextVar
 from copy import copy
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +28,7 @@ from langgraph.types import CachePolicy
 from ramify.compiler.plan import Effect
 from ramify.runtime.durations import seconds
 from ramify.runtime.langgraph.channel import ENV, Env, EnvChannel
-from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
+from ramify.runtime.langgraph.errors import InvokedWhileLoaded, LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.nested import OverWorlds, followed
 from ramify.runtime.langgraph.node import StartWrite, WorldNode, WorldWrite
 from ramify.runtime.langgraph.reading import INVOCATION
@@ -37,6 +38,19 @@ from ramify.runtime.langgraph.session import Invocation, Session
 from ramify.runtime.langgraph.tools import give_worlds
 from ramify.runtime.langgraph.travel import forked_inside, is_inside_a_subgraph, saved_at
 
+_is_looked_for: ContextVar[bool] = ContextVar("ramify_app_looked_for", default=False)
+
+
+@contextmanager
+def only_looked_for() -> Iterator[None]:
+    """While a user's file is loaded for the apps that it makes: one that it invokes raises `InvokedWhileLoaded`."""
+    token = _is_looked_for.set(True)
+    try:
+        yield
+    finally:
+        _is_looked_for.reset(token)
+
+
 DEADLINE = "ramify_deadline"
 """In a config's `configurable`: the deadline of this one invocation, as `ramify.compile` takes it."""
 
@@ -44,7 +58,8 @@ DEADLINE = "ramify_deadline"
 class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
     """What `ramify.compile` returns. Close it, or use it as a context manager: worlds are processes.
 
-    One that is never closed ends with its process: no world and no engine outlives it.
+    One that is dropped without that ends when memory is collected, and with its process at the latest: no world and
+    no engine outlives it.
     """
 
     def __init__(self, *, session: Session, **fields: Any) -> None:
@@ -137,6 +152,8 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
     def _invocation(
         self, config: RunnableConfig | None, options: dict[str, Any]
     ) -> tuple[RunnableConfig | None, Invocation]:
+        if _is_looked_for.get():
+            raise InvokedWhileLoaded
         merged = merge_configs(self.config, config)
         conf = merged.get(CONF, {})
         saver = self._resolve_checkpointer(merged)

@@ -24,6 +24,7 @@ from ramify.runtime.commands import StepCommands
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.journal import Durable
 from ramify.runtime.langgraph.channel import Env
+from ramify.runtime.langgraph.lending import Later, Lent, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
@@ -42,7 +43,7 @@ class Attempt:
         portal: Portal,
         run: GraphRun,
         task: Task,
-        at: Env | Superstep,
+        at: Env | Superstep | Later,
         calls: LLMCalls,
         saved: concurrent.futures.Future[Any] | None = None,
         *,
@@ -63,6 +64,7 @@ class Attempt:
         self._over = False
         self.calls = calls
         self._lent = 0
+        self._loans: list[Loan] = []  # that may not have been taken yet
         self._standing = asyncio.Lock()
         self._making = asyncio.Lock()
         self._fork_s: float | None = None
@@ -108,9 +110,9 @@ class Attempt:
                 self._refuse_when_over()
                 if self._saved is not None:
                     await asyncio.wrap_future(self._saved)
-                step = self._at
-                if not isinstance(step, Superstep):
-                    step = await self.run.superstep(self.task, step)
+                at = self._at
+                found = await at.known() if isinstance(at, Later) else at
+                step = found if isinstance(found, Superstep) else await self.run.superstep(self.task, found)
                 branch = step.branch(self.task.index)
                 await branch.lock.acquire()
                 try:
@@ -151,13 +153,13 @@ class Attempt:
         """Whether it stands, or is about to."""
         return self._stood is not None or self._standing.locked()
 
-    def end_clean(self, value: Any, result: tuple[str, bytes] | None) -> bool:
-        """End an attempt that never stood: its row follows later, with others. False where it does stand."""
+    def end_clean(self, value: Any) -> bool:
+        """End an attempt that never stood: its row follows later, with others, and without the result: LangGraph's
+        own record of it is durable sooner. False where it does stand."""
         if self.stands:
             return False
         self._over = True
-        packed = codec.encode(result)
-        self._note(result_json=packed, result_digest=_digest(packed), summary=shown(value))
+        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=shown(value))
         return True
 
     def fail_clean(self, error: Exception) -> bool:
@@ -165,17 +167,23 @@ class Attempt:
         if self.stands:
             return False
         self._over = True
-        assert not isinstance(self._at, Superstep), "a task that knows its superstep stands at once"
-        error.add_note(self._where(self._at["branch"], self._at["snapshot"]))
+        error.add_note(self._where(*self._near()))
         self._note(
             status=OpStatus.FAILED, attrs={"last_output": "", "attempt": str(self.task.attempt)}, **_told(error)
         )
         return True
 
     def _note(self, **changes: object) -> None:
-        path = self._at.line.path if isinstance(self._at, Superstep) else BranchPath(self._at["branch"])
-        row = self._row(path, **changes)
-        self.run.note(row)
+        self.run.note(self._row(self._near()[0], **changes))
+
+    def _near(self) -> tuple[BranchPath, str]:
+        """The branch and snapshot where it is, or the node that lends it a world."""
+        at = self._at
+        if isinstance(at, Later):
+            return at.lender._near()
+        if isinstance(at, Superstep):
+            return at.line.path, at.start.snapshot.id
+        return BranchPath(at["branch"]), at["snapshot"]
 
     def _refuse_when_over(self) -> None:
         if self._over:
@@ -186,6 +194,7 @@ class Attempt:
         await self.stand()
         async with self._making:
             if self.face is None:
+                await self._fix_loans()
                 world, self._fork_s = await self.run.worlds.acquire(self.branch)
                 self.face = FarSandbox(world, self.portal, self._commands())
             return self.face
@@ -205,15 +214,35 @@ class Attempt:
             requests, op_id=self.op.id, place=place, branch=self.branch.path, step_key=self.task.key
         )
 
-    async def lend(self) -> tuple[Branch, Snapshot, str]:
-        """For what the node's code runs on a fork of its world: a branch, the state it starts in, its place."""
-        await self.stand()
-        async with self._making:
+    def lends(self) -> Loan:
+        """For what the node's code runs on a fork of its world, as that is now. On any thread. `must_lend_now` says
+        whether the loan has to be taken at once."""
+        number, self._lent = self._lent, self._lent + 1
+
+        async def make(state: Snapshot | None) -> Lent:
+            await self.stand()
+            async with self._making:
+                state = state or await self._now()
+                key = f"{self.task.key}|a{self.task.attempt}|LEND|{number}"
+                branch, place = await self.run.lent(key, self.task.node, self.branch, state)
+                return Lent(branch, state, place)
+
+        self._loans.append(Loan(make))
+        return self._loans[-1]
+
+    @property
+    def must_lend_now(self) -> bool:
+        """Whether its world may have changed already, or is about to be made."""
+        return self.face is not None or self._making.locked()
+
+    async def _fix_loans(self) -> None:
+        """Before its world changes: what was lent is the world of now."""
+        waiting = [loan for loan in self._loans if loan.lent is None and loan.state is None]
+        if waiting:
             state = await self._now()
-            number, self._lent = self._lent, self._lent + 1
-            key = f"{self.task.key}|a{self.task.attempt}|LEND|{number}"
-            branch, place = await self.run.lent(key, self.task.node, self.branch, state)
-            return branch, state, place
+            for loan in waiting:
+                loan.state = state
+        self._loans.clear()
 
     async def take_back(self, base_id: str, theirs_id: str) -> None:
         """Bring what ran on a fork of this world into it. Raises `MergeConflict` where both sides changed a thing."""
@@ -221,6 +250,7 @@ class Attempt:
             return
         await self.stand()
         async with self._making:
+            await self._fix_loans()
             here = await self._now()
             base, theirs = await self.run.snapshot(base_id), await self.run.snapshot(theirs_id)
             if here.content_key and here.content_key == base.content_key:
@@ -412,5 +442,7 @@ def _told(error: Exception) -> dict[str, str]:
     return {"error": text, "summary": text.splitlines()[0][:_LINE]}
 
 
+_NOTHING = codec.encode(None)
+_NOTHING_DIGEST = _digest(_NOTHING)
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, _LINE, _LINE

@@ -4,10 +4,12 @@ RunError
 └── GraphError
     ├── UnsupportedGraph   something of LangGraph's that would lose files here, refused before it can
     ├── WorldLost          the files of a node that the plan does not seal went with the process that held them
+    ├── StateGone          a checkpoint's files are lost or damaged; says where the thread can go on
     ├── SessionClosed      the app was closed
     ├── ThreadElsewhere    a thread's checkpoints are not in this home's database, or cannot be read there
     ├── NoStateThere       the graph had no state of its own at that checkpoint
     └── LangGraphChanged   this LangGraph has not the inner shape that Ramify was written against
+InvokedWhileLoaded         a user's file runs its graph where it is only looked for
 MergeConflict
 └── NodesConflict          two nodes of one superstep changed the same thing; names both
 """
@@ -36,6 +38,31 @@ class WorldLost(GraphError):
         super().__init__(
             f"the plan has no SEAL where branch {branch} stands at that checkpoint: its files were only in a live "
             "world, which is gone. Go on from the checkpoint before the node"
+        )
+
+
+class StateGone(GraphError):
+    """A snapshot is not in the store, or not whole. `whole` is the newest checkpoint before it whose files are there:
+    Ramify's id of it, None where there is none."""
+
+    def __init__(self, run: str, snapshot: str, why: str, whole: str | None) -> None:
+        self.whole = whole
+        onward = (
+            "nor can any state before it be mounted: start a new thread"
+            if whole is None
+            else f"go back to the newest whole state before it: `ramify resume {run} --from {whole}`, or in Python "
+            "`app.invoke(None, state.config)` with the state of `app.get_state_history` that stands there"
+        )
+        super().__init__(f"the files of snapshot {snapshot[:12]} are lost or damaged ({why}): {onward}")
+
+
+class InvokedWhileLoaded(RuntimeError):
+    """The command line looks for an app in a user's file, and the file runs it: not to be done a second time."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "it invokes its graph at its top level, which would be done again: put that under "
+            "`if __name__ == '__main__':`"
         )
 
 

@@ -96,7 +96,7 @@ def channels_at(
     try:
         with engine.connect() as connection:
             id = standing(connection, record, at, journal).id
-            row = next(row for row in _rows(connection, record) if row.id == id)
+            row = next(row for row in thread_rows(connection, record) if row.id == id)
             named = {name: id for name, id in json.loads(row.channels).items() if _is_users(name)}
             found = load(connection, named.values())
             return {name: _shown(found[id]) for name, id in named.items()}
@@ -118,8 +118,8 @@ def standing(connection: Connection, record: RunRecord, at: CheckpointRecord, jo
     raise NoStateThere(at.id, record.thread_id or "")
 
 
-def _rows(connection: Connection, record: RunRecord) -> Sequence[Row[Any]]:
-    """Of the thread's own graph, oldest first."""
+def thread_rows(connection: Connection, record: RunRecord) -> Sequence[Row[Any]]:
+    """The checkpoints of the thread's own graph, oldest first. Raises `ThreadElsewhere`."""
     there = inspect(connection).has_table(threads.name)
     thread = thread_id(connection, record.thread_id or "") if there else None
     if thread is None:
@@ -129,7 +129,7 @@ def _rows(connection: Connection, record: RunRecord) -> Sequence[Row[Any]]:
 
 
 def _saved(connection: Connection, record: RunRecord) -> list[Saved]:
-    rows = _rows(connection, record)
+    rows = thread_rows(connection, record)
     ids = [json.loads(row.channels).get(ENV) for row in rows]
     found = load(connection, [id for id in ids if id is not None])
     return [Saved(row.id, None if id is None else _env(found[id])) for row, id in zip(rows, ids, strict=True)]

@@ -71,13 +71,15 @@ class Running:
         self._node = node
         self._reading = reading
         self._attempt: Attempt | None = None
-        if not (node.starts and reading.invocation.within is not None):
+        if node.call is not None:
+            self._attempt = node.call.quick(reading.task, reading.saved)
+        elif not (node.starts and reading.invocation.within is not None and reading.env is not None):
             self._attempt = session.quick(reading.invocation, reading.task, reading.env, reading.saved)
         self._calls: Calls | None = None
         self.served: tuple[Any, Env | None] | None = None
         self.extra: dict[str, Any] = {}
         caches = reading.cache is not None and node.cache_policy is not None
-        self.has_begun = self._attempt is not None and not caches and node.parameter is None and node.call is None
+        self.has_begun = self._attempt is not None and not caches and node.parameter is None
         """Whether the node's code may run at once; else `begin` comes first."""
 
     @property
@@ -87,7 +89,7 @@ class Running:
 
     async def begin(self) -> None:
         reading = self._reading
-        if self._node.call is not None:
+        if self._attempt is None and self._node.call is not None:
             self._attempt = self._node.call.attempt(reading.task, reading.saved)
         elif self._attempt is None:
             env = None if self._node.starts and reading.invocation.within is not None else reading.env
@@ -132,12 +134,19 @@ class Running:
 
     def ended_clean(self, value: Any) -> bool:
         """Whether the node returned without having touched anything: then that is all."""
-        clean = self.has_begun and not self.attempt.stands
-        return clean and self.attempt.end_clean(value, self._packed(value) if self._reading.outlives else None)
+        return self._is_clean() and not self._has_calls() and self.attempt.end_clean(value)
 
     def failed_clean(self, error: BaseException) -> bool:
-        clean = self.has_begun and isinstance(error, Exception) and not isinstance(error, GraphBubbleUp)
-        return clean and self.attempt.fail_clean(error)  # type: ignore[arg-type]
+        if not isinstance(error, Exception) or isinstance(error, GraphBubbleUp):
+            return False
+        return self._is_clean() and not self._has_calls() and self.attempt.fail_clean(error)
+
+    def _is_clean(self) -> bool:
+        return self.has_begun and not self.attempt.stands
+
+    def _has_calls(self) -> bool:
+        """Whether it called tasks, which may not be over."""
+        return self._calls is not None and self._calls.made
 
     async def done(self, value: Any) -> Env | None:
         """The channel write of a node that returned."""
@@ -147,6 +156,8 @@ class Running:
             except BaseException as error:
                 await self.raised(error)
                 raise
+        if self._is_clean() and self.attempt.end_clean(value):  # nor did its tasks ask for anything
+            return None
         env = await self._done(value, self._packed(value))
         if self._cached is not None and not self.attempt.branch.unsealed:
             await self._cached.keep(value, self.attempt.branch.snapshot.id)
@@ -301,17 +312,26 @@ class StartWrite(WorldWrite):
     def _write(self, input: Any, config: RunnableConfig) -> Any:
         if is_run(config):  # else somebody draws the graph, or updates its state
             reading = read(config, START)
-            _keep(reading, self._session.portal.wait(self._start(reading)))
+            if not _begins_later(reading):
+                _keep(reading, self._session.portal.wait(self._start(reading)))
         return super()._write(input, config)
 
     async def _awrite(self, input: Any, config: RunnableConfig) -> Any:
         if is_run(config):
             reading = read(config, START)
-            _keep(reading, await self._session.portal.cross(self._start(reading)))
+            if not _begins_later(reading):
+                _keep(reading, await self._session.portal.cross(self._start(reading)))
         return await super()._awrite(input, config)
 
     async def _start(self, reading: Reading) -> Env | None:
         return await self._session.start(reading.invocation, reading.task, reading.env)
+
+
+def _begins_later(reading: Reading) -> bool:
+    """Whether a graph that a node's code calls begins without a world. One that stood on an earlier loan does not:
+    its channel still says so."""
+    invocation = reading.invocation
+    return invocation.within is not None and reading.env is None and invocation.lends_later
 
 
 def _keep(reading: Reading, env: Env | None) -> None:

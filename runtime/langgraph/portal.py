@@ -10,7 +10,7 @@ import asyncio
 import concurrent.futures
 import contextvars
 import threading
-from collections.abc import Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ramify.runtime.langgraph.errors import SessionClosed
@@ -36,7 +36,8 @@ class Portal:
             if self._stopped:
                 raise SessionClosed("this app was closed: compile the graph again")
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
+                # its own reader would keep the context of whoever asks first, and so a node, its graph and the app
+                self._loop = contextvars.Context().run(asyncio.new_event_loop)
                 self._thread = threading.Thread(target=self._run, args=(self._loop,), name="ramify", daemon=True)
                 self._thread.start()
             return self._loop
@@ -55,8 +56,10 @@ class Portal:
             loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """It sees nothing of the caller's context: what it opens for good, such as the process that forks worlds,
+        would keep that, and with it the node that ran, its graph and the app."""
         try:
-            return asyncio.run_coroutine_threadsafe(work, self.loop)
+            return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, self.loop)
         except BaseException:
             work.close()
             raise
@@ -79,6 +82,19 @@ class Portal:
         context that asked for it, which would live as long."""
         self._kept.append(asyncio.create_task(work, context=contextvars.Context()))
         return self._kept[-1]
+
+    def retire(self, last: Callable[[], object]) -> None:
+        """Call `last` on the loop, let what is kept there end, and stop: not waited for, so that it may be asked for
+        while memory is collected, on any thread."""
+        loop = self._loop  # no lock: this thread may hold it
+        if loop is not None and not self._stopped:
+            self._stopped = True
+            loop.call_soon_threadsafe(self._retire, loop, last)
+
+    def _retire(self, loop: asyncio.AbstractEventLoop, last: Callable[[], object]) -> None:
+        last()
+        ending = asyncio.gather(*self._kept, return_exceptions=True)
+        ending.add_done_callback(lambda _: loop.stop())
 
     def stop(self) -> None:
         with self._lock:

@@ -25,7 +25,6 @@ from langgraph._internal._constants import (
     CONFIG_KEY_THREAD_ID,
 )
 from langgraph.cache.base import BaseCache
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.pregel._algo import task_path_str
 from langgraph.pregel._loop import PregelLoop
 
@@ -52,7 +51,6 @@ class Reading:
     saving: concurrent.futures.Future[Any] | asyncio.Future[Any] | None  # until the checkpoint below is durable
     serde: Any
     cache: BaseCache[Any] | None
-    outlives: bool  # the thread's checkpoints are there when the process is not
 
     @property
     def saved(self) -> concurrent.futures.Future[Any] | None:
@@ -98,8 +96,7 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     )
     serde = loop.checkpointer.serde if loop.checkpointer is not None else None
     saving = getattr(loop, "_put_checkpoint_fut", None)
-    outlives = loop.checkpointer is not None and not isinstance(loop.checkpointer, InMemorySaver)
-    return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache, outlives)
+    return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache)
 
 
 def _order(invocation: Invocation, loop: PregelLoop) -> dict[str, int]:

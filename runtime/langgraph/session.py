@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from ramify.runtime.events import Observer
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.channel import Env, EnvChannel, joined
 from ramify.runtime.langgraph.errors import SessionClosed, WorldLost
+from ramify.runtime.langgraph.lending import Later, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.thread import GraphRun, Task
@@ -51,7 +53,7 @@ class Invocation:
     channel: EnvChannel | None = None  # of this invocation, once LangGraph has made it
     loop: PregelLoop | None = None  # LangGraph's, once a node has run
     within: Attempt | None = None  # the node whose code called
-    lent: Env | None = None  # where its world stood when this invocation began
+    loan: Loan | None = None  # of its world, as that was when this invocation began
     left: Env | None = None  # where a node stood that handed over to the graph above
     deadline_s: float | None = None
     anonymous: RunId | None = None  # the run, where nothing is kept that could name it
@@ -76,13 +78,20 @@ class Invocation:
     def made(self, channel: EnvChannel) -> None:
         self.channel = channel
 
+    @property
+    def lends_later(self) -> bool:
+        """Whether a graph that a node's code calls may begin without a world: none of its nodes may ask for one."""
+        assert self.within is not None, "only for a graph in a node"
+        self.loan = self.loan or self.within.lends()
+        return self.loan.lent is None and not self.within.must_lend_now
+
     async def base(self) -> Env:
         """Where a graph begins that a node's code calls: on a fork of the node's world."""
         assert self.within is not None, "only for a graph in a node"
-        if self.lent is None:
-            branch, state, _ = await self.within.lend()
-            self.lent = {**self.within.run.first(state, branch.checkpoint), "branch": branch.path, "base": state.id}
-        return self.lent
+        self.loan = self.loan or self.within.lends()
+        lent = await self.loan.taken()
+        first = self.within.run.first(lent.state, lent.branch.checkpoint)
+        return {**first, "branch": lent.branch.path, "base": lent.state.id}
 
     async def take_back(self) -> None:
         """Bring what the graph did into the world of the node that called it."""
@@ -117,9 +126,12 @@ class Session:
         self._keeper: asyncio.Task[None] | None = None
         self._closing = asyncio.Event()
         self.last_run_id: RunId | None = None
+        self._dropped = weakref.finalize(self, self.portal.retire, self._closing.set)  # by who never closed it
+        self._dropped.atexit = False
 
     def close(self) -> None:
         """End what is open. Safe to call twice; the app cannot be used afterwards."""
+        self._dropped.detach()
         if self.portal.started:
             self.portal.wait(self._close())
         self.portal.stop()
@@ -135,9 +147,13 @@ class Session:
     def quick(self, invocation: Invocation, task: Task, env: Env | None, saved: Saved) -> Attempt | None:
         """The attempt at a node that need not stand before it asks for something. On any thread. None where there
         is something to be done first: a thread to be opened, siblings to be merged, a recorded result to be found."""
-        if env is None or "join" in env or task.attempt > 1:
-            return None
         within = invocation.within
+        if task.attempt > 1 or (env is not None and "join" in env):
+            return None
+        if env is None:
+            if within is None or not invocation.lends_later or within.run.journal.knows(task.key):
+                return None
+            return Attempt(self.portal, within.run, task, Later(within, invocation.base), within.calls, saved)
         run = invocation.runs.get(RunId(env["run"])) if within is None else within.run
         if run is None or run.record.id != env["run"] or run.journal.knows(task.key):
             return None

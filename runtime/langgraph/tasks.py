@@ -19,9 +19,9 @@ from langgraph._internal._constants import CONF, CONFIG_KEY_CALL, CONFIG_KEY_CHE
 from langgraph._internal._runnable import RunnableSeq
 from langgraph.types import PregelExecutableTask
 
-from ramify.fork_engine.types import Snapshot
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
+from ramify.runtime.langgraph.lending import Later, Loan
 from ramify.runtime.langgraph.reading import scheduler
 from ramify.runtime.langgraph.thread import Position, Superstep, Task
 from ramify.runtime.worlds import Branch
@@ -35,23 +35,32 @@ class Call:
     """One call of a task by a node."""
 
     caller: Attempt
-    branch: Branch  # the fork's
-    base: Snapshot  # where the caller's world stood at the call
-    place: str
+    loan: Loan  # of the caller's world, as that was at the call
     key: str = ""  # the task's in the journal, once LangGraph has made it
     name: str = ""
     future: concurrent.futures.Future[Any] | asyncio.Future[Any] | None = None
     taken: bool = False
+
+    def quick(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt | None:
+        """The attempt, where it need not stand before it asks for something. On any thread."""
+        known = self.caller.run.journal.knows(task.key)
+        return None if task.attempt > 1 or known or self.loan.lent is not None else self.attempt(task, saved)
 
     def attempt(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
         """Raises `LangGraphChanged` where this is not the task that was made for the call."""
         if task.key != self.key:
             raise LangGraphChanged("identity to a task that is the same before and while it runs")
         caller = self.caller
-        start = Position(caller.branch.path, caller.task.key, self.base, self.branch.checkpoint)
-        line = Branch(caller.branch.path, self.base, self.branch.checkpoint)
-        step = Superstep(line, start, self.place, children={task.index: self.branch})
-        return Attempt(caller.portal, caller.run, task, step, caller.calls, saved)
+
+        async def known() -> Superstep:
+            lent = await self.loan.taken()
+            at = lent.branch.checkpoint
+            start = Position(caller.branch.path, caller.task.key, lent.state, at)
+            return Superstep(
+                Branch(caller.branch.path, lent.state, at), start, lent.place, children={task.index: lent.branch}
+            )
+
+        return Attempt(caller.portal, caller.run, task, Later(caller, known), caller.calls, saved)
 
     async def take(self) -> None:
         """Bring what the task did into the caller's world, once."""
@@ -77,13 +86,19 @@ class Calls:
     def __call__(self, func: Callable[..., Any], input: Any, **options: Any) -> Any:
         """As LangGraph's: a future of the task's result. A cache that does not see the world is not used."""
         wait = self._caller.portal.wait
-        branch, base, place = wait(self._caller.lend())
-        call = Call(self._caller, branch, base, place)
+        loan = self._caller.lends()
+        if self._caller.must_lend_now:
+            wait(loan.taken())
+        call = Call(self._caller, loan)
         self._made.append(call)
         options |= {"schedule_task": self._scheduler(call), "cache_policy": None}
         made = self._original(func, input, **options)
         call.future = made
         return _chained(made, lambda: wait(call.take()))
+
+    @property
+    def made(self) -> bool:
+        return bool(self._made)
 
     async def settle(self) -> None:
         """Before the node ends: the tasks whose results it never asked for."""

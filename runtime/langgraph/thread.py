@@ -21,10 +21,20 @@ from ramify.runtime.driver import Services, reuse_of, world_spec
 from ramify.runtime.events import RunEnded, RunStarted
 from ramify.runtime.journal import Durable, Journal
 from ramify.runtime.langgraph.channel import Env
-from ramify.runtime.langgraph.errors import WorldLost
+from ramify.runtime.langgraph.errors import StateGone, WorldLost
 from ramify.runtime.langgraph.join import merged
 from ramify.runtime.locks import working_on
-from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus, RunRecord, RunStatus, RunUpdate
+from ramify.runtime.records import (
+    BranchPath,
+    CheckpointId,
+    OpRecord,
+    OpStatus,
+    RunRecord,
+    RunStatus,
+    RunUpdate,
+    checkpoint_id,
+)
+from ramify.runtime.recovery import LOST
 from ramify.runtime.reuse import Reuse
 from ramify.runtime.worlds import Branch, WorldPool
 
@@ -92,6 +102,7 @@ class GraphRun:
         self._supersteps: dict[str, Superstep] = {}
         self._loop = asyncio.get_running_loop()
         self._noted = deque[OpRecord]()
+        self._whole: dict[str, Snapshot] = {}  # known to be there
         self._is_lingering = False
         self._writing: asyncio.Task[None] | None = None
         self._lock = asyncio.Lock()
@@ -420,7 +431,36 @@ class GraphRun:
         return Position(here.branch, release.key, line.snapshot, line.checkpoint)
 
     async def snapshot(self, id: str) -> Snapshot:
-        return await asyncio.to_thread(self.services.snapshots.get, SnapshotId(id))
+        """Raises `StateGone`."""
+        found = self._whole.get(id)
+        if found is None:
+            try:
+                found = self._whole[id] = await asyncio.to_thread(self._mountable, SnapshotId(id))
+            except LOST as error:
+                raise StateGone(self.record.id, id, str(error), await self._whole_before(id)) from error
+        return found
+
+    def _mountable(self, id: SnapshotId) -> Snapshot:
+        """The snapshot, its layers there: bytes are not read, `ramify fsck` does that."""
+        found = self.services.snapshots.get(id)
+        self.services.snapshots.lower_dirs(found)
+        self.services.snapshots.outside_dirs(found)
+        return found
+
+    async def _whole_before(self, lost: str) -> CheckpointId | None:
+        """The newest checkpoint before a lost one that LangGraph stood at, and whose files are there."""
+        known = await self.services.store.checkpoints(self.record.id)
+        at = next((number for number, one in enumerate(known) if one.snapshot_id == lost), len(known))
+        path = known[at].branch if at < len(known) else BranchPath("root")
+        rows = await self.services.store.ops(self.record.id)
+        joined = {row.attrs.get("checkpoint") for row in rows if row.kind is OpKind.RELEASE}
+        between = {checkpoint_id(self.record.id, row.seq) for row in rows if row.kind is OpKind.MERGE} - joined
+        for one in reversed(known[:at]):
+            if f"{path}/".startswith(f"{one.branch}/") and one.id not in between:
+                with suppress(*LOST):
+                    await asyncio.to_thread(self._mountable, one.snapshot_id)
+                    return one.id
+        return None
 
 
 def join_key(env: Env) -> str:

@@ -150,8 +150,10 @@ class Analysis:
         if compound.matched == stage or len(done) < stage:
             return
         found = await self._client.match(compound.id, call.tags.app_id or "", done[:stage])
-        # `rest` begins with the stage that is arriving now, which is no later one.
-        call.expect(() if found is None else found.rest[1:])
+        if found is None:
+            call.expect((), None)
+        else:  # `rest` begins with the stage that is arriving now, which is no later one
+            call.expect(found.rest[1:], found.share(stage))
 
     def _note(self, call: Call, ask: Ask) -> None:
         compound = call.compound

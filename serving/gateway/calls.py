@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ramify.serving.policy.types import (
@@ -21,6 +21,7 @@ from ramify.serving.tracker import Phase, RequestTrack
 from ramify.serving.types import Ledger
 
 _VIEW_EVERY = 16  # tokens after which the policy is shown a new view
+_MOST_STAGES = 256  # that the tag `plan_rest` holds
 
 
 class Outcome(StrEnum):
@@ -55,6 +56,18 @@ class Compound:
         if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
             return None
         return self.ended_at <= self.deadline
+
+    def completed(self, tags: SLOTags, now: float) -> SLOTags:
+        """With what history says of its stage and the later ones, where the client said nothing."""
+        stage = tags.compound_stage or 0
+        if tags.plan_rest is None and self.matched == stage and self.expected:
+            later = self.expected[:_MOST_STAGES]
+            rest = tuple(n for s in later for n in (s.calls, s.prefill, s.output_median, s.tool_s_before))
+            tags = replace(tags, plan_rest=rest)
+        due = self.dues.get(stage)
+        if tags.compound_due_s is None and due is not None:
+            tags = replace(tags, compound_due_s=max(0.0, due - now))
+        return tags
 
     def view(self, tags: SLOTags) -> CompoundView:
         """This stage of it. The same object for equal calls, so that a policy may keep what it worked out."""
@@ -168,10 +181,14 @@ class Call:
         """A new sketch of its length."""
         self.sketch, self.predicted, self._view = sketch, True, None
 
-    def expect(self, rest: tuple[StageEstimate, ...]) -> None:
-        """What history says of its workflow's later stages."""
+    def expect(self, rest: tuple[StageEstimate, ...], share: float | None) -> None:
+        """What history says of its workflow: the later stages, and this one's share φ of the deadline."""
         assert self.compound is not None
-        self.compound.matched, self.compound.expected = self.tags.compound_stage or 0, rest
+        stage, deadline = self.tags.compound_stage or 0, self.compound.deadline
+        self.compound.matched, self.compound.expected = stage, rest
+        if share is not None and deadline is not None:
+            due = self.compound.first_at + share * (deadline - self.compound.first_at)
+            self.compound.dues.setdefault(stage, due)
         self._view = None
 
     def interrupt(self, why: Exception) -> None:

@@ -156,6 +156,8 @@ class Gateway:
             left = replace(left, compound_deadline_s=max(0.0, call.compound.deadline - now))
         if call.predicted and call.sketch is not None:
             left = replace(left, length_quantiles=call.sketch.to_wire())
+        if call.compound is not None:
+            left = call.compound.completed(left, now)
         theirs = plain.get("vllm_xargs")
         return {**plain, "vllm_xargs": {**(theirs if isinstance(theirs, dict) else {}), **left.to_xargs()}}
 

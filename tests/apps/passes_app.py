@@ -114,3 +114,12 @@ async def send(text: str) -> str:
 async def sends() -> str:
     await write("one")
     return await send("hello")
+
+
+@workflow
+async def asks_in_a_loop(rounds: int) -> list[str]:
+    said = []
+    for at in range(rounds):
+        await write(f"round {at}")
+        said += await llm.propose(f"what about {at}?", n=2)
+    return said

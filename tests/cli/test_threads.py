@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from ramify.runtime.records import RunStatus, RunUpdate
+from ramify.runtime.store import RunStore
 
 GRAPH = """
 import operator
@@ -177,3 +182,44 @@ def test_an_app_is_looked_for_in_the_file_that_compiled_it(program: Program, ram
     program.module["standing"] = program.module["app"]()
     assert ramify("resume", ran, "--quiet").status == 0
     assert ramify("resume", ran, "--app", f"{program.path}:graph").status == 1
+
+
+@pytest.mark.parametrize(("stops", "listed"), [(None, "done"), (["last"], "interrupted"), (["left"], "interrupted")])
+def test_a_thread_killed_after_its_last_commit_is_listed_as_done(
+    stops: list[str] | None, listed: str, program: Program, ramify: Any, tmp_path: Path
+) -> None:
+    with program.module["app"]() as app:
+        app.invoke({"log": []}, {"configurable": {"thread_id": "t"}}, interrupt_before=stops)
+
+    async def as_killed() -> None:
+        async with RunStore(tmp_path / "home" / "ramify.db", clock=time.time) as store:
+            (run,) = await store.runs()
+            await store.commit(run.id, update=RunUpdate(status=RunStatus.RUNNING))
+
+    asyncio.run(as_killed())
+    assert [run["status"] for run in ramify("ls", "--json").json] == [listed]
+
+
+def test_a_file_that_invokes_its_graph_when_it_is_loaded_is_refused(program: Program, ramify: Any) -> None:
+    ran = program.invoke("t")
+    running = "made = app()\nmade.invoke({'log': []}, {'configurable': {'thread_id': 'again'}})\n"
+    program.path.write_text(program.path.read_text() + running)
+    del sys.modules["thread_program"]
+    said = ramify("resume", ran)
+    assert (said.status, "if __name__ == '__main__':" in said.err) == (1, True), said.err
+    assert "made.invoke" in said.err
+    assert len(ramify("ls", "--json").json) == 1
+
+
+def test_a_thread_whose_files_are_lost_says_where_it_can_go_on(program: Program, ramify: Any, tmp_path: Path) -> None:
+    with program.module["app"]() as app:
+        app.invoke({"log": []}, {"configurable": {"thread_id": "t"}}, interrupt_before=["last"])
+        ran = str(app.session.last_run_id)
+    states = [one["snapshot"] for one in ramify("log", ran, "--json").json]
+    (tmp_path / "home" / "store" / "snapshots" / f"{states[0]}.json").unlink()
+    told = ramify("resume", ran, "--app", program.target, "--quiet")
+    assert told.status == 1 and "lost or damaged" in told.err, told.err
+    back_to = told.err.partition("--from ")[2].partition("`")[0]
+    again = ramify("resume", ran, "--from", back_to, "--app", program.target, "--json", "--quiet")
+    assert again.status == 0, again.err
+    assert again.json["result"]["log"][-1] == "first,last,left,right"

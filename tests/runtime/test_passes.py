@@ -146,6 +146,40 @@ async def test_calls_carry_what_is_still_to_come_of_the_plan(runtime: Runtime, w
     assert all(tag["slo_deadline_s"] > 30 for tag in tags), "and only the workflow's is a limit"
 
 
+async def tags_of(runtime: Runtime) -> list[Any]:
+    """Of one call of each stage, in their order."""
+    tags = [codec.decode(row.tags_json) for row in await runtime.llm_calls()]
+    return [tag for _, tag in sorted({tag["compound_stage"]: tag for tag in tags}.items())]
+
+
+async def test_stages_are_due_on_a_first_run_too(runtime: Runtime, workspace: Path) -> None:
+    """Nothing was measured: the time left is split evenly among the stages that the code has, and where it does not
+    say how many, among this one and one more than there have been."""
+    await runtime.run(passes_app.asks_twice, "what?", workspace=workspace, deadline="600s")
+    dues = [(tag["compound_stages"], tag["compound_due_s"] / tag["slo_deadline_s"]) for tag in await tags_of(runtime)]
+    assert dues == [(2, pytest.approx(1 / 2, rel=0.01)), (2, pytest.approx(1, rel=0.01))]
+    await runtime.run(passes_app.asks_in_a_loop, 3, workspace=workspace, deadline="600s")
+    tags = await tags_of(runtime)
+    assert all("compound_stages" not in tag and "plan_rest" not in tag for tag in tags), "which are no guesses"
+    shares = [tag["compound_due_s"] / tag["slo_deadline_s"] for tag in tags]
+    assert shares == pytest.approx([1 / 2, 1 / 3, 1 / 4], rel=0.01)
+
+
+async def test_in_a_loop_the_stages_of_recorded_runs_are_expected(runtime: Runtime, workspace: Path) -> None:
+    for rounds in (3, 2, 4):
+        await runtime.run(passes_app.asks_in_a_loop, rounds, workspace=workspace, deadline="600s")
+    await runtime.run(passes_app.asks_in_a_loop, 3, workspace=workspace, deadline="600s")
+    tags = await tags_of(runtime)
+    rests = [len(tag.get("plan_rest", ())) // 4 for tag in tags]
+    assert rests == [1, 0, 0], "every one of them had two"
+    plan = Plan.from_json((await runtime.record()).plan_json)
+    shares = [stage.share for stage in plan.expected]
+    assert 0 < shares[0] < shares[1] < 1
+    dues = [tag["compound_due_s"] for tag in tags]
+    assert dues[:2] == pytest.approx([share * 600 for share in shares], abs=20)
+    assert dues[2] == pytest.approx(tags[2]["slo_deadline_s"] / 4, rel=0.01)
+
+
 async def test_without_stages_calls_carry_no_rest_and_no_due(runtime: Runtime, workspace: Path) -> None:
     plan = plan_of(passes_app.asks_twice, "stages", estimates=Measured())
     await runtime.run(passes_app.asks_twice, "what?", workspace=workspace, plan=plan, deadline="60s")

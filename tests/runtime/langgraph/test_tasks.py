@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import threading
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -13,6 +14,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Command, RetryPolicy, interrupt
 
 from ramify import Sandbox, SyncSandbox, current_sandbox
+from ramify.compiler.plan import OpKind
 from ramify.fork_engine.errors import MergeConflict
 from ramify.runtime.langgraph.errors import UnsupportedGraph
 
@@ -205,3 +207,52 @@ def test_a_task_that_could_never_run_is_refused(compile_graph: Any) -> None:
     graph = only(node).add_node("beside", lambda state: None).add_edge(START, "beside")
     with pytest.raises(UnsupportedGraph, match="max_concurrency"):
         compile_graph(graph).invoke({"seen": []}, {"max_concurrency": 1})
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_tasks_and_graphs_that_ask_for_nothing_take_nothing(
+    is_async: bool, compile_graph: Any, kept: Any
+) -> None:
+    @task
+    def thinks(n: int) -> int:
+        return n + 1
+
+    @task
+    async def athinks(n: int) -> int:
+        return n + 1
+
+    inner = StateGraph(State).add_node("idle", lambda state: {"seen": []}).add_edge(START, "idle").compile()
+
+    def calls(state: State) -> State:
+        assert [thinks(i).result() for i in range(3)] == [1, 2, 3]
+        return {"seen": inner.invoke({"seen": [["inner"]]})["seen"]}
+
+    async def acalls(state: State) -> State:
+        assert list(await asyncio.gather(*(athinks(i) for i in range(3)))) == [1, 2, 3]
+        return {"seen": (await inner.ainvoke({"seen": [["inner"]]}))["seen"]}
+
+    app = compile_graph(only(acalls if is_async else calls), checkpointer=InMemorySaver())
+    given: Any = {"seen": []}, {"configurable": {"thread_id": "1"}}
+    assert (await app.ainvoke(*given) if is_async else app.invoke(*given))["seen"] == [["inner"]]
+    rows = kept(app).ops
+    assert {row.kind for row in rows} == {OpKind.RUN}
+    thought = "athinks" if is_async else "thinks"
+    assert sorted(row.step for row in rows) == sorted(["idle", "only", thought, thought, thought])
+
+
+def test_a_task_acts_on_the_world_as_it_was_at_the_call(compile_graph: Any) -> None:
+    """Also where it asks for its world after its caller has changed its own."""
+    has_written = threading.Event()
+
+    @task
+    def looks() -> list[str]:
+        assert has_written.wait(30)
+        return names(current_sandbox())
+
+    def calls(state: State) -> State:
+        looking = looks()
+        (current_sandbox().path / "late").write_text("")
+        has_written.set()
+        return {"seen": [looking.result(), names(current_sandbox())]}
+
+    assert compile_graph(only(calls)).invoke({"seen": []})["seen"] == [[], ["late"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import operator
 import threading
 from collections.abc import Callable
@@ -395,6 +396,19 @@ def test_close_is_final_and_may_be_repeated(compile_graph: Any) -> None:
     assert threading.active_count() < before
     with pytest.raises(SessionClosed):
         app.invoke({"seen": []})
+
+
+def test_an_app_that_is_dropped_leaves_no_thread_behind(home: Path, workspace: Path) -> None:
+    before = set(threading.enumerate())
+    app = ramify.compile(chain(("a", writer("a"))), workspace, home=home, sandbox="copy")
+    app.invoke({"seen": []})
+    mine = set(threading.enumerate()) - before
+    assert app.session.portal._thread in mine
+    del app
+    gc.collect()
+    for thread in mine:
+        thread.join(60)
+    assert not [thread.name for thread in mine if thread.is_alive()]
 
 
 def test_a_stream_that_is_left_ends_its_run(compile_graph: Any, kept: Any) -> None:

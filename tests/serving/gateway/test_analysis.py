@@ -25,7 +25,8 @@ async def ask(client: httpx.AsyncClient, **tags: object) -> httpx.Response:
 async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: "word " * 120)
     async with ScriptedServer(model) as engine:
-        settings = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),), analyzer=True)
+        engines = (EngineSpec.parse(engine.base_url),)
+        settings = GatewaySettings(home=tmp_path, engines=engines, analyzer=True, forward_xargs=True)
         async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
             for stage in range(3):
                 answer = await ask(client, compound_id="run", compound_stage=stage, compound_last=int(stage == 2))
@@ -33,6 +34,10 @@ async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
             assert gateway.gateway is not None and gateway.gateway.analysis is not None
             stats = await gateway.gateway.analysis.stats()
             assert (stats.observations, stats.patterns) == (3, 1)
+            await ask(client, compound_id="again", compound_stage=0, compound_deadline_s=60)
+            told = model.calls[-1].body["vllm_xargs"]
+            assert isinstance(told, dict) and len(told["plan_rest"]) == 8, "what no plan says, history does"
+            assert 0 < told["compound_due_s"] < 60
             for log in tmp_path.glob("analyzer/*/analyzer.log"):
                 assert "hi" not in log.read_text()
             pid = next(int(p) for p in children(os.getpid()) if b"analyzer.process" in command(int(p)))
