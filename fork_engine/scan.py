@@ -152,8 +152,15 @@ def _is_users(name: str) -> bool:
 
 
 def is_overlays(name: str) -> bool:
-    """Whether an extended attribute is overlayfs's own bookkeeping."""
+    """Whether an extended attribute is overlayfs's own bookkeeping, or was set by a world under such a name."""
     return name.startswith(("user.overlay.", "trusted.overlay."))
+
+
+def is_mark(name: str, what: str) -> bool:
+    """Whether overlayfs itself wrote it and means `what`. By either spelling: mounts with userxattr write user.*,
+    root's may write trusted.*. What a world sets under such a name is stored one deeper, as
+    `user.overlay.overlay.opaque`, and means nothing."""
+    return name in (f"user.overlay.{what}", f"trusted.overlay.{what}")
 
 
 def _list_xattrs(where: int | str) -> list[str]:
@@ -253,7 +260,7 @@ def _note_inode(inodes: dict[tuple[int, int], list[str]], found: Found, entry: E
 def _overlay_marks(found: Found) -> list[str]:
     marks = list(filter(is_overlays, found.attributes))
     for name in marks:
-        if name.endswith((".overlay.redirect", ".overlay.metacopy")):
+        if is_mark(name, "redirect") or is_mark(name, "metacopy"):
             raise ForkEngineError(
                 f"{found.path}: overlayfs stored it as a reference ({name}), which a layer cannot hold. "
                 f"Mount with redirect_dir=off,metacopy=off (userxattr does)"
@@ -262,5 +269,4 @@ def _overlay_marks(found: Found) -> list[str]:
 
 
 def _is_opaque(folder: int, marks: list[str]) -> bool:
-    """Opaque by either spelling: unprivileged mounts (userxattr) write user.*, root's may write trusted.*."""
-    return any(name.endswith(".overlay.opaque") and os.getxattr(folder, name) == b"y" for name in marks)
+    return any(is_mark(name, "opaque") and os.getxattr(folder, name) == b"y" for name in marks)

@@ -14,7 +14,7 @@ from ramify.fork_engine.diff import above, layer_between
 from ramify.fork_engine.files import write_new
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import Manifest, link_groups
-from ramify.fork_engine.scan import OPAQUE, Scan, Stamps, scan_tree, scan_upper
+from ramify.fork_engine.scan import OPAQUE, Scan, Stamps, is_mark, scan_tree, scan_upper
 from ramify.fork_engine.types import Entry, EntryKind
 from ramify.fork_engine.view import View, differing
 from ramify.fork_engine.write import place_copy
@@ -79,7 +79,7 @@ def _is_scaffold(path: str, entry: Entry, scan: Scan, parent: View) -> bool:
 
 
 def _copied_up(path: str, scan: Scan) -> bool:
-    return any(mark.endswith(".overlay.origin") for mark in scan.marked.get(path, ()))
+    return any(is_mark(mark, "origin") for mark in scan.marked.get(path, ()))
 
 
 def take_upper(read: Upper, layers: Layers, *, move: bool) -> Manifest:

@@ -85,7 +85,7 @@ class Agent(Inhabitants):
             return  # its command ended before it came
         try:
             answer = self._answer(message)
-        except (OSError, EOFError) as error:
+        except (OSError, EOFError, ValueError) as error:  # ValueError: a forged report
             answer = Failed(str(error))
         if not self._gone:
             self._link.send(answer)
@@ -159,7 +159,7 @@ class Agent(Inhabitants):
             env={},
             cwd=None,
         )
-        self._await_end(shell)
+        self._await_shell(shell)
         if shell.status != 0:
             self._sessions.forget(session)
             return Failed(f"no Python session: {message.python} is not there for the world's shell")
@@ -231,8 +231,8 @@ class Agent(Inhabitants):
         self._bury()
         if self._shell is not None and not self._alone:
             self._shell.report()  # a trap may have changed it while it waited
-            self._await_end(self._shell)
-        self._settle()
+        if self._shell is not None:
+            self._await_shell(self._shell)
         self._bury()
         others = self._others()
         explained = {p.key for p in others if p.pid in kept}
@@ -245,10 +245,14 @@ class Agent(Inhabitants):
             raise OSError("this world has no mount of its own")
         if self._shell is not None:
             shell = self._living_shell()
-            self._settle()
+            self._await_shell(shell)
             self._place = (shell.pwd, shell.oldpwd)
             shell.step_aside()
-            self._await_end(shell)
+            try:
+                self._await_shell(shell)
+            except OSError:
+                shell.come_back(*self._place)  # once it goes on
+                raise
         if self._tree.detach(outside=message.outside):
             return True
         self._return()
@@ -262,7 +266,8 @@ class Agent(Inhabitants):
 
     def _dump(self, images: str) -> Dumped:
         """Dump the shell with all below it, and leave it standing still."""
-        self._settle()
+        if self._shell is not None:
+            self._await_shell(self._shell)
         self._bury()
         shell, standing = self._shell, [p.key for p in self._all() if p.state in "Tt"]
         if self._criu is None or self._tree is None:
@@ -369,7 +374,7 @@ class Agent(Inhabitants):
     def _return(self) -> None:
         if self._shell is not None:
             self._shell.come_back(*self._place)
-            self._await_end(self._shell)
+            self._await_shell(self._shell)
 
 
 def _areas(pid: int) -> list[Area]:

@@ -28,6 +28,9 @@ from ramify.sandboxes.tiers.sessions import Sessions
 from ramify.sandboxes.wire import Cancel, Link, Message, Ran, Run, Start
 
 KILLED = 128 + signal.SIGKILL
+ANSWERS_S = 10.0
+"""How long a shell may take to tell what it knows, or to start: milliseconds, unless it was stopped or a trap holds
+it. For what has no deadline of the caller's, as a command has."""
 
 
 class Tree(Protocol):
@@ -168,6 +171,7 @@ class Inhabitants:
     def _run(self, message: Run) -> Ran:
         began = time.monotonic()
         shell = self._living_shell()
+        begun = time.monotonic()
         self._end_what_is_over()
         before = set() if self._alone else {p.key for p in self._others()}
         stdin = "/dev/null"
@@ -179,7 +183,7 @@ class Inhabitants:
         self._err.begin()
         self._watchdog.begin()
         shell.ask(message.command, stdin=stdin, env=message.env, cwd=cwd)
-        deadline = None if message.timeout is None else began + message.timeout
+        deadline = None if message.timeout is None else begun + message.timeout
         ended = self._await_end(shell, deadline, cancellable=True)
         over, self._over = self._over, ""
         if not ended:
@@ -230,12 +234,24 @@ class Inhabitants:
             self._turn(left)
         return True
 
-    def _settle(self) -> None:
-        """Wait until the shell has told its state, or has ended."""
+    def _settle(self) -> bool:
+        """Whether the shell told its state, or ended, in the time it may take."""
+        deadline = time.monotonic() + ANSWERS_S
         while self._shell is not None and self._shell.telling and self._shell.ended is None and not self._gone:
-            self._turn(None)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._turn(left)
+        return True
+
+    def _await_shell(self, shell: Shell) -> None:
+        """What nobody else sets a deadline for. Raises `OSError` where the shell does not answer."""
+        if not (self._await_end(shell, time.monotonic() + ANSWERS_S) and self._settle()):
+            raise OSError("the shell of this world does not answer: it was stopped, or a trap of its own holds it")
 
     def _living_shell(self) -> Shell:
+        """One that has told its state, if it ever will: what is asked next is not lost where it is ending."""
+        self._settle()
         self._bury()
         if self._shell is None:
             kept = self._kept()
@@ -258,8 +274,11 @@ class Inhabitants:
             state.write_bytes(kept.script(self._start.tree))
             command = f"builtin source {shlex.quote(str(state))} >/dev/null 2>&1"
         shell.recall(command)
-        self._await_end(shell)
-        self._settle()
+        try:
+            self._await_shell(shell)
+        except OSError:
+            os.kill(shell.pid, signal.SIGKILL)
+            raise
         if shell.status is None or shell.telling:
             raise EOFError(f"bash ended at once (exit {shell.ended})")
         self._began = self._began or self._state()
@@ -279,7 +298,8 @@ class Inhabitants:
         self._poll.unregister(shell.control)
         os.close(shell.control)
         os.close(shell.script)
-        self._known = shell.state + b"\0" + self._limits.encode()
+        if shell.state:  # else it never came to know what the one before it did
+            self._known = shell.state + b"\0" + self._limits.encode()
         self._shell = None
 
     def _spawn_shell(self, kept: Kept | None) -> Shell:

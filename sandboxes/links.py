@@ -65,6 +65,9 @@ class Line(asyncio.Protocol):
                 return
             answer = decode(bytes(self._heard[LENGTHS.size : begin]), bytes(self._heard[begin : begin + body]))
             del self._heard[: begin + body]
+            if not self._due:  # an agent's last words, after which it ends
+                self._heard.clear()
+                return
             due = self._due.popleft()
             if not due.done():  # else whoever asked was cancelled
                 due.set_result(answer)

@@ -36,10 +36,11 @@ class Shell:
         self.status: int | None = None  # of the command that was asked for last
         self.telling = False  # its state, after that command; `pwd`, `oldpwd` and `state` are still the older
         self.ended: int | None = None  # the shell's own exit code, as a shell would tell it
-        self._next: Callable[[], None] | None = None  # to be asked as soon as the state is told
+        self._next: list[Callable[[], None]] = []  # to be asked as soon as the state is told
         self._debug_trap = b""
         self._tag = b""
         self._heard = bytearray()
+        self._searched = 0  # of it, in vain
         self._unsent = memoryview(b"")
         os.set_blocking(script, False)  # a shell that does not read must not hold the agent
 
@@ -81,17 +82,19 @@ class Shell:
         """What is sent depends on the state: where to come back to, and the DEBUG trap."""
         self.status = None
         if self.telling:
-            self._next = send
+            self._next.append(send)
         else:
             send()
 
     def _send(self, line: str, back: str) -> None:
         self._tag = os.urandom(8).hex().encode()
         self._heard.clear()
+        self._searched = 0
         tag = self._tag.decode()
         report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shellstate.VARIABLE}"'
         text = f'{line}\n{{ {report}; builtin printf "\\n{tag}\\n"; }} >&{CONTROL} 2>/dev/null\n'
-        self._unsent = memoryview(b"".join((self._debug_trap, b"\n", os.fsencode(text))))
+        # after what a shell that was stopped has not taken yet
+        self._unsent = memoryview(b"".join((self._unsent, self._debug_trap, b"\n", os.fsencode(text))))
         self.push()
 
     def push(self) -> None:
@@ -130,14 +133,16 @@ class Shell:
         self.pwd, self.oldpwd = os.fsdecode(pwd), os.fsdecode(oldpwd)
         self._heard.clear()
         self._tag, self.telling = b"", False
-        send, self._next = self._next, None
-        if send is not None:
+        due, self._next = self._next, []
+        for send in due:
             send()
 
     def _hear_status(self) -> bool:
         """Whether it has come; then `_heard` begins with the state."""
-        begin = self._heard.find(self._tag + b"\0") if self._tag else -1
-        end = self._heard.find(b"\0", begin + len(self._tag) + 1) if begin >= 0 else -1
+        mark = self._tag + b"\0"
+        begin = self._heard.find(mark, self._searched) if self._tag else -1
+        self._searched = begin if begin >= 0 else max(0, len(self._heard) - len(mark))  # once: a flood may be long
+        end = self._heard.find(b"\0", begin + len(mark)) if begin >= 0 else -1
         if end < 0:
             return False
         self.status = int(self._heard[begin + len(self._tag) + 1 : end])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
@@ -82,10 +83,15 @@ _LETTERS = {b"a": b"\a", b"b": b"\b", b"e": b"\x1b", b"E": b"\x1b", b"f": b"\f",
 
 
 def with_options(told: bytes, before: bytes) -> bytes:
-    """A whole state, where bash told the options only if they had changed since `before`."""
+    """A whole state, where bash told the options only if they had changed since `before`.
+
+    Raises `ValueError` on what is no state: what a world's commands forge must not end its agent.
+    """
+    parts = told.split(b"\0")
+    if len(parts) != len(SECTIONS) + 1:
+        raise ValueError(f"bash told {len(parts)} parts of its state, not {len(SECTIONS) + 1}")
     if not before:
         return told
-    parts = told.split(b"\0")
     umask, _, options = parts[AT_OPTIONS].partition(b"\n")
     if not options:
         parts[AT_OPTIONS] = umask + b"\n" + before.split(b"\0")[AT_OPTIONS].partition(b"\n")[2]
@@ -122,7 +128,10 @@ def _ansi(match: re.Match[bytes]) -> bytes:
     if octal or short:
         return bytes([int(octal, 8) & 0xFF if octal else int(short, 16)])
     if four or eight:
-        return chr(int(four or eight, 16)).encode("utf-8", "surrogatepass")
+        point = int(four or eight, 16)
+        return (
+            chr(point).encode("utf-8", "surrogatepass") if point <= sys.maxunicode else match[0]
+        )  # bash writes none
     return _LETTERS.get(letter, letter)
 
 

@@ -152,13 +152,13 @@ class AgentWorld(LivingWorld):
     async def _seal(self, flush: bool) -> Snapshot:
         async with self._lock:
             self._flush = flush
-            looked = await self._look()
-            state = await self._shell_state(looked)
             try:
+                looked = await self._look()
+                state = await self._shell_state(looked)
                 self._snapshot = await self._seal_with_processes(state, looked.others)
             except WorldDied:
                 raise
-            except (OSError, ForkEngineError, SandboxError) as error:
+            except (OSError, ForkEngineError, SandboxError, ValueError) as error:  # ValueError: a forged report
                 raise SealFailed(
                     f"what changed in world {self._id} could not be made into a layer: {error}"
                 ) from error

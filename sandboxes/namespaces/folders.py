@@ -33,7 +33,10 @@ class Folders:
         self._restock()
         if not self._ready:
             return False
-        self._ready.pop().rename(folder)
+        try:
+            self._ready.pop().rename(folder)
+        except FileNotFoundError:
+            return False  # somebody took it away; whoever forks makes their own
         return True
 
     def _restock(self) -> None:

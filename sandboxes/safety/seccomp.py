@@ -51,6 +51,7 @@ ABSENT = (
 
 NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 NEW_TIME = 0x80  # CLONE_NEWTIME: for `unshare` alone; in `clone` these bits are a signal's number
+AGENT = 1  # its pid inside; the kernel lets whoever has its uid take its limits away
 TERMINAL_TRICKS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal that someone else reads
 FAMILIES = (1, 2, 10, 16, 17)  # AF_UNIX, INET, INET6, NETLINK, PACKET. Not vsock, which reaches a hypervisor
 
@@ -79,7 +80,7 @@ def program(machine: str) -> bytes:
     if architecture.x32:
         code.jump(bpf.ANY_BIT, architecture.x32, "absent")
     code.jump(bpf.GREATER, LAST, "absent")
-    special = {name: name for name in ("ioctl", "socket", "clone", "unshare")}
+    special = {name: name for name in ("ioctl", "socket", "clone", "unshare", "prlimit64")}
     special |= dict.fromkeys(REFUSED, "refused") | dict.fromkeys(ABSENT, "absent")
     _search(code, sorted((numbers[name], target) for name, target in special.items() if name in numbers))
     _arguments(code)
@@ -105,7 +106,7 @@ def _search(code: bpf.Assembler, special: Sequence[tuple[int, str]]) -> None:
 
 
 def _arguments(code: bpf.Assembler) -> None:
-    """The four calls that are one thing or another by an argument. The kernel itself reads the low half of each."""
+    """The five calls that are one thing or another by an argument. The kernel itself reads the low half of each."""
     for name, bits in (("clone", NEW_NAMESPACES), ("unshare", NEW_NAMESPACES | NEW_TIME)):
         code.label(name)
         code.load(bpf.argument(0))
@@ -115,6 +116,10 @@ def _arguments(code: bpf.Assembler) -> None:
     code.load(bpf.argument(1))
     for request in TERMINAL_TRICKS:
         code.jump(bpf.EQUAL, request, "refused")
+    code.answer(ALLOW)
+    code.label("prlimit64")
+    code.load(bpf.argument(0))
+    code.jump(bpf.EQUAL, AGENT, "refused")
     code.answer(ALLOW)
     code.label("socket")
     code.load(bpf.argument(0))

@@ -12,7 +12,7 @@ import re
 import socket
 import stat
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +20,13 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes import processes
+from ramify.sandboxes import helper, processes
 from ramify.sandboxes.contract import World, WorldSpec
+from ramify.sandboxes.errors import SealFailed
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.safety import landlock
 from ramify.sandboxes.shell import CONTROL
+from ramify.sandboxes.shellstate import VARIABLE
 
 pytestmark = pytest.mark.linux_ns
 
@@ -96,6 +98,7 @@ async def test_calls_that_reach_past_namespaces_are_refused(world: World) -> Non
         ("init_module", 175, 0, 0, 0),
         ("kexec_load", 246, 0, 0, 0, 0),
         ("reboot", 169, 0, 0, 0),
+        ("prlimit64 of the agent", 302, 1, 7, 0, 0),
         ("swapon", 167, b"/dev/null", 0),
         ("tiocsti", 16, 0, 0x5412, b"x"),
         ("tiocsti with a high half", 16, 0, 0x5412 | 1 << 32, b"x"),
@@ -190,6 +193,27 @@ async def test_device_nodes_cannot_be_made_anywhere(world: World, namespaces: Na
             assert result.exit_code != 0, (place, node)
     assert await world.seal() is world.snapshot
     assert not (world.path / "node").exists()
+
+
+async def test_marks_of_overlayfs_that_a_world_plants_mean_nothing(
+    world: World, namespaces: NamespaceBackend, spec: WorldSpec, store: SnapshotStore, out: Out
+) -> None:
+    """Not to its seal, not to the record, not to its forks: what the next mount shows is what the record says."""
+    plant = (
+        "import contextlib, os\n"
+        "os.mkdir('made'); open('file', 'w').close()\n"
+        "for name, mark, value in (('package', 'opaque', b'y'), ('package/inner', 'opaque', b'x'),\n"
+        "        ('made', 'redirect', b'/package'), ('file', 'metacopy', b''), ('readme.txt', 'whiteout', b'y')):\n"
+        "    for space in ('user', 'trusted'):\n"
+        "        with contextlib.suppress(OSError): os.setxattr(name, f'{space}.overlay.{mark}', value)\n"
+    )
+    assert (await world.run(python(plant))).ok
+    before = await out(world, "find . | sort")
+    sealed = await world.seal()
+    assert set(store.entries(sealed)) == {path[2:] for path in before.split("\n") if path[2:]}
+    child = await namespaces.materialise(sealed, spec)
+    assert await out(child, "find . | sort") == before
+    assert await child.seal() is sealed
 
 
 async def test_a_setuid_file_gives_nobody_anything(
@@ -375,6 +399,43 @@ async def test_a_lie_on_the_control_descriptor_is_the_worlds_own_loss(world: Wor
         assert result.stdout in ("lied\n", ""), result.stderr  # "" where the lie ended it first
         await world.rollback(world.snapshot)
         assert await well(world)
+
+
+@pytest.fixture
+async def impatient(
+    store: SnapshotStore, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[NamespaceBackend]:
+    """Its agents wait for a silent shell for two seconds."""
+    first = "from ramify.sandboxes.agent import Agent"
+    script = tmp_path / "zygote.py"
+    script.write_text(
+        f"__file__ = {str(helper.ZYGOTE)!r}\n"
+        + helper.ZYGOTE.read_text()
+        .replace("from __future__ import annotations\n", "")
+        .replace(first, f"from ramify.sandboxes import inhabitants  # noqa\ninhabitants.ANSWERS_S = 2.0\n{first}")
+    )
+    monkeypatch.setattr(helper, "ZYGOTE", script)
+    async with NamespaceBackend(store, scratch) as opened:
+        yield opened
+
+
+async def test_a_shell_that_is_stopped_between_two_commands_holds_nobody_for_ever(
+    impatient: NamespaceBackend, base: Snapshot, spec: WorldSpec
+) -> None:
+    """Neither while it tells its state, after the status, nor later; and the command after it is not lost."""
+    telling, later = await impatient.fork(base, spec, 2)
+    report = f"trap '[[ $BASH_COMMAND == *{VARIABLE}* ]] && kill -STOP $$' DEBUG"
+    assert (await telling.run(report, timeout=PATIENCE)).ok
+    assert (await later.run("(sleep 0.1; kill -STOP $$; until [ -e go ]; do sleep 0.1; done; kill -CONT $$) &")).ok
+    await asyncio.sleep(0.3)
+    for stopped in (telling, later):
+        with pytest.raises(SealFailed, match="does not answer"):
+            await asyncio.wait_for(stopped.seal(), PATIENCE)
+    assert (await telling.run("echo lost", timeout=0.2)).timed_out
+    assert (await telling.run("echo well", timeout=PATIENCE)).stdout == "well\n"
+    (later.path / "go").touch()
+    assert (await later.run("echo well", timeout=PATIENCE)).stdout == "well\n"
+    await later.seal()
 
 
 async def test_a_flood_on_the_control_descriptor_does_not_fill_the_agent(world: World) -> None:
