@@ -26,7 +26,7 @@ from ramify.sandboxes.select import open_backend
 
 FORKS = 50
 HUNDREDS = 20
-RUN_HUNDREDS = 5  # of these, so many to their first command
+RUN_EVERY = 4  # of these hundreds, one is taken to its first commands
 COPIES = 20
 QUICK_FORKS, QUICK_HUNDREDS, QUICK_COPIES = 20, 5, 10
 TARGET_MS = {True: 1.0, False: 4.0}  # as root, as a user
@@ -114,7 +114,7 @@ async def _ours(
                 raise AssertionError(f"that was no fork: {result}")
             await world.close()
             await asyncio.sleep(0.05)  # the spare that it took is made anew: a fork in a search comes alone
-        return (forks, firsts), [await _at_once(backend, base, spec, n < RUN_HUNDREDS) for n in range(hundreds)]
+        return (forks, firsts), [await _at_once(backend, base, spec, n % RUN_EVERY == 0) for n in range(hundreds)]
 
 
 async def _at_once(backend: Backend, base: Snapshot, spec: WorldSpec, run: bool) -> tuple[float, float | None]:
