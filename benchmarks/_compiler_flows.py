@@ -20,6 +20,19 @@ async def fans_out(width: int) -> int:
 
 
 @workflow
+async def edits(many: int) -> str:
+    """Small changes one after the other, as an agent's edit tool makes them."""
+    for n in range(many):
+        await touch(f"{n}")
+    return await look()
+
+
+@step
+async def look(sandbox: Sandbox) -> str:
+    return (sandbox.path / "touched").read_text()
+
+
+@workflow
 async def three_stages() -> str:
     first = await llm.propose("first?", n=3)
     await touch(first[0])

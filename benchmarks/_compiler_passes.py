@@ -6,6 +6,7 @@ import asyncio
 import random
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
@@ -19,10 +20,11 @@ from ramify import Runtime
 from ramify.cli.explain import stage_error
 from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
+from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.liveness import dead_states
-from ramify.runtime.observed import Observed
+from ramify.runtime.observed import Observed, observed
 from ramify.runtime.records import LLMRecord, OpRecord
 from ramify.serving.testing import Scripted
 from ramify.serving.types import ChatRequest
@@ -100,6 +102,57 @@ def placement_rows(quick: bool) -> list[Row]:
             "%",
             target=100.0,
             at_least=True,
+        ),
+    ]
+
+
+EDITS = 30
+
+
+def learned_rows(quick: bool) -> list[Row]:
+    """Placement alone: a run of small edits under a plan made by three recorded runs, and under the same plan without
+    the pass. What the runtime leaves out by itself, the snapshot of an unchanged world, is left out in both."""
+    flow = _compiler_flows.edits
+    ref = flow.__ramify_workflow__.ref
+    seals: dict[str, int] = {}
+    times: dict[str, list[float]] = {"with": [], "without": []}
+
+    async def think(request: ChatRequest) -> Scripted:
+        raise AssertionError("no model is asked")
+
+    async def work(runtime: Runtime) -> None:
+        for _ in range(3):
+            await runtime.run(flow, EDITS)
+        estimates = await observed(runtime.store, ref)
+        without = [name for name in OPTIONAL if name != "placement"]
+        plans = {
+            name: compile_workflow(flow, ref=ref, passes=passes, estimates=estimates).plan
+            for name, passes in (("with", OPTIONAL), ("without", without))
+        }
+        for _ in range(3 if quick else 20):
+            for name, plan in plans.items():
+                begun = time.perf_counter()
+                await runtime.run(flow, EDITS, plan=plan)
+                times[name].append(1000 * (time.perf_counter() - begun) / EDITS)
+                seals[name] = sum(row.kind is OpKind.SEAL for row in await runtime.journal())
+
+    with tempfile.TemporaryDirectory() as home:
+        asyncio.run(with_runtime(Path(home), think, work))
+    return [
+        Row(
+            f"snapshots of {EDITS} small edits and a look, by a plan learned from three runs",
+            float(seals["with"]),
+            "snapshots",
+            peer="the same plan without placement",
+            peer_value=float(seals["without"]),
+        ),
+        Row(
+            "a step of that run, the least of the runs",
+            min(times["with"]),
+            "ms",
+            peer="without placement",
+            peer_value=min(times["without"]),
+            spread=(min(times["with"]), max(times["with"])),
         ),
     ]
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _fork_rows import Row, in_budget, no_docker, row, spent
+from _fork_rows import BUDGET_S, QUICK_BUDGET_S, Pace, Row, in_budget, no_docker, row, spent
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
@@ -26,7 +26,7 @@ from ramify.sandboxes.select import open_backend
 
 FORKS = 50
 HUNDREDS = 20
-RUN_HUNDREDS = 5  # of these, so many to their first command
+RUN_EVERY = 4  # of these hundreds, one is taken to its first commands
 COPIES = 20
 QUICK_FORKS, QUICK_HUNDREDS, QUICK_COPIES = 20, 5, 10
 TARGET_MS = {True: 1.0, False: 4.0}  # as root, as a user
@@ -38,7 +38,8 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
     """10,000 files of 1 GB in all, beside 1,000 and 100,000 small ones; with `quick` a tenth of everything."""
     sizes = {100: 1_000, 1_000: 10_000, 10_000: 1_000} if quick else {1_000: 10_000, 10_000: 100_000, 100_000: 1_000}
     _, middle, _ = sizes
-    forks, hundreds, copies = (QUICK_FORKS, QUICK_HUNDREDS, QUICK_COPIES) if quick else (FORKS, HUNDREDS, COPIES)
+    forks, hundreds = (QUICK_FORKS, QUICK_HUNDREDS) if quick else (FORKS, HUNDREDS)
+    pace = Pace(QUICK_COPIES, QUICK_BUDGET_S) if quick else Pace(COPIES, BUDGET_S)
     single: dict[int, tuple[list[float], list[float]]] = {}
     made: list[Row] = []
     for count, size in sizes.items():
@@ -47,7 +48,7 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
             _fill(root / "workspace", count, size)
             single[count], hundred = asyncio.run(_ours(root, forks, hundreds if count == middle else 0))
             if count == middle:
-                made = _against_peers(single[count], hundred, root, count, copies)
+                made = _against_peers(single[count], hundred, root, count, pace)
     small, large = min(sizes), max(sizes)
     growth = statistics.median(single[large][0]) / statistics.median(single[small][0])
     flat = row(f"a fork of {large} files over one of {small}: flat is 1", [growth], FLAT, unit="×")
@@ -113,7 +114,7 @@ async def _ours(
                 raise AssertionError(f"that was no fork: {result}")
             await world.close()
             await asyncio.sleep(0.05)  # the spare that it took is made anew: a fork in a search comes alone
-        return (forks, firsts), [await _at_once(backend, base, spec, n < RUN_HUNDREDS) for n in range(hundreds)]
+        return (forks, firsts), [await _at_once(backend, base, spec, n % RUN_EVERY == 0) for n in range(hundreds)]
 
 
 async def _at_once(backend: Backend, base: Snapshot, spec: WorldSpec, run: bool) -> tuple[float, float | None]:
@@ -135,7 +136,7 @@ def _against_peers(
     hundred: list[tuple[float, float | None]],
     root: Path,
     count: int,
-    rounds: int,
+    pace: Pace,
 ) -> list[Row]:
     """One fork and a hundred beside each peer, which does a hundred in a hundred times one: nobody copies 100 GB."""
     floor = _floor(root / "workspace")
@@ -146,7 +147,7 @@ def _against_peers(
     first_of_all = {"first_run": round(statistics.median(ran for _, ran in hundred if ran is not None), 3)}
     ones, manys = list[Row](), list[Row]()
     for name, measure in PEERS.items():
-        took, why_not = measure(root, rounds)
+        took, why_not = measure(root, pace)
         one = row(f"files-only fork, {count} files", forks, TARGET_MS[as_root], f"{name}{why_not}", took or None)
         ones.append({**one, **first})
         peer = f"100 × {name}{why_not}"
@@ -155,19 +156,19 @@ def _against_peers(
     return [*ones, *manys]
 
 
-def _copies(*words: str) -> Callable[[Path, int], tuple[list[float], str]]:
-    def measure(root: Path, rounds: int) -> tuple[list[float], str]:
+def _copies(*words: str) -> Callable[[Path, Pace], tuple[list[float], str]]:
+    def measure(root: Path, pace: Pace) -> tuple[list[float], str]:
         def copy(_: int) -> float:
             took = spent(*words, str(root / "workspace"), str(root / "copy"))
             shutil.rmtree(root / "copy")
             return took
 
-        return in_budget(copy, rounds), ""
+        return in_budget(copy, *pace), ""
 
     return measure
 
 
-def _worktrees(root: Path, rounds: int) -> tuple[list[float], str]:
+def _worktrees(root: Path, pace: Pace) -> tuple[list[float], str]:
     if shutil.which("git") is None:
         return [], ": git is not installed"
     repository = root / "repository"
@@ -182,12 +183,12 @@ def _worktrees(root: Path, rounds: int) -> tuple[list[float], str]:
         spent(*git, "worktree", "remove", "--force", str(root / "copy"))
         return took
 
-    took = in_budget(add, rounds)
+    took = in_budget(add, *pace)
     shutil.rmtree(repository)
     return took, ""
 
 
-def _commits(root: Path, rounds: int) -> tuple[list[float], str]:
+def _commits(root: Path, pace: Pace) -> tuple[list[float], str]:
     """A container over the same files, 100 of them changed, committed again and again."""
     if why := no_docker():
         return [], f": {why}"
@@ -207,13 +208,13 @@ def _commits(root: Path, rounds: int) -> tuple[list[float], str]:
             spent("docker", "rmi", f"{image}:child")
             return took
 
-        return in_budget(commit, rounds), ""
+        return in_budget(commit, *pace), ""
     finally:
         subprocess.run(["docker", "rm", "--force", container], capture_output=True, check=True)
         subprocess.run(["docker", "rmi", image], capture_output=True, check=True)
 
 
-PEERS: dict[str, Callable[[Path, int], tuple[list[float], str]]] = {
+PEERS: dict[str, Callable[[Path, Pace], tuple[list[float], str]]] = {
     "cp -a": _copies("cp", "-a"),
     "git worktree add": _worktrees,
     "cp -al (hard links: no isolation)": _copies("cp", "-al"),

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from _fork_rows import Row, in_budget, missing, no_docker, row
+from _fork_rows import BUDGET_S, QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker, row
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
@@ -57,7 +57,9 @@ async def _rows(quick: bool, scratch: Path | None) -> list[Row]:
         base = store.import_tree(workspace).snapshot
         spec = WorldSpec(mount_at=workspace, env={"PATH": os.environ["PATH"]})
         async with NamespaceBackend(store, root / "ramify" / "worlds") as backend:
-            bench = Bench(backend, base, spec, _docker_peers(10 if quick else 20))
+            bench = Bench(
+                backend, base, spec, _docker_peers(Pace(10, QUICK_BUDGET_S) if quick else Pace(20, BUDGET_S))
+            )
             floor = _floor()
             made = [
                 *await bench.commands(),
@@ -244,7 +246,7 @@ def _floor() -> str:
     return f"{alone:.1f} ms: bash started and ended; {isolated:.1f} ms: in new namespaces"
 
 
-def _docker_peers(rounds: int) -> dict[str, Peer]:
+def _docker_peers(pace: Pace) -> dict[str, Peer]:
     """`docker exec`, `restart` and `checkpoint` of a container of this machine's own bash and core utilities."""
     names = ("exec", "restart", "checkpoint")
     why = no_docker()
@@ -254,7 +256,7 @@ def _docker_peers(rounds: int) -> dict[str, Peer]:
         peers: dict[str, Peer] = {}
         for name, arguments in (("exec", (container, "/bin/true")), ("restart", ("--time", "0", container))):
             words = ("docker", name, *arguments)
-            peers[name] = (f"docker {name}", in_budget(lambda _, words=words: _spent(*words)[0], rounds))
+            peers[name] = (f"docker {name}", in_budget(lambda _, words=words: _spent(*words)[0], *pace))
         took, refused = _spent("docker", "checkpoint", "create", "--leave-running", container, "first")
         peers["checkpoint"] = (
             ("docker checkpoint", [took]) if not refused else (f"docker checkpoint: {refused}", None)

@@ -6,10 +6,20 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 Row = dict[str, object]
 
+
+class Pace(NamedTuple):
+    """How often a peer is measured, and for how long at most."""
+
+    rounds: int
+    budget_s: float
+
+
 BUDGET_S = 15.0  # for one peer: those that copy a gigabyte are not measured twenty times
+QUICK_BUDGET_S = 3.0
 LEAST = 3  # rounds, however long
 
 

@@ -1,6 +1,7 @@
 """The compiler: how long it takes, and what its passes bring when a plan runs.
 
-    python benchmarks/compiler.py [--quick] [--json] [--only compile|superstep|lookahead|placement|liveness|stages]
+    python benchmarks/compiler.py [--quick] [--json]
+        [--only compile|superstep|lookahead|placement|learned|liveness|stages]
 
 Medians of twenty and more, with the smallest and the largest beside them; `--quick` measures each thing less often.
 Each row of a pass is measured against the same plan without that pass, in the same run.
@@ -28,6 +29,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "superstep": _compiler_time.superstep_rows,
     "lookahead": _compiler_passes.lookahead_rows,
     "placement": _compiler_passes.placement_rows,
+    "learned": _compiler_passes.learned_rows,
     "liveness": _compiler_passes.liveness_rows,
     "stages": _compiler_passes.stage_rows,
 }

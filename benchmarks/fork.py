@@ -38,6 +38,8 @@ def line(row: dict[str, object]) -> str:
     low, high = row["spread"] if isinstance(row.get("spread"), list) else ("", "")
     first = f" (+ {row['first_run']} to its first command)" if "first_run" in row else ""
     peer = f"{row['peer']}: {row['peer_value']}" if row["peer_value"] is not None else str(row["peer"])
+    if row["peer_value"] is not None and isinstance(row.get("rounds"), list):
+        peer += f" (median of {row['rounds'][1]})"
     target = "" if row["target"] is None else f"<= {row['target']}"
     ours = f"{row['ours']} {row['unit']} [{low}–{high}]{first}"
     floor = f"\n    the floor here: {row['floor']}" if row["met"] is False and "floor" in row else ""

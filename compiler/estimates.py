@@ -41,7 +41,11 @@ class Estimates(Protocol):
         ...
 
     def step_s(self, step: str) -> float | None:
-        """Median seconds of a step."""
+        """Median seconds that go by in a step."""
+        ...
+
+    def again_s(self, step: str) -> float | None:
+        """Median seconds of its code alone: what doing it again takes, on a world that stands."""
         ...
 
     def calls(self, op: OpId) -> CallEstimate | None:
@@ -60,10 +64,6 @@ class Estimates(Protocol):
         """Median seconds of sealing a changed world and recording it."""
         ...
 
-    def clean(self, step: str) -> bool:
-        """Whether the step left its world unchanged each of the many times that it was seen."""
-        ...
-
 
 class Unmeasured:
     """Nothing was recorded yet."""
@@ -72,6 +72,9 @@ class Unmeasured:
         return self
 
     def step_s(self, step: str) -> float | None:
+        return None
+
+    def again_s(self, step: str) -> float | None:
         return None
 
     def calls(self, op: OpId) -> CallEstimate | None:
@@ -85,9 +88,6 @@ class Unmeasured:
 
     def seal_s(self) -> float | None:
         return None
-
-    def clean(self, step: str) -> bool:
-        return False
 
 
 UNMEASURED = Unmeasured()

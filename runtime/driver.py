@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ramify.compiler.plan import Plan
+from ramify.compiler.plan import OpKind, Plan
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
@@ -28,6 +28,7 @@ from ramify.runtime.prints import world_print
 from ramify.runtime.questions import answers_to, asked_in, open_questions
 from ramify.runtime.records import (
     ROOT,
+    OpStatus,
     RunId,
     RunRecord,
     RunStatus,
@@ -166,6 +167,7 @@ async def drive(
             reuse=reuse,
             recovery=recovery,
             costs=CostModel().learn(ops),
+            careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
         )
         run.worlds.recovery = recovery
         run.asked.update(row.key for row in open_questions(ops))

@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
     from ramify.runtime.store.reader import Reader
 
-CLEAN_AFTER = 5
-"""How often a step must have been seen to leave its world unchanged before that is expected of it."""
-
 LATEST = 10
 """Runs of a workflow that are looked at, the newest first."""
 
@@ -75,22 +72,23 @@ class Observed:
     ) -> None:
         self._recorded = ops, llm, codes = tuple(ops), tuple(llm), codes
         steps: dict[str, list[float]] = defaultdict(list)
-        changed: dict[str, list[bool]] = defaultdict(list)
+        code: dict[str, list[float]] = defaultdict(list)
         widths: dict[OpId, list[int]] = defaultdict(list)
         seals: list[float] = []
         for row in ops:
             if row.status is not OpStatus.DONE or row.reused_from is not None:
                 continue
             if row.kind is OpKind.RUN and row.step is not None:
-                steps[row.step].append(max(0.0, row.ended_at - row.started_at))
-                if row.snapshot_out is not None:  # one that nothing sealed says neither
-                    changed[row.step].append(row.snapshot_in != row.snapshot_out)
+                took = max(0.0, row.ended_at - row.started_at)
+                around_ms = sum(float(row.attrs.get(name, 0.0)) for name in ("seal_ms", "fork_ms"))
+                steps[row.step].append(took)
+                code[row.step].append(max(0.0, took - around_ms / 1000))
                 if "seal_ms" in row.attrs:
                     seals.append(float(row.attrs["seal_ms"]) / 1000)
             elif row.kind is OpKind.FORK and row.result_json is not None:
                 widths[row.op_id].append(int(codec.decode(row.result_json)["children"]))
         self._steps = {name: median(found) for name, found in steps.items()}
-        self._clean = {name for name, found in changed.items() if len(found) >= CLEAN_AFTER and not any(found)}
+        self._again = {name: median(found) for name, found in code.items()}
         self._widths = {op: max(found) for op, found in widths.items()}
         self._seal_s = median(seals) if seals else None
         self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
@@ -120,6 +118,9 @@ class Observed:
     def step_s(self, step: str) -> float | None:
         return self._steps.get(step)
 
+    def again_s(self, step: str) -> float | None:
+        return self._again.get(step)
+
     def calls(self, op: OpId) -> CallStage | None:
         found = self._stages.get(op)
         if not found:
@@ -141,9 +142,6 @@ class Observed:
 
     def seal_s(self) -> float | None:
         return self._seal_s
-
-    def clean(self, step: str) -> bool:
-        return step in self._clean
 
 
 def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:

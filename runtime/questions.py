@@ -13,7 +13,7 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.runtime import codec
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import OpRecord, OpStatus
-from ramify.runtime.run import RunScope, new_row
+from ramify.runtime.run import RunScope, new_row, sealed_before
 from ramify.runtime.sites import CallSite
 
 
@@ -35,6 +35,8 @@ def begin_asking(scope: RunScope, question: Any, site: CallSite) -> Awaitable[An
 
 async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:
     run = scope.run
+    async with scope.branch.lock:  # the process is about to end: what stands is not to be done again
+        await sealed_before(scope, key)
     if (known := run.journal.served(key)) is not None:
         return codec.decode(known.result_json or "null")
     answer = run.answers.pop(key, None)

@@ -23,7 +23,7 @@ from ramify.runtime.calls import LLMCalls
 from ramify.runtime.costs import CostModel
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
-from ramify.runtime.recovery import Recovery
+from ramify.runtime.recovery import Made, Recovery
 from ramify.runtime.reuse import Reuse
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.sites import CallSite, find_op
@@ -55,6 +55,8 @@ class Run:
     # a person's answers, and the questions that were asked before, by the key of the question
     answers: dict[str, str] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    # a step failed in an earlier process of this run: whatever stands unsealed is sealed before the next step
+    careful: bool = False
     # the tasks in which steps run at this moment, by the branch that they run on
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 
@@ -115,6 +117,33 @@ async def _make_ready(scope: RunScope, prefork: PlanOp, key: str) -> None:
     attrs = {"width": str(width), "fork_ms": f"{took * 1000:.3f}"}
     said = f"{width} worlds made ready"
     await run.journal.record(replace(row, attrs=attrs, summary=said, ended_at=run.clock()))
+
+
+async def sealed_before(scope: RunScope, key: str) -> None:
+    """Record the branch's state in front of an operation that the plan does not foresee there.
+
+    A plan leaves a SEAL out only where the next thing to happen to the world is a step whose failure nobody catches.
+    Where something else comes, which the compiler did not see, the SEAL is taken late, under the plan's catch-all.
+    `key` is the operation's. The caller holds the branch's lock.
+    """
+    run, branch = scope.run, scope.branch
+    key = f"{key}|BEFORE"
+    row = run.journal.served(key, at=branch.snapshot)
+    if row is not None and row.snapshot_out is not None:
+        sealed = await run.recovery.get(row.snapshot_out, row.result_digest)
+        branch.checkpoint = run.journal.checkpoint_of(row)
+    elif branch.unsealed and branch.world is not None:
+        begun = run.clock()
+        async with run.reuse.pins.held():
+            sealed = await branch.world.seal(flush=False)
+            changes = {"result_digest": sealed.content_key, "attrs": {"tier": sealed.tier.value}}
+            states = {"snapshot_in": branch.snapshot.id, "snapshot_out": sealed.id, "started_at": begun}
+            row = new_row(scope, OpKind.SEAL, run.plan.catch_all.id, key, **states, **changes)
+            await run.journal.record(row, checkpoint=(branch, sealed, "sealed late"))
+        branch.unsealed = False
+    else:
+        return
+    branch.stands(Made(sealed, "what was sealed late", refused="the plan seals nothing there"))
 
 
 def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:

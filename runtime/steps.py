@@ -30,7 +30,7 @@ from ramify.runtime.prints import code_print
 from ramify.runtime.records import EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.recovery import Made
 from ramify.runtime.reuse import Question, compare
-from ramify.runtime.run import RunScope, StepFrame, look_ahead, new_row
+from ramify.runtime.run import RunScope, StepFrame, look_ahead, new_row, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.scope import entered
 from ramify.runtime.worlds import Branch
@@ -107,6 +107,8 @@ async def _perform(pending: _Pending) -> Any:
             return await _perform_here(pending, on_world=False)
         aside: _Pending | None = None
         async with branch.lock:
+            if run.careful or pending.op.kind is OpKind.BREAK:
+                await sealed_before(pending.scope, pending.key)
             if pending.step.effect is Effect.READONLY and await _is_all_sealed(branch):
                 beside = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
                 aside = replace(pending, aside=True, scope=replace(pending.scope, branch=beside))

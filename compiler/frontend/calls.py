@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from types import FunctionType
 from typing import Any
 
 from ramify.compiler.errors import WorkflowError
@@ -13,6 +15,7 @@ from ramify.compiler.frontend.resolve import (
     Unresolved,
     is_fork,
     is_llm,
+    is_wrapped,
     plain_function,
     step_info,
     workflow_info,
@@ -26,9 +29,11 @@ MOST_INLINED = 2000  # calls read in their place; a workflow beyond that gets gr
 
 
 class Calls:
-    """Reads calls, and gathers the steps and helpers that it meets."""
+    """Reads calls, and gathers the steps and helpers that it meets. `caught`: whoever calls the workflow may catch
+    what fails in it, within the run."""
 
-    def __init__(self, workflow: Function, sources: Sources) -> None:
+    def __init__(self, workflow: Function, sources: Sources, *, caught: bool = False) -> None:
+        self.caught = caught
         self.workflow, self.sources = workflow, sources
         self.steps: dict[str, tuple[StepInfo, Function]] = {}
         self.codes: dict[str, Callable[..., Any]] = {}  # the steps' functions
@@ -39,7 +44,7 @@ class Calls:
         self._inlined = 0
 
     def read(self) -> Body:
-        return Tracer(self.call, Scope.of(self.workflow), []).function(self.workflow.node)
+        return Tracer(self.call, Scope.of(self.workflow), [], self.caught).function(self.workflow.node)
 
     def call(self, tracer: Tracer, node: ast.Call, awaited: bool) -> None:
         func, target = node.func, tracer.scope.resolve(node.func)
@@ -52,7 +57,7 @@ class Calls:
             target = target if is_one is None else of
         info = step_info(target)
         if info is not None:
-            caught = info.retried or tracer.caught or not awaited
+            caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
             tracer.add(Run(self._step(info, target, tracer), tracer.site(node), caught=caught))
         elif is_fork(target):
             tracer.unseen("fork(...) is not opened by an `async with` around the call itself", node)
@@ -106,7 +111,8 @@ class Calls:
     def _function(self, tracer: Tracer, node: ast.Call, target: object) -> None:
         function = self._at_home(target)
         if function is not None:
-            self._inline(tracer, node, function.node, function, None)
+            with tracer.catching() if is_wrapped(target) else nullcontext():
+                self._inline(tracer, node, function.node, function, None)
         else:
             self._handed(tracer, node)
 

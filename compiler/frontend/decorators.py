@@ -9,7 +9,7 @@ from ramify.compiler.frontend.calls import Calls
 from ramify.compiler.frontend.digest import dependencies, digest, used_names
 from ramify.compiler.frontend.held_worlds import refuse_worlds
 from ramify.compiler.frontend.misplaced import refuse_workflows
-from ramify.compiler.frontend.resolve import is_llm, workflow_info
+from ramify.compiler.frontend.resolve import is_llm, is_wrapped, workflow_info
 from ramify.compiler.frontend.sources import Function, Sources
 from ramify.compiler.frontend.unkept import refuse_unkept
 from ramify.compiler.frontend.varying import refuse_varying
@@ -23,7 +23,7 @@ def read_workflow(
     """Raises SourceError or WorkflowError."""
     sources, info = Sources(), workflow_info(function)
     workflow = sources.function(function)
-    calls = Calls(workflow, sources)
+    calls = Calls(workflow, sources, caught=is_wrapped(function))
     body = calls.read()
     return Spec(
         workflow=ref,

@@ -143,7 +143,8 @@ def _targets(builder: StateGraph[Any, Any, Any, Any], node: str, following: set[
     """Nodes by name, then the end."""
     from langgraph.graph import END as GRAPH_END
 
-    for target in sorted(following - builder.nodes.keys() - {GRAPH_END}):
+    # not `following - nodes.keys()`: that goes through all nodes, at each node
+    for target in sorted(to for to in following if to not in builder.nodes and to != GRAPH_END):
         what = f"{target!r} may follow {node}, and there is no such node"
         raise WorkflowError(what, where=name, mend="add the node, or take it out of the edge or the path map")
     return (*sorted(following - {GRAPH_END}), *((END,) if GRAPH_END in following else ()))

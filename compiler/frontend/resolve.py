@@ -117,6 +117,17 @@ def plain_function(value: object) -> Callable[..., Any] | None:
     return value if isinstance(value, FunctionType) else None
 
 
+def is_wrapped(value: object) -> bool:
+    """Whether a call of this function or workflow goes through a decorator that is not Ramify's: it may catch what
+    fails inside, or call it again."""
+    while not isinstance(value, FunctionType):
+        inner = _mark(value, "__wrapped__")
+        if inner is None:
+            return False
+        value = inner
+    return hasattr(value, "__wrapped__")
+
+
 def _local_names(definition: Definition) -> Iterator[str]:
     arguments = definition.args
     every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)

@@ -102,7 +102,7 @@ def use(graph: Graph, op: Operation) -> str:
         return op.id
     step = graph.by_step.get(op.step or "") if op.runs else None
     rests = step is not None and (step.reuse or step.effect is Effect.IRREVERSIBLE or bool(op.attrs.get("caught")))
-    return NEEDS_SEALED if rests else op.kind.value
+    return NEEDS_SEALED if rests else op.kind
 
 
 def _same(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:

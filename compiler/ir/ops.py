@@ -13,7 +13,8 @@ WORLD, FAMILY = "w", "ws"
 
 
 def sort(value: ValueId) -> str:
-    return value[0] if value[:1] in (CHANNELS, EFFECTS) else FAMILY if value.startswith(FAMILY) else WORLD
+    first = value[0]
+    return first if first in (CHANNELS, EFFECTS) else FAMILY if value[:2] == FAMILY else WORLD
 
 
 # Each operation's legal (worlds in, worlds out), where `x` stands for one sort, w or ws, the same throughout.

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from ramify.compiler.ir.graph import Block, Operation
 from ramify.compiler.ir.ops import sort
 from ramify.compiler.plan import ValueId
 
 _NUMBERED = re.compile(r"b\d+")
+NO_IDS: Mapping[str, str] = MappingProxyType({})
 
 
 def tidy(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
@@ -24,13 +26,15 @@ def straightened(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
 
 
 def swap_values(values: tuple[ValueId, ...], names: dict[ValueId, ValueId]) -> tuple[ValueId, ...]:
+    if not names or not values:
+        return values
     return tuple([names.get(value, value) for value in values])
 
 
-def _rename(block: Block, names: dict[ValueId, ValueId]) -> Block:
+def _rename(block: Block, names: dict[ValueId, ValueId], ids: Mapping[str, str] = NO_IDS) -> Block:
     ops = tuple([rewired(op, swap_values(op.inputs, names), swap_values(op.outputs, names)) for op in block.ops])
-    exits = tuple([(to, swap_values(worlds, names)) for to, worlds in block.exits])
-    return Block(block.id, swap_values(block.params, names), ops, exits)
+    exits = tuple([(ids.get(to, to), swap_values(worlds, names)) for to, worlds in block.exits])
+    return Block(ids.get(block.id, block.id), swap_values(block.params, names), ops, exits)
 
 
 def rewired(op: Operation, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> Operation:
@@ -101,5 +105,4 @@ def renumber(blocks: Iterable[Block]) -> tuple[Block, ...]:
         for value in (*block.params, *(value for op in block.ops for value in op.outputs)):
             names[value] = ValueId(f"{sort(value)}{len(names) + 1}")
     ids = {b.id: f"b{i}" if _NUMBERED.fullmatch(b.id) else b.id for i, b in enumerate(blocks)}
-    renamed = (_rename(block, names) for block in blocks)
-    return tuple(replace(b, id=ids[b.id], exits=tuple((ids[to], worlds) for to, worlds in b.exits)) for b in renamed)
+    return tuple([_rename(block, names, ids) for block in blocks])

@@ -1,9 +1,12 @@
-"""No snapshot where doing the step again is cheaper, or where it never changed anything.
+"""No snapshot where doing the step again is cheaper.
 
 Under the decorators alone: LangGraph's own checkpoint stands after every superstep, and promises the world of that
 moment. A step whose SEAL is left out runs again on a resume, from the snapshot before it, so the next thing to happen
 to its world must be another step: a fork, a merge, an end, a fenced step and one that is reused by state each need a
-sealed world.
+sealed world. A step that may be reused keeps its SEAL: without the state after it nobody can take it over.
+
+A step that changes nothing needs no pass: sealing its world finds the snapshot that it stands on, and keeps none. To
+leave out the look would have the step, however long it takes, done again by a resume.
 """
 
 from __future__ import annotations
@@ -14,14 +17,14 @@ from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir import facts
 from ramify.compiler.ir.graph import Block, Graph, Operation, base_id
 from ramify.compiler.ir.tidy import renumber, rewired, swap_values
-from ramify.compiler.plan import Effect, OpId, OpKind, ValueId
+from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan, ValueId
 from ramify.compiler.spec import Spec
 
 
 def placement(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
     if graph.frontend != "decorators":
         return graph
-    light = {step.name for step in graph.steps if step.effect is Effect.REVERTIBLE and _light(step.name, estimates)}
+    light = {step.name for step in graph.steps if _light(step, estimates)}
     if not light:
         return graph
     needless = _needless(graph, light)
@@ -30,10 +33,10 @@ def placement(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
     return replace(graph, blocks=renumber(_without(block, needless) for block in graph.blocks))
 
 
-def _light(step: str, estimates: Estimates) -> bool:
-    if estimates.clean(step):
-        return True
-    again, seal = estimates.step_s(step), estimates.seal_s()
+def _light(step: StepPlan, estimates: Estimates) -> bool:
+    if step.reuse or step.effect is not Effect.REVERTIBLE:
+        return False
+    again, seal = estimates.again_s(step.name), estimates.seal_s()
     return again is not None and seal is not None and again < seal
 
 

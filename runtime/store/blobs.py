@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, select
@@ -64,12 +64,9 @@ def row(name: Digest, packed: Packed) -> dict[str, Any]:
     }
 
 
-def load(connection: Connection, names: Collection[Digest]) -> dict[Digest, str]:
+def load(connection: Connection, names: Collection[Digest]) -> Mapping[Digest, str]:
     """Raises `KeyError` for a text that is not there, `ValueError` for one that is not what its name says."""
-    texts = unpack(names, family(connection, names))
-    if altered := next((name for name, text in texts.items() if rows.digest(text) != name), None):
-        raise ValueError(f"the text {altered[:12]} was altered, or damaged: its digest is another one")
-    return texts
+    return rows.unaltered(unpack(names, family(connection, names)))
 
 
 def family(connection: Connection, names: Collection[Digest]) -> dict[Digest, Packed]:

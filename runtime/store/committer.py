@@ -142,6 +142,7 @@ class Committer:
             self._changed.notify_all()
 
     def _put(self, waiting: _Waiting, coming: Coming | None) -> Future[None]:
+        waiting.future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
         with self._changed:
             if self._closed:
                 raise StoreError("the database is not open any more: its store was closed")

@@ -120,6 +120,12 @@ def is_gone(error: BaseException) -> bool:
     return error.connection_invalidated or isinstance(error, _loaded("sqlalchemy.exc", "OperationalError"))
 
 
+def is_busy(error: BaseException) -> bool:
+    """Whether another process kept SQLite's file locked for longer than one waits for it."""
+    found = error.orig if _is_drivers(error) else error
+    return isinstance(found, sqlite3.Error) and getattr(found, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+
+
 def clashed(error: BaseException) -> bool:
     """Whether PostgreSQL gave this transaction up for another's sake: the same may do now."""
     return _is_drivers(error) and _state(error) in ("40001", "40P01")

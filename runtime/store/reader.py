@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -111,8 +111,8 @@ class Reader:
         except (ValueError, TypeError, KeyError, zlib.error) as error:
             raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
 
-    def _texts(self, names: Collection[Digest]) -> dict[Digest, str]:
-        """Raises `KeyError` for one that is not there."""
+    def _texts(self, names: Collection[Digest]) -> Mapping[Digest, str]:
+        """Raises `KeyError` for one that is not there, `ValueError` for one that was altered."""
         packed: dict[Digest, Packed] = {}
         missing = set(names)
         while missing:
@@ -126,7 +126,7 @@ class Reader:
                 raise KeyError(f"blob {lost[0]}")
             missing.difference_update(some)
             missing.update(one.base for name in some if (one := packed[name]).base and one.base not in packed)
-        return unpack(names, packed)
+        return rows.unaltered(unpack(names, packed))
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         with in_our_words(self.address), closing(self._connection.cursor()) as cursor:

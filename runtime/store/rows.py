@@ -43,6 +43,13 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def unaltered(texts: Mapping[str, str]) -> Mapping[str, str]:
+    """These texts by their names. Raises `ValueError` for one that is not what its name says."""
+    if altered := next((name for name, text in texts.items() if digest(text) != name), None):
+        raise ValueError(f"the text {altered[:12]} was altered, or damaged: its digest is another one")
+    return texts
+
+
 def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord) -> list[str]:
     """The long texts that must be in `blobs` before the record's row."""
     found = (getattr(record, f"{name}_json") for name in BLOBS[table.name])

@@ -36,7 +36,7 @@ class Upstream:
         self.shown = wire.redacted(self._root)
         self._hang_s = hang_s
         self._queues = queues
-        self._heard = 0.0  # when it last said something to anybody, by the loop's clock
+        self._heard = 0.0  # when a part of any answer came last, by the loop's clock
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
             transport=transport or _transport(trust_env=not wire.is_loopback(self._root)),
@@ -54,7 +54,9 @@ class Upstream:
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
         async with self._opened(self._post(path, body)) as response:
-            return await self._whole(response)
+            whole = await self._whole(response)
+        self._speaks()
+        return whole
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[sse.Event], None]:
         """The events, as many at a time as came together. Its end is for the caller to judge."""
@@ -63,6 +65,7 @@ class Upstream:
                 raise self.broken("it does not stream")
             async with aclosing(sse.events(response.aiter_bytes())) as events:
                 while (found := await self._within(_next(events))) is not None:
+                    self._speaks()
                     yield found
 
     def broken(self, problem: str) -> ApiError:
@@ -129,14 +132,16 @@ class Upstream:
             async with asyncio.timeout(None) as limit:
                 watch = _Watch(self, limit, loop.time() + self._hang_s)
                 try:
-                    heard = await work
+                    return await work
                 finally:
                     watch.handle.cancel()
         except TimeoutError:
             said = f"the engine at {self.shown} sent nothing for {self._hang_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None
-        self._heard = loop.time()
-        return heard
+
+    def _speaks(self) -> None:
+        """The model itself, and not the server before it: that one lists its models while the engine is stuck."""
+        self._heard = asyncio.get_running_loop().time()
 
     def silent_until(self) -> float:
         """When it is hung, should it say nothing from now on to those that share one queue inside it."""

@@ -50,6 +50,7 @@ class ConcordOptions:
     best_effort_s: float = 120.0  # default completion deadline of what names none
     best_effort_weight: float = 0.25  # what one in time is worth beside one with an SLO
     preempt_margin: float = 0.1  # a displaced request's density must be exceeded by this share
+    contested_margin: float = 3.0  # the same where not all can be met, and it is worth no more than the other
     headroom: float = 2.0  # nobody is left out while so many times the work that is here could be met
     reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work
     refuse: bool = True  # else what cannot be met goes last
@@ -135,7 +136,8 @@ class Concord:
         able = view.capacity.can_pause or view.capacity.can_preempt
         if not able or not running or now < self._displaced_at + self.options.frame_s:
             return Displacement()
-        moves = displace(queue, running, view.capacity, now, self.options.preempt_margin, contested)
+        margin = self.options.contested_margin if contested else None
+        moves = displace(queue, running, view.capacity, now, self.options.preempt_margin, margin)
         if moves.victims:
             self._displaced_at = now
         return moves

@@ -30,11 +30,12 @@ def displace(
     capacity: Capacity,
     now: float,
     margin: float,
-    contested: bool = False,
+    contested_margin: float | None = None,
 ) -> Displacement:
     """Pair the queue's head, best first, with the running, worst first, for as long as a trade pays.
 
-    `contested`: not all of it can be met, so that a slot's time is always somebody's.
+    `contested_margin`: not all of it can be met, so that a slot's time is always somebody's, and this is the margin
+    where no weight tells the two apart; None: all can be met.
 
     A trade is looked for only where waiting does not do: the i-th in the queue would get the slot that is i-th to
     become free by itself, and that is too late for it.
@@ -55,7 +56,7 @@ def displace(
             pause = capacity.can_pause and (kv_free is None or kv_free >= needed)
             if not (pause or capacity.can_preempt) or (victim.unit is not None and victim.unit == job.unit):
                 continue
-            if pays(job, victim, capacity, now, margin, pause, contested, worth - job.weight):
+            if pays(job, victim, capacity, now, margin, pause, contested_margin, worth - job.weight):
                 pairs.append((job, victim, pause))
                 kv_free = kv_free - needed if pause and kv_free is not None else kv_free
                 break
@@ -78,7 +79,7 @@ def pays(
     now: float,
     margin: float,
     pause: bool,
-    contested: bool = False,
+    contested_margin: float | None = None,
     others: float = NEVER,
 ) -> bool:
     """Is `job` in time worth more than the GPU time that the trade takes from its victim?
@@ -86,7 +87,7 @@ def pays(
     That time is priced at the victim's own density, as the thesis prices a stall at the speed of what is stalled
     (§4.2, goodput_loss). It is the prefill to be done again (nothing for a pause), and where the victim is late for
     having stood aside, also all of the job's: then this is the comparison of the two densities. So it is where slots
-    are `contested`: what the job takes is then missing to another, if not to its victim. A victim that is late
+    are contested: what the job takes is then missing to another, if not to its victim. A victim that is late
     anyhow loses nothing.
 
     A density is what a second is worth while there is something to fill it with. `others`, what all else in the queue
@@ -94,8 +95,15 @@ def pays(
     that are served in the time it leaves; and with it no more than `others` can be lost. Without this a short job
     displaces one that is worth a hundred times as much and has no time to spare, which is why theorem 4.1 fails
     (docs/decisions/135). Where all are worth the same, it changes nothing but the last one in the queue.
+
+    Where slots are contested and no weight tells the two apart, all rests on estimates of length, and the best of
+    many differences is mostly error: `contested_margin` is asked for, and one that is late by the reckoning
+    has its price (docs/decisions/211).
     """
-    if victim.late_at <= now:
+    contested = contested_margin is not None
+    if contested_margin is not None and job.weight <= victim.weight:
+        margin = contested_margin
+    elif victim.late_at <= now:
         return True
     again = 0 if pause else max(0, victim.view.computed - victim.view.cached_tokens)
     price_s = prefill_s(capacity.step, again)

@@ -2,7 +2,7 @@
 is one of its CPU time, by a kernel timer whose signal nobody handles: how busy the machine is changes nothing.
 Prints one JSON object a trial: what the journal holds in the end, and how the trial went.
 
-Usage: kill_harness.py FOLDER SANDBOX TRIALS SEED
+Usage: kill_harness.py FOLDER SANDBOX TRIALS SEED [learned]
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import daring
 import search_app
 
 import ramify.runtime.driver
-import ramify.serving.testing  # noqa: F401  warm: imported before the first fork
+import ramify.serving.testing
+import ramify.session
 from ramify import Runtime
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.serving.client import LLMClient
@@ -96,6 +98,8 @@ def trial(folder: Path, sandbox: str, kill_after_s: float) -> dict[str, Any]:
 
 def main() -> None:
     folder, sandbox, trials, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    if sys.argv[5:] == ["learned"]:
+        ramify.session.learned = daring.learned  # type: ignore[assignment]
     chance = random.Random(seed)
     whole = trial(folder / "whole", sandbox, 0.0)
     print(json.dumps(whole), flush=True)

@@ -79,8 +79,10 @@ def test_predictions_come_from_the_runs_of_the_workflow(tmp_path: Path, workspac
             calls = found.calls("llm.1")  # type: ignore[arg-type]
             assert calls is not None
             assert calls.calls == 3
-            assert found.step_s("write") is not None
-            assert (found.step_s("another"), found.clean("write"), found.seal_s() is None) == (None, False, False)
+            whole, code, seal = found.step_s("write"), found.again_s("write"), found.seal_s()
+            assert whole is not None and code is not None and seal is not None
+            assert 0 < code < whole, "what goes by in a step is also the making of its world, and the seal"
+            assert found.step_s("another") is None
 
     asyncio.run(scripted(seen))
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -128,6 +130,33 @@ async def test_runs_go_on_while_it_collects(runtime: Runtime, workspace: Path) -
             await asyncio.to_thread(_gc_elsewhere, runtime.home)
 
     said, _ = await asyncio.gather(runtime.run(reuse_app.tools_at_once, workspace=workspace), collecting())
+    assert said == ["x\nx\nyes\n", "x\nx\nyes\n", "y\ny\nyes\n"]
+    await fsck_agrees(runtime)
+
+
+IN_A_COLLECTION: ContextVar[bool] = ContextVar("in a collection", default=False)
+
+
+@pytest.mark.parametrize("late", [0, 2, 5])
+async def test_killed_beside_a_run_it_takes_nothing_from_it(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    left = itertools.count(late, -1)
+
+    def kill(_: str) -> None:
+        if IN_A_COLLECTION.get() and next(left) == 0:
+            raise Killed
+
+    def collecting() -> None:
+        IN_A_COLLECTION.set(True)
+        with suppress(Killed):
+            _gc_elsewhere(runtime.home)
+
+    monkeypatch.setattr(crash, "at", kill)
+    running = runtime.run(reuse_app.tools_at_once, workspace=workspace)
+    said, _ = await asyncio.gather(running, asyncio.to_thread(collecting))
+    monkeypatch.setattr(crash, "at", None)
     assert said == ["x\nx\nyes\n", "x\nx\nyes\n", "y\ny\nyes\n"]
     await fsck_agrees(runtime)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 HARNESS = Path(__file__).parents[1] / "apps" / "kill_harness.py"
-TRIALS = 12
+TRIALS, UNSEALED_TRIALS = 12, 3
 
 
 @pytest.mark.parametrize("sandbox", ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)])
@@ -28,3 +28,15 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, sandbox: str) 
             assert trial[what] == whole[what], f"trial {number}: {what} differs"
     keys = [row[0] for row in whole["rows"]]
     assert len(set(keys)) == len(keys)
+
+
+def test_killed_under_a_plan_that_leaves_snapshots_out_it_ends_the_same(tmp_path: Path) -> None:
+    """Steps after which nothing was sealed are done again, so a row may stand twice; never with another result."""
+    command = [sys.executable, str(HARNESS), str(tmp_path), "copy", str(UNSEALED_TRIALS), "11", "learned"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert shown.returncode == 0, shown.stderr
+    whole, *killed = [json.loads(line) for line in shown.stdout.splitlines()]
+    for number, trial in enumerate(killed):
+        for what in ("result", "calls", "tree", "status"):
+            assert trial[what] == whole[what], f"trial {number}: {what} differs"
+        assert {tuple(row) for row in trial["rows"]} == {tuple(row) for row in whole["rows"]}

@@ -30,6 +30,9 @@ class Measured(Unmeasured):
     def step_s(self, step: str) -> float | None:
         return 0.001
 
+    def again_s(self, step: str) -> float | None:
+        return 0.001
+
     def seal_s(self) -> float | None:
         return 0.01
 

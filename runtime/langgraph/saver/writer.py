@@ -17,16 +17,17 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine
 
+from ramify.fork_engine import crash
 from ramify.runtime.store.committer import COMPANY_S, Committer, Job
 from ramify.runtime.store.connect import drivers_own, transaction
-from ramify.runtime.store.failures import is_gone
+from ramify.runtime.store.failures import is_busy, is_gone
 
 Work = Callable[[Connection], Any]
 
@@ -75,7 +76,7 @@ class Writer:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._due = threading.Condition(self._lock)  # what our thread waits for
-        self._busy = False  # somebody commits
+        self._busy: object | None = None  # the turn of who commits
         self._closed = False
         self._lead: Committer | None = None
         self._handed: set[Future[None]] = set()  # to the lead, and not committed yet
@@ -92,14 +93,10 @@ class Writer:
             else:
                 job = _Job(work, 0.0)
                 self._jobs.append(job)
-                while self._busy and not job.done:
-                    self._changed.wait()
-                batch = [] if job.done else self._take()
         if lead is not None:
             handed.result()
             return
-        if batch:
-            self._serve(batch, job)
+        self._serve(job)
         if job.error is not None:
             raise job.error
 
@@ -109,6 +106,7 @@ class Writer:
             if (lead := self._open()) is not None:
                 return self._hand_over(lead, work, 0.0)
             future: Future[None] = Future()
+            future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
             self._jobs.append(_Job(work, 0.0, future=future))
             self._attended()
             self._due.notify()
@@ -150,28 +148,21 @@ class Writer:
         """Have another thread commit for this one, to the same database, until it ends. False where a third does."""
         with self._lock:
             if self._lead is None:
-                self._settle()
+                while self._jobs or self._busy:
+                    self._serve()
                 self._lead = lead
                 lead.before_end(self._leave)
             return self._lead is lead
 
     def drain(self) -> None:
         """Return when all that was submitted is durable. Raises what went wrong with work that nobody waited for."""
+        self._serve()
         with self._lock:
-            self._settle()
             if self._lead is not None:
                 self._settle_with(self._lead)
             if self._lost:
                 lost, self._lost = self._lost, []
                 raise lost[0]
-
-    def _settle(self) -> None:
-        """Until nothing of ours waits. Holding the lock."""
-        while self._jobs or self._busy:
-            if self._busy:
-                self._changed.wait()
-            else:
-                self._serve(self._take())
 
     def _settle_with(self, lead: Committer) -> None:
         """Until the lead has what was handed to it before. Holding the lock."""
@@ -197,9 +188,9 @@ class Writer:
     def _leave(self) -> None:
         """The lead is about to end: what comes from now on is ours again, after what it has."""
         with self._lock:
-            lead, self._lead = self._lead, None
-            if lead is not None:
-                self._settle_with(lead)
+            while self._lead is not None and self._handed:  # what is at hand is one thread's: never two write at once
+                self._settle_with(self._lead)
+            self._lead = None
 
     def close(self) -> None:
         """Commit what lingers and end the thread. Raises as `drain`."""
@@ -223,8 +214,7 @@ class Writer:
                         return
                     self._due.wait(self._pause_s())
                     self._asleep = False
-                batch = self._take()
-            self._serve(batch)
+            self._serve()
 
     def _pause_s(self) -> float | None:
         """How long to sleep; None until it is woken. While supersteps come one after the other, each with work that
@@ -238,31 +228,39 @@ class Writer:
     def _due_in(self) -> float:
         return min(job.due for job in self._jobs) - self._clock()
 
-    def _take(self) -> list[_Job]:
-        """All that waits: the caller commits it. Holding the lock, and nobody is busy."""
-        batch = list(self._jobs)
-        self._jobs.clear()
-        self._busy = True
-        return batch
+    def _serve(self, own: _Job | None = None) -> None:
+        """Commit all that waits, when nobody else is at it. Return early where another has done `own`.
 
-    def _serve(self, batch: list[_Job], own: _Job | None = None) -> None:
-        """Where an interrupt hits the caller, all of the batch but its own job waits again."""
+        Where an interrupt hits the caller, all of the batch but its own job waits again, although it may just have
+        been committed: work that is done twice has to leave the same.
+        """
+        turn = object()
+        batch: deque[_Job] = deque()
         try:
-            self._commit(batch)
+            with self._lock:
+                while self._busy and not (own is not None and own.done):
+                    self._changed.wait()
+                if own is not None and own.done:
+                    return
+                batch, self._jobs, self._busy = self._jobs, deque(), turn  # no interrupt comes in between
+            if batch:
+                self._commit(batch)
         finally:
             with self._lock:
-                self._busy = False
-                self._jobs.extendleft(job for job in reversed(batch) if not job.done and job is not own)
-                self._changed.notify_all()
-                if self._jobs:
-                    self._due.notify()
+                if self._busy is turn:
+                    self._busy = None
+                    self._jobs.extendleft(job for job in reversed(batch) if not job.done and job is not own)
+                    self._changed.notify_all()
+                    if self._jobs or self._closed:
+                        self._due.notify()
 
-    def _commit(self, batch: list[_Job]) -> None:
+    def _commit(self, batch: Collection[_Job]) -> None:
         try:
             self._once(batch)
         except Exception as error:  # noqa: BLE001  # handed to whoever waits
-            if len(batch) == 1:
-                self._came_to(batch[0], error)
+            if len(batch) == 1 or is_busy(error):  # nobody's rows are at fault, and each would wait as long again
+                for job in batch:
+                    self._came_to(job, error)
                 return
             for job in batch:  # one of them spoiled it for all: each for itself
                 self._commit([job])
@@ -270,7 +268,7 @@ class Writer:
         for job in batch:
             self._came_to(job, None)
 
-    def _once(self, batch: list[_Job]) -> None:
+    def _once(self, batch: Collection[_Job]) -> None:
         """One transaction. It begins again where the connection that was held turns out to be gone before its end."""
         while True:
             held = self._connection is not None
@@ -278,10 +276,13 @@ class Writer:
             written = False
             try:
                 with transaction(connection):
+                    crash.point("saver's transaction begun")
                     for job in batch:
                         job.work(connection)
                     self._finish(connection)
+                    crash.point("saver's rows written")
                     written = True
+                crash.point("saver's batch committed")
                 return
             except BaseException as error:
                 self._undone()

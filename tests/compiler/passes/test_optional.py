@@ -67,7 +67,7 @@ async def flow():
 
 
 class Cheap(Unmeasured):
-    def step_s(self, step: str) -> float | None:
+    def again_s(self, step: str) -> float | None:
         return 0.001
 
     def seal_s(self) -> float | None:

@@ -12,6 +12,7 @@ from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.records import LEGAL_TRANSITIONS, OpStatus, RunStatus, RunUpdate
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.connect import writer
+from ramify.runtime.store.reader import at_once, reading
 
 Make = Callable[..., Any]
 
@@ -220,3 +221,5 @@ async def test_a_text_that_was_altered_is_not_served(store: RunStore, a_run: Mak
     engine.dispose()
     with pytest.raises(StoreError, match="altered, or damaged"):
         await store.ops("run-1")
+    with reading(store.address) as reader, pytest.raises(StoreError, match="altered, or damaged"):
+        at_once(reader.ops("run-1"))

@@ -293,6 +293,23 @@ async def test_a_call_that_waits_in_an_engine_that_works_on_others_is_not_hung()
     assert events(streams.result())[-1] == "[DONE]"
 
 
+async def test_an_engine_whose_server_still_lists_its_models_is_hung_all_the_same() -> None:
+    async def engine(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"object": "list", "data": []})
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    app = gateway(httpx.MockTransport(engine), forward_xargs=True, hang_s=0.3)
+    async with client_of(app) as client:
+        call = asyncio.create_task(client.post("/chat/completions", json={"messages": MESSAGES}))
+        async with asyncio.timeout(60):
+            while not call.done():
+                assert (await client.get("/models")).status_code == 200
+                await asyncio.sleep(0.05)
+    assert (call.result().status_code, call.result().json()["error"]["code"]) == (504, "upstream_timeout")
+
+
 REFUSAL = "deadline_infeasible: it is too late [earliest_feasible_s=4.5]"
 
 

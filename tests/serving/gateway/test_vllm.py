@@ -30,6 +30,7 @@ async def test_one_command_serves_every_endpoint_and_tags_reach_the_scheduler(we
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path), "serve", "--engine", "vllm"),
         *("--port", "0", "--trace", str(moves), "--engine-log", str(tmp_path / "engine.log")),
+        "--vllm-arg=--tool-call-parser=hermes",
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None

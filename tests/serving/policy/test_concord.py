@@ -157,6 +157,25 @@ def test_the_price_of_a_preemption_is_the_prefill_to_be_done_again() -> None:
     assert len(Concord().decide(View(able, [call], cached), NOW).preempt) == 1
 
 
+@pytest.mark.parametrize(("length", "moved"), [(150, 0), (10, 1)])
+def test_where_slots_are_contested_a_trade_must_bring_four_times_what_it_takes(length: int, moved: int) -> None:
+    """Three of the same that must begin now, and one slot. Against 300 tokens, 150 are too little to gain by."""
+    able = capacity(1, 1, can_preempt=True)
+    victim = running(9, SloClass.DEADLINE, length=310, deadline=NOW + 3.2, cached_tokens=110)
+    calls = [view(i, deadline=NOW + 0.02 + length / 100, length=length) for i in (1, 2, 3)]
+    assert len(Concord().decide(View(able, calls, [victim]), NOW).preempt) == moved
+    eager = Concord(ConcordOptions(contested_margin=0.1))
+    assert len(eager.decide(View(able, calls, [victim]), NOW).preempt) == 1
+
+
+@pytest.mark.parametrize(("urgent", "moved"), [(1, 1), (3, 0)])
+def test_a_late_victim_is_free_only_while_slots_are_not_contested(urgent: int, moved: int) -> None:
+    able = capacity(1, 1, can_preempt=True)
+    late = running(9, SloClass.DEADLINE, length=310, deadline=NOW + 2, cached_tokens=110)  # it needs 3 s
+    calls = [view(i, deadline=NOW + 1.6, length=150) for i in range(1, urgent + 1)]
+    assert len(Concord().decide(View(able, calls, [late]), NOW).preempt) == moved
+
+
 def test_the_paused_go_on_when_slots_are_free() -> None:
     paused = [running(i, state=State.PAUSED) for i in (1, 2)]
     verdict = Concord().decide(View(capacity(10, 8, can_pause=True), [], [], paused), NOW)

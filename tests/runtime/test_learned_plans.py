@@ -1,0 +1,77 @@
+"""A plan that leaves snapshots out does what one with all of them does, also where the compiler could not see why a
+snapshot was needed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import learned_app as app
+import pytest
+
+from ramify import Runtime
+from ramify.compiler.plan import OpKind
+from ramify.runtime.errors import RunFailed, RunWaiting
+
+ELSEWHERE = """
+def forgiving(function):
+    async def inner():
+        try:
+            return await function()
+        except ValueError:
+            return None
+    return inner
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learned_plans: None) -> Iterator[None]:
+    """`forgiven` is made in a module that is of no project of ours."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "of_another_project.py").write_text(ELSEWHERE)
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    import of_another_project
+
+    monkeypatch.setattr(app, "forgiven", of_another_project.forgiving(app.breaks))
+    app.BEGUN.clear()
+    yield
+    del sys.modules["of_another_project"]
+
+
+@pytest.mark.parametrize("workflow", [app.by_a_decorator, app.by_another_project, app.calls_it])
+async def test_what_others_catch_costs_no_state(runtime: Runtime, workspace: Path, workflow: Any) -> None:
+    files = ["a", "b", "hello.txt", *(["inside"] if workflow is app.calls_it else [])]
+    assert await runtime.run(workflow, workspace=workspace) == files
+    done = list(app.BEGUN)
+    run = str(runtime.last_run_id)
+    assert [row.op_id for row in await runtime.journal() if row.key.endswith("|BEFORE")] == (
+        ["break.unseen"] if workflow is app.by_another_project else []
+    )
+    first = next(one for one in await runtime.store.checkpoints(run) if one.seq)  # type: ignore[arg-type]
+    app.BEGUN.clear()
+    assert await runtime.resume(run, back_to=first.id) == files
+    assert done[1:] == app.BEGUN, "what came before the state that was kept is not done again"
+
+
+async def test_what_was_done_before_a_question_is_not_done_again(runtime: Runtime, workspace: Path) -> None:
+    with pytest.raises(RunWaiting):
+        await runtime.run(app.asks, workspace=workspace)
+    with pytest.raises(RunWaiting):
+        await runtime.resume(str(runtime.last_run_id), answer=True)
+    assert await runtime.resume(str(runtime.last_run_id), answer=True) == ["a", "b", "c", "hello.txt"]
+    assert app.BEGUN == ["a", "b", "c"]
+
+
+async def test_a_run_that_has_failed_keeps_a_state_before_each_step(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was that nobody foresaw, the resume does not meet it twice."""
+    with monkeypatch.context() as failing:
+        failing.setattr(app, "forgiven", app.breaks)
+        with pytest.raises(RunFailed):
+            await runtime.run(app.by_another_project, workspace=workspace)
+    run = str(runtime.last_run_id)
+    assert await runtime.resume(run) == ["a", "b", "hello.txt"]
+    assert [row.kind for row in await runtime.journal() if row.key.endswith("|BEFORE")] == [OpKind.SEAL]
