@@ -28,7 +28,7 @@ from itertools import islice
 
 from ramify.serving.policy.displace import Displacement, displace
 from ramify.serving.policy.jobs import NEVER, Job, JobBook
-from ramify.serving.policy.keep import left_out
+from ramify.serving.policy.keep import keep
 from ramify.serving.policy.types import (
     Finished,
     Refusal,
@@ -79,7 +79,7 @@ class Concord:
         token_s = pace_s(capacity, view.running)
         book.follow(view, token_s)
         queue = book.by_laxity()
-        next_late = min([job.late_at for job in queue], default=NEVER)
+        next_late = book.next_late()
         late: list[Job] = []
         drop: tuple[Refusal, ...] = ()
         if next_late <= now:
@@ -96,15 +96,18 @@ class Concord:
         moves = Displacement()
         if len(queue) > capacity.free:
             running = book.of(view.running)
-            contested = not _fits(book.by_deadline(), running, self.options.headroom, now)
+            by_deadline = book.by_deadline()
+            running_due = sorted([(job.due, job.work_s, job.late_at) for job in running])
+            contested = not _fits(by_deadline.jobs, running_due, self.options.headroom, now)
             if contested:
-                out = left_out(book.by_deadline(), running, self.options.reserve, now)
-                kept = [job for job in queue if job.counts and job.key not in out]
-                rest = [job for job in book.by_density() if job.key in out or not job.counts]
+                in_time = [(due, work_s) for due, work_s, late_at in running_due if late_at > now]
+                kept = keep(by_deadline, in_time, self.options.reserve, now)
+                queue = [job for job in queue if job in kept]
+                rest = [job for job in book.by_density() if job not in kept]
                 if late or drop:
                     rest = [job for job in rest if job.late_at > now]
-                queue = kept + rest
-                queue = self._with_floors(_heaviest_first(queue, now), running, capacity.slots, now)
+                queue = _heaviest_first(queue + rest, book.heaviest(), now)
+                queue = self._with_floors(queue, running, capacity.slots, now)
             moves = self._displacement(view, queue, running, now, contested)
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
@@ -127,8 +130,8 @@ class Concord:
                 first += islice(claims, owed)
         if not first:
             return queue
-        placed = {job.id for job in first}
-        return first + [job for job in queue if job.id not in placed]
+        placed = set(first)
+        return first + [job for job in queue if job not in placed]
 
     def _displacement(
         self, view: View, queue: list[Job], running: list[Job], now: float, contested: bool
@@ -183,19 +186,21 @@ class Concord:
         return max(64, int(spare_ms / step.per_prefill_ms))
 
 
-def _fits(waiting: list[Job], running: list[Job], headroom: float, now: float) -> bool:
+def _fits(
+    waiting: list[Job], running_due: list[tuple[float, float, float]], headroom: float, now: float
+) -> bool:
     """Can all of it be met, with room for what will come? For each deadline, the GPU's time until then covers
     `headroom` times the work due before it, later stages included, and then the request itself; by medians.
 
     The demand test of earliest-deadline-first on one machine, whose time is what a full batch shares: prefill is in
-    it, which slots' time would leave out. `waiting` has the earliest deadline first.
+    it, which slots' time would leave out. `waiting` has the earliest deadline first, and so has `running_due`:
+    deadline and work of what runs.
     """
-    first_due = sorted([(job.due, job.work_s) for job in running])
     i, demand = 0, 0.0
     for job in waiting:
         due = job.due
-        while i < len(first_due) and first_due[i][0] <= due:
-            demand += first_due[i][1]
+        while i < len(running_due) and running_due[i][0] <= due:
+            demand += running_due[i][1]
             i += 1
         if job.counts and job.late_at > now:
             left = due - now
@@ -205,10 +210,10 @@ def _fits(waiting: list[Job], running: list[Job], headroom: float, now: float) -
     return True
 
 
-def _heaviest_first(queue: list[Job], now: float) -> list[Job]:
+def _heaviest_first(queue: list[Job], heaviest: float, now: float) -> list[Job]:
     """By density, but that a job which is worth more than all that stands before it, and is late if it waits for
-    them, goes first: what greedy packing by density needs to be no worse than the best single job."""
-    heaviest = max([job.weight for job in queue], default=0.0)
+    them, goes first: what greedy packing by density needs to be no worse than the best single job. None in the queue is
+    worth more than `heaviest`."""
     worth, wait_s, best = 0.0, 0.0, None
     for job in queue:
         if worth >= heaviest:

@@ -11,43 +11,67 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from sys import float_info
 
-from ramify.serving.policy.jobs import Job
-from ramify.serving.policy.types import RequestId
+from ramify.serving.policy.jobs import NEVER, ByDeadline, Job
+
+_DENSEST = float_info.max  # where nothing is kept, so that nothing is denser
 
 
-def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: float, now: float) -> set[str | RequestId]:
-    """The keys of what is not kept. `waiting` has the earliest deadline first.
+def keep(
+    waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserve: float, now: float
+) -> set[Job]:
+    """What is kept. `running_due` has the earliest deadline first: the deadline and the work of each that runs and is
+    not late.
 
     Before each deadline the GPU must have time for `reserve` times the work due before it, later stages included,
     and then for the request itself; by medians. The reserve is for what has not come yet and will be denser. What
     has no SLO, or is late anyhow, is not asked about.
     """
-    first_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now], reverse=True)
-    demand = 0.0
-    # A heap, the least dense at its head, and of equals the youngest.
-    kept: list[tuple[float, float, int, str | RequestId]] = []
-    work: dict[str | RequestId, float] = {}
-    out: set[str | RequestId] = set()
-    for job in waiting:
-        key = job.key
-        if key in out or job.late_at <= now or not job.counts:
+    demand, at = 0.0, 0
+    next_due = running_due[0][0] if running_due else NEVER
+    # A heap, the least dense at its head, and of equals the youngest: with the work and the job of what is by itself,
+    # and the name of a unit.
+    heap: list[tuple[float, float, int, float, Job | str]] = []
+    head = _DENSEST  # the density at the heap's head
+    units: dict[str, tuple[float, list[Job]]] = {}  # kept: their work so far, and the members met
+    out: set[str] = set()  # units with a member that is left out
+    for job, due, start_by, lone_density in zip(*waiting, strict=True):
+        if next_due <= due:
+            while at < len(running_due) and running_due[at][0] <= due:
+                demand += running_due[at][1]
+                at += 1
+            next_due = running_due[at][0] if at < len(running_due) else NEVER
+        left = start_by - now
+        # By itself, does not fit and is what would have to go; or it has no SLO.
+        if lone_density <= head and reserve * demand > left:
             continue
-        while first_due and first_due[-1][0] <= job.due:
-            demand += first_due.pop()[1]
-        left = job.due - job.before_s - now
-        mine = work.get(key, 0.0)
-        # It is late by itself, or does not fit and is what would have to go.
-        if left < 0.0 or (reserve * (demand - mine) > left and not (kept and kept[0][0] < job.density)):
-            out.add(key)
-            demand -= work.pop(key, 0.0)
+        unit = job.unit
+        if job.late_at <= now or (left < 0.0 if unit is None else unit in out):
             continue
-        if key not in work:
-            heappush(kept, (job.density, -job.view.arrived, -job.id, key))
-        work[key] = mine + job.work_s
-        demand += job.work_s
-        while key in work and reserve * (demand - work[key]) > left:
-            least = heappop(kept)[-1]
-            out.add(least)
-            demand -= work.pop(least, 0.0)
-    return out
+        mine = work_s = job.work_s
+        if unit is None:
+            heappush(heap, (lone_density, -job.view.arrived, -job.id, work_s, job))
+        else:
+            before_s, members = units.get(unit, (0.0, []))
+            if left < 0.0 or (job.density <= head and reserve * (demand - before_s) > left):
+                out.add(unit)
+                units.pop(unit, None)
+                demand -= before_s
+                continue
+            mine = before_s + work_s
+            if not members:
+                heappush(heap, (job.density, -job.view.arrived, -job.id, 0.0, unit))
+            units[unit] = mine, [*members, job]
+        demand += work_s
+        while reserve * (demand - mine) > left:
+            least_s, least = heappop(heap)[3:]
+            if isinstance(least, str):
+                out.add(least)
+                least_s, _ = units.pop(least, (0.0, []))
+            demand -= least_s
+            if least is job or least == unit:
+                break
+        head = heap[0][0] if heap else _DENSEST
+    kept = {least for *_, least in heap if not isinstance(least, str)}
+    return kept.union(*[members for _, members in units.values()])
