@@ -186,9 +186,7 @@ class Concord:
         return max(64, int(spare_ms / step.per_prefill_ms))
 
 
-def _fits(
-    waiting: list[Job], running_due: list[tuple[float, float, float]], headroom: float, now: float
-) -> bool:
+def _fits(waiting: list[Job], running_due: list[tuple[float, float, float]], headroom: float, now: float) -> bool:
     """Can all of it be met, with room for what will come? For each deadline, the GPU's time until then covers
     `headroom` times the work due before it, later stages included, and then the request itself; by medians.
 
@@ -212,8 +210,8 @@ def _fits(
 
 def _heaviest_first(queue: list[Job], heaviest: float, now: float) -> list[Job]:
     """By density, but that a job which is worth more than all that stands before it, and is late if it waits for
-    them, goes first: what greedy packing by density needs to be no worse than the best single job. None in the queue is
-    worth more than `heaviest`."""
+    them, goes first: what greedy packing by density needs to be no worse than the best single job. None in the queue
+    is worth more than `heaviest`."""
     worth, wait_s, best = 0.0, 0.0, None
     for job in queue:
         if worth >= heaviest:

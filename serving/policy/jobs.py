@@ -85,12 +85,18 @@ class ByDeadline(NamedTuple):
     due: Sequence[float]
     start_by: Sequence[float]  # -NEVER for what has no SLO
     lone_density: Sequence[float]  # NEVER for a unit's member, whose density changes; 0 for what has no SLO
+    late_at: Sequence[float]
+    work_s: Sequence[float]
+    arrived: Sequence[float]
 
 
 _IN_SWEEP: tuple[Callable[[Job], float], ...] = (
     attrgetter("due"),
     lambda job: job.start_by if job.counts else -NEVER,
     lambda job: 0.0 if not job.counts else job.density if job.unit is None else NEVER,
+    attrgetter("late_at"),
+    attrgetter("work_s"),
+    attrgetter("view.arrived"),
 )
 
 

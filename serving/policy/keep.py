@@ -18,9 +18,7 @@ from ramify.serving.policy.jobs import NEVER, ByDeadline, Job
 _DENSEST = float_info.max  # where nothing is kept, so that nothing is denser
 
 
-def keep(
-    waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserve: float, now: float
-) -> set[Job]:
+def keep(waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserve: float, now: float) -> set[Job]:
     """What is kept. `running_due` has the earliest deadline first: the deadline and the work of each that runs and is
     not late.
 
@@ -36,7 +34,8 @@ def keep(
     head = _DENSEST  # the density at the heap's head
     units: dict[str, tuple[float, list[Job]]] = {}  # kept: their work so far, and the members met
     out: set[str] = set()  # units with a member that is left out
-    for job, due, start_by, lone_density in zip(*waiting, strict=True):
+    jobs, dues, starts, densities, late_at, works, arrived = waiting
+    for i, (due, start_by, lone_density) in enumerate(zip(dues, starts, densities, strict=True)):
         if next_due <= due:
             while at < len(running_due) and running_due[at][0] <= due:
                 demand += running_due[at][1]
@@ -46,12 +45,13 @@ def keep(
         # By itself, does not fit and is what would have to go; or it has no SLO.
         if lone_density <= head and reserve * demand > left:
             continue
+        job = jobs[i]
         unit = job.unit
-        if job.late_at <= now or (left < 0.0 if unit is None else unit in out):
+        if late_at[i] <= now or (left < 0.0 if unit is None else unit in out):
             continue
-        mine = work_s = job.work_s
+        mine = work_s = works[i]
         if unit is None:
-            heappush(heap, (lone_density, -job.view.arrived, -job.id, work_s, job))
+            heappush(heap, (lone_density, -arrived[i], -job.id, work_s, job))
         else:
             before_s, members = units.get(unit, (0.0, []))
             if left < 0.0 or (job.density <= head and reserve * (demand - before_s) > left):
@@ -61,7 +61,7 @@ def keep(
                 continue
             mine = before_s + work_s
             if not members:
-                heappush(heap, (job.density, -job.view.arrived, -job.id, 0.0, unit))
+                heappush(heap, (job.density, -arrived[i], -job.id, 0.0, unit))
             units[unit] = mine, [*members, job]
         demand += work_s
         while reserve * (demand - mine) > left:

@@ -1,0 +1,91 @@
+"""The sweep over columns against the plain one, on one book that follows changing views."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from heapq import heappop, heappush
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.serving.policy.jobs import Job, JobBook
+from ramify.serving.policy.keep import keep
+from ramify.serving.policy.types import CompoundView, GroupView, RequestId, RequestView, SloClass, State, View
+from tests.serving.policy.test_concord import capacity
+from tests.serving.policy.views import NOW, view
+
+
+def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: float, now: float) -> set[str | RequestId]:
+    """Moore and Hodgson's rule as it is told in docs/decisions/210, job by job."""
+    first_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now], reverse=True)
+    demand = 0.0
+    heap: list[tuple[float, float, int, str | RequestId]] = []
+    work: dict[str | RequestId, float] = {}
+    out: set[str | RequestId] = set()
+    for job in waiting:
+        key = job.key
+        if key in out or job.late_at <= now or not job.counts:
+            continue
+        while first_due and first_due[-1][0] <= job.due:
+            demand += first_due.pop()[1]
+        left = job.due - job.before_s - now
+        mine = work.get(key, 0.0)
+        if left < 0.0 or (reserve * (demand - mine) > left and not (heap and heap[0][0] < job.density)):
+            out.add(key)
+            demand -= work.pop(key, 0.0)
+            continue
+        if key not in work:
+            heappush(heap, (job.density, -job.view.arrived, -job.id, key))
+        work[key] = mine + job.work_s
+        demand += job.work_s
+        while key in work and reserve * (demand - work[key]) > left:
+            least = heappop(heap)[-1]
+            out.add(least)
+            demand -= work.pop(least, 0.0)
+    return out
+
+
+def crowd(chance: random.Random, old: dict[int, RequestView], now: float) -> View:
+    """Forty that want more than there is time for, some of them as they were; few values, so that many are equal."""
+    calls = {}
+    for id_ in chance.sample(range(60), 40):
+        kind, due = chance.choice(list(SloClass)), now + chance.choice([-1, 1, 2, 4, 8, 16, 32])
+        calls[id_] = view(
+            id_,
+            kind,
+            chance.choice([50, 100, 200]),
+            arrived=NOW - chance.choice([1, 2]),
+            deadline=due if kind is SloClass.DEADLINE else None,
+            ttft=due if kind is SloClass.LATENCY else None,
+            compound=CompoundView(f"c{chance.randrange(4)}", deadline=due) if kind is SloClass.COMPOUND else None,
+            group=GroupView(f"g{chance.randrange(3)}", 4, 2) if chance.random() < 0.2 else None,
+            weight=chance.choice([1.0, 1.0, 5.0]),
+            state=chance.choice([State.WAITING, State.PREEMPTED]) if id_ < 50 else State.RUNNING,
+        )
+        if id_ in old and chance.random() < 0.8:
+            calls[id_] = old[id_]
+    by_running = [[call for call in calls.values() if (call.state is State.RUNNING) is it] for it in (False, True)]
+    return View(capacity(8), *by_running)
+
+
+@given(st.integers(0, 2**32), st.sampled_from([0.1, 0.3, 1.0]), st.floats(0, 2), st.sampled_from([1.0, 1.2]))
+@settings(max_examples=150, deadline=None)
+def test_it_keeps_what_the_plain_sweep_keeps_whatever_was_seen_before(
+    seed: int, reserve: float, step_s: float, slower: float
+) -> None:
+    book, chance, now, token_s = JobBook(0.5, 0.1, 120.0, 0.25), random.Random(seed), NOW, 0.01
+    old: dict[int, RequestView] = {}
+    for _ in range(4):
+        seen = crowd(chance, old, now)
+        old = {call.id: call for call in (*seen.waiting, *seen.running)}
+        book.follow(seen, token_s)
+        waiting, running = book.by_deadline().jobs, book.of(seen.running)
+        assert [job.due for job in waiting] == sorted([job.due for job in waiting])
+        out = left_out(waiting, running, reserve, now)
+        running_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now])
+        kept = keep(book.by_deadline(), running_due, reserve, now)
+        assert kept == {job for job in waiting if job.counts and job.late_at > now and job.key not in out}
+        assert book.next_late() == min([job.late_at for job in waiting])
+        assert book.heaviest() == max([job.weight for job in waiting])
+        now, token_s = now + step_s, token_s * slower
