@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from ramify.fork_engine.staying import Stayed
@@ -129,7 +129,13 @@ def unlinked(seen: Shown) -> Shown:
     return {path: found[:4] for path, found in seen.items()}
 
 
+def as_told(seen: Shown, kind: str) -> Shown:
+    """Mounted with `userxattr`, the kernel numbers a linked lower file's names apart: no links are to be seen."""
+    return unlinked(seen) if kind == "user" else seen
+
+
 @PROPERTY
+@example(first=[("link", "a", "n\n")], second=[])
 @given(first=SCRIPTS, second=SCRIPTS)
 def test_a_snapshot_is_what_the_mount_showed(first: Any, second: Any, new_bench: Any, kind: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -140,7 +146,10 @@ def test_a_snapshot_is_what_the_mount_showed(first: Any, second: Any, new_bench:
         base = bench.store.import_tree(user).snapshot
         one, saw_one = seal(bench, kind, base, first)
         two, saw_two = seal(bench, kind, one, second)
-        assert inside.shown(bench.tree(one)) == saw_one  # rolling back is a fork of the earlier one
+        # rolling back is a fork of the earlier one
+        assert as_told(inside.shown(bench.tree(one)), kind) == as_told(
+            saw_one, kind
+        )  # rolling back is a fork of the earlier one
         assert unlinked(inside.shown(bench.tree(two))) == unlinked(saw_two)
         assert inside.shown(bench.tree(base)) == inside.shown(user)
         plain = [operation for operation in first if operation[0] != "link"]
@@ -165,7 +174,7 @@ def test_an_upper_that_stays_is_sealed_as_it_changed(first: Any, second: Any, ne
             saw = in_world(kind, list(bench.store.lower_dirs(base)), upper, script)
             sealed = bench.store.seal_upper(upper, base, **bench.seal, move=False, stayed=stays)
             whole = bench.store.seal_upper(upper, base, **bench.seal, move=False)
-            assert inside.shown(bench.tree(sealed)) == saw
+            assert as_told(inside.shown(bench.tree(sealed)), kind) == as_told(saw, kind)
             assert sealed.content_key == whole.content_key
             told = {"outside": upper, "move": False}
             over = bench.store.seal_upper(empty, base, **bench.seal, **told, stayed=beside)

@@ -171,6 +171,7 @@ async def test_a_head_that_does_not_come_is_not_waited_for(
             said.startswith(b"HTTP/1.1 408 ")
             and json.loads(said.partition(b"\r\n\r\n")[2])["error"]["param"] == "head"
         )
+        monkeypatch.undo()
         assert await stands(url)
 
 

@@ -30,7 +30,7 @@ async def test_one_command_serves_every_endpoint_and_tags_reach_the_scheduler(we
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path), "serve", "--engine", "vllm"),
         *("--port", "0", "--trace", str(moves), "--engine-log", str(tmp_path / "engine.log")),
-        "--vllm-arg=--tool-call-parser=hermes",
+        *("--vllm-arg=--enable-auto-tool-choice", "--vllm-arg=--tool-call-parser=hermes"),
         stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
@@ -82,7 +82,7 @@ async def drive(client: openai.AsyncOpenAI) -> None:
     tool: Any = {"type": "function", "function": {"name": "look_up", "parameters": city}}
     named: Any = {"type": "function", "function": {"name": "look_up"}}
     chat = await client.chat.completions.create(
-        model="default", messages=ASK, max_tokens=40, temperature=0, tools=[tool], tool_choice=named
+        model="default", messages=ASK, max_tokens=120, temperature=0, tools=[tool], tool_choice=named
     )
     calls: Any = chat.choices[0].message.tool_calls
     assert [call.function.name for call in calls] == ["look_up"]
