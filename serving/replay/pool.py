@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -95,7 +95,8 @@ def run_all(
     for job in dict.fromkeys(jobs):
         path = kept / f"{job.key}.json"
         if path.exists():
-            done[job] = Result.from_json(path.read_text(encoding="utf-8"))
+            found = Result.from_json(path.read_text(encoding="utf-8"))
+            done[job] = replace(found, job=job)  # the same by its key, if from files at another place
             told(done[job], True)
         else:
             todo.put(job)
