@@ -134,6 +134,13 @@ class History:
     def effects_of(self, step: Moment) -> tuple[EffectRecord, ...]:
         return () if step.op is None else tuple(one for one in self.effects if one.key == step.op.key)
 
+    def result_of(self, row: OpRecord) -> str | None:
+        """JSON for people: what was recorded. What a LangGraph node returned is packed in its thread's own format,
+        which may load the user's types: of that its line, as in the lists of operations."""
+        if self.run.thread_id is not None and _is_packed(json.loads(row.result_json or "null")):
+            return json.dumps(row.summary, ensure_ascii=False)
+        return row.result_json
+
     @property
     def last_seq(self) -> int:
         return max((*(row.seq for row in self.ops[-1:]), *(row.seq for row in self.llm[-1:])), default=0)
@@ -249,6 +256,14 @@ def _ancestry(path: BranchPath) -> list[BranchPath]:
     """A path and those above it, from the root down."""
     parts = path.split("/")
     return [BranchPath("/".join(parts[: at + 1])) for at in range(len(parts))]
+
+
+def _is_packed(value: object) -> bool:
+    """Whether it is a serialiser's (kind, bytes)."""
+    match value:
+        case {"$": "tuple", "v": [str(), {"$": "bytes"}]}:
+            return True
+    return False
 
 
 def _below(row: OpRecord) -> str:

@@ -135,10 +135,15 @@ def state_at(
 
 
 def changed_channels(before: Channels | None, after: Channels | None) -> list[tuple[str, object, object]]:
-    """The keys of the state that differ, by name, with their values: `MISSING` where there was none."""
+    """The keys of the state that differ, by name, with their values: `MISSING` where there was none. That a step
+    which returns nothing was done is no difference: what it did is in the files."""
     old, new = before or {}, after or {}
     both = ((name, old.get(name, MISSING), new.get(name, MISSING)) for name in sorted({*old, *new}))
-    return [(name, was, now) for name, was, now in both if was != now]
+    return [(name, was, now) for name, was, now in both if _known(was) != _known(now)]
+
+
+def _known(value: object) -> object:
+    return None if value is MISSING else value
 
 
 def _of_thread(history: History, at: CheckpointRecord, database: str | Path | None) -> Channels | None:

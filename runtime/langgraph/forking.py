@@ -99,7 +99,7 @@ def channels_at(
             row = next(row for row in thread_rows(connection, record) if row.id == id)
             named = {name: id for name, id in json.loads(row.channels).items() if _is_users(name)}
             found = load(connection, named.values())
-            return {name: _shown(found[id]) for name, id in named.items()}
+            return {name: shown(found[id]) for name, id in named.items()}
     finally:
         engine.dispose()
 
@@ -225,7 +225,8 @@ def _is_users(channel: str) -> bool:
     return not channel.startswith(("__", "branch:", "join:"))
 
 
-def _shown(value: Serialised) -> object:
+def shown(value: Serialised) -> object:
+    """A JSON value that says what was kept, without the user's classes."""
     if value.kind in ("null", "empty"):
         return None
     if value.kind == "json":

@@ -8,7 +8,10 @@ import pytest
 from story import STARTED, Story, op, story
 
 from ramify.browse.history import End, History, read
+from ramify.browse.tui.facts import moment_lines
+from ramify.browse.web.views import moment_view
 from ramify.compiler.plan import OpKind
+from ramify.runtime import codec
 from ramify.runtime.records import ROOT, BranchPath, EffectRecord, EffectStatus, OpStatus
 from ramify.runtime.store import RunStore
 
@@ -97,3 +100,18 @@ async def test_a_run_that_went_back_is_read_anew(store: RunStore, told: Story) -
     await store.commit(run, ops=[op(20, OpKind.RESTORE)], undone_after=4)
     after = await read(store, run, since=before)
     assert [(one.seq, one.status) for one in after.ops][2:] == [(5, OpStatus.UNDONE), (20, OpStatus.DONE)]
+
+
+PACKED = codec.encode(("msgpack", b"\x82\xa1x"))
+
+
+def test_what_a_langgraph_node_returned_is_told_by_its_line_on_every_face(told: Story) -> None:
+    node = op(17, OpKind.RUN, step="plan", result_json=PACKED, summary="{'next': 'ümlaut'}")
+    own = replace(node, seq=18, result_json='{"kept": 1}')
+    thread = replace(of(told), run=replace(told.run, thread_id="t"), ops=(node, own))
+    views = [moment_view(one, thread) for one in thread.moments if one.op is not None]
+    assert [one.result for one in views] == ["\"{'next': 'ümlaut'}\"", '{"kept": 1}']
+    seen = [line.text for one in thread.moments if one.op is not None for line in moment_lines(one, thread, 80)]
+    assert any("{'next': 'ümlaut'}" in line for line in seen)
+    assert not any("msgpack" in line for line in seen)
+    assert replace(thread, run=told.run).result_of(node) == PACKED  # of a workflow: such a pair is its own

@@ -7,7 +7,7 @@ import pytest
 from story import op, story
 
 from ramify.browse.history import History
-from ramify.browse.state import Between, Variable, state_at
+from ramify.browse.state import MISSING, Between, Variable, changed_channels, state_at
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
@@ -68,3 +68,9 @@ def test_the_workspace_itself_came_from_nothing(snapshots: SnapshotStore, empty:
     base = replace(told.checkpoints[0], snapshot_id=empty.id)
     state = state_at(History(told.run, (op(1, OpKind.RUN),), (), (base,), ()), snapshots, base)
     assert (state.since, state.change, state.made, state.moments) == (None, None, None, ())
+
+
+def test_a_step_that_returned_nothing_is_no_difference() -> None:
+    before: dict[str, object] = {"was": 1, "same": 2}
+    after: dict[str, object] = {"same": 2, "new": 0, "quiet": None, "was": None}
+    assert changed_channels(before, after) == [("new", MISSING, 0), ("was", 1, None)]

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from abc import abstractmethod
 
 from textual import work
 from textual.app import App as Terminal
 
 from ramify.browse.tui.dialogs import Answer, Output, Question
+from ramify.browse.tui.lines import plain
 from ramify.browse.tui.nodes import Graph, Node
 from ramify.browse.tui.resuming import Resuming, command
 from ramify.cli.app import App
-from ramify.compiler.plan import OpKind
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.runtime.errors import RunError
-from ramify.runtime.records import CheckpointId, OpStatus, RunId, RunStatus
+from ramify.runtime.questions import open_questions
+from ramify.runtime.records import CheckpointId, RunId, RunStatus
 
 _RESUMED = {RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.FORKED, RunStatus.WAITING}
 
@@ -78,7 +81,8 @@ class Acting(Terminal[None]):
             return
         answer = None
         if run.status is RunStatus.WAITING:
-            answer = await self.push_screen_wait(Answer(_question(self.shown)))
+            asked = await asyncio.to_thread(_question, self.home, self.shown)
+            answer = await self.push_screen_wait(Answer(asked))
             if answer is None:
                 return
         elif await self.push_screen_wait(Question(f"Go on with run {run.id}?", [("y", "resume it")])) is None:
@@ -109,7 +113,20 @@ class Acting(Terminal[None]):
             self.resuming.stop()
 
 
-def _question(graph: Graph) -> str:
-    """What the run asked last."""
-    asked = [one for one in graph.history.moments if one.kind is OpKind.INTERRUPT and one.status is OpStatus.ASKED]
-    return asked[-1].summary if asked else ""
+def _question(home: App, graph: Graph) -> str:
+    """What the run waits for: the question that the next answer goes to."""
+    run = graph.history.run
+    if run.thread_id is not None:
+        from ramify.runtime.langgraph.asked import questions
+        from ramify.runtime.langgraph.errors import ThreadElsewhere
+
+        try:
+            return "\n".join(map(_said, questions(home.database, run)))
+        except ThreadElsewhere:
+            return "(Its checkpoints, and the question with them, are kept elsewhere.)"
+    asked = open_questions(graph.history.ops)
+    return _said(plain(json.loads(asked[0].result_json or "null"))) if asked else ""
+
+
+def _said(question: object) -> str:
+    return question if isinstance(question, str) else json.dumps(question, ensure_ascii=False, indent=2)

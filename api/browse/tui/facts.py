@@ -15,7 +15,7 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.records import OpStatus, RunRecord
 
 if TYPE_CHECKING:
-    from ramify.browse.history import Moment
+    from ramify.browse.history import History, Moment
     from ramify.browse.tui.details import Subject
 
 _QUIET = {OpKind.SEAL, OpKind.BARRIER, OpKind.PREFORK, OpKind.RELEASE, OpKind.ENTER}
@@ -37,7 +37,7 @@ def lines(of: Subject) -> Iterator[Line]:
     if told:
         yield from heading("What was done")
     for moment in told:
-        yield from moment_lines(moment, of.width)
+        yield from moment_lines(moment, of.graph.history, of.width)
     yield from heading("The run")
     yield from fact_lines(run_facts(of.graph.history.run, of.status))
     for name, value in (("arguments", of.graph.history.run.args_json), ("result", of.graph.history.run.result_json)):
@@ -49,7 +49,7 @@ def lines(of: Subject) -> Iterator[Line]:
         yield from wrapped(of.graph.history.run.error, of.width, Look.BAD, indent="  ")
 
 
-def moment_lines(moment: Moment, width: int) -> Iterator[Line]:
+def moment_lines(moment: Moment, history: History, width: int) -> Iterator[Line]:
     """A step with its result, or what it raised."""
     mark, look = "●", Look.GOOD
     if moment.status in (OpStatus.FAILED, OpStatus.UNDONE):
@@ -68,8 +68,8 @@ def moment_lines(moment: Moment, width: int) -> Iterator[Line]:
     elif (result := command_result(moment.op)) is not None:
         for one in command_lines(result):
             yield Line((("    ", Look.PLAIN), *one.spans))
-    elif moment.op.result_json not in (None, "null"):
-        yield from json_lines(moment.op.result_json or "null", width, indent="    ")
+    elif (value := history.result_of(moment.op)) not in (None, "null", '""'):
+        yield from json_lines(value or "null", width, indent="    ")
 
 
 def run_facts(run: RunRecord, status: str) -> list[tuple[str, str]]:

@@ -83,7 +83,7 @@ class _Answers:
 
     async def moment(self, request: Request) -> object:
         history = await self._reader.history(_run(request))
-        return views.moment_view(views.moment(history, request.path_params["seq"]))
+        return views.moment_view(views.moment(history, request.path_params["seq"]), history)
 
     async def plan(self, request: Request) -> object:
         history = await self._reader.history(_run(request))

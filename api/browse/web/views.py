@@ -150,14 +150,14 @@ def call_view(one: Moment) -> CallView:
     )
 
 
-def moment_view(one: Moment) -> MomentView:
+def moment_view(one: Moment, history: History) -> MomentView:
     """Raises `NotThere` where the row is a model call."""
     if one.op is None:
         raise NotThere(f"row {one.seq} is a model call")
     row = one.op
     attrs: Mapping[str, str] = dict(row.attrs)
     return MomentView(
-        row.seq, row.key, row.op_id, row.result_json, row.error, attrs, row.snapshot_in, row.snapshot_out
+        row.seq, row.key, row.op_id, history.result_of(row), row.error, attrs, row.snapshot_in, row.snapshot_out
     )
 
 

@@ -216,7 +216,7 @@ class CallView:
 
 @dataclass(frozen=True, slots=True)
 class MomentView:
-    """A row of the journal, whole. `result` is JSON as it was recorded."""
+    """A row of the journal, whole. `result`: JSON, see `History.result_of`."""
 
     seq: int
     key: str

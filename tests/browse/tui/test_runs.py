@@ -38,7 +38,7 @@ async def live() -> int:
 @workflow
 async def asking() -> str:
     await write("first")
-    answer = await interrupt("which colour?")
+    answer = await interrupt("which colour?\\nof all that there are")
     print("painting it", answer)
     return answer
 """
@@ -89,7 +89,9 @@ async def test_a_node_is_forked_and_the_fork_resumed_and_answered(
         await it.until(lambda: "which colour?" in it.screen and "exit 3" in it.screen)  # it waits: status 3
         await it.press("escape")
         await it.until(lambda: "waiting" in it.head)
-        await it.press("r", *"blue", "enter")
+        await it.press("r")
+        await it.until(lambda: "of all that there are" in it.screen and "JSON, or a text" in it.screen)
+        await it.press(*"blue", "enter")
         await it.until(lambda: "painting it blue" in it.screen and "exit 0" in it.screen)
         await it.press("escape")
         await it.until(lambda: "done" in it.head)
