@@ -57,7 +57,7 @@ async def make_runs(home: Path) -> tuple[RunId, RunId]:
         await runtime.run(solve, [1, 2, 3, 4], 5)  # so that the next one is expected to take as long
         await runtime.run(solve, [4, 7, 8, 8], 5)
         searched = runtime.last_run_id
-        await runtime.run(repair, NAMES, 40, workspace=PROGRAMS, deadline="30s")
+        await runtime.run(repair, NAMES, 40, workspace=PROGRAMS, deadline="45s")
         repaired = runtime.last_run_id
     assert searched is not None and repaired is not None
     return RunId(repaired), RunId(searched)

@@ -109,7 +109,9 @@ export class Gantt {
     const marks = this.ticks.map((tick) => h('span', {style: place(tick)}, said(tick, step)));
     if (due !== null) {
       const inside = due >= this.from && due <= this.to;
-      const look = inside ? place(due) : {right: '0', paddingRight: '8px'};
+      const share = this.share(due);
+      const before = {right: `${(1 - share) * 100}%`, paddingRight: '4px', borderLeft: 'none', borderRight: '1px solid var(--bad)'};
+      const look = !inside ? {right: '0', paddingRight: '8px'} : share > 0.75 ? before : place(due); // with room for its text
       marks.push(h('span', {class: 'deadline', style: look}, `deadline ${seconds(due)}${inside ? '' : ' ⟶'}`));
     }
     this.axis.replaceChildren(...marks);
