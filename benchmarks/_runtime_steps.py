@@ -106,6 +106,9 @@ class Floor(BaseCheckpointSaver[int]):
 
 
 def _postgres(address: str, size: int, steps: int) -> list[Row]:
+    if importlib.util.find_spec("langgraph.checkpoint.postgres") is None:
+        why = "LangGraph PostgresSaver: not installed (pip install 'ramify[bench]')"
+        return [row(f"durable superstep, PostgreSQL, {size} B", [], "ms", why, [], 0.8)]
     import psycopg
     from langgraph.checkpoint.postgres import PostgresSaver
 
