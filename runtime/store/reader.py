@@ -134,9 +134,8 @@ class Reader:
             names = [column[0] for column in cursor.description]
             found = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
         for row in found:
-            for name, value in row.items():
-                if type(value) is str and value.startswith(ESCAPED):
-                    row[name] = as_read(value)
+            if any(type(value) is str and value.startswith(ESCAPED) for value in row.values()):
+                row.update({name: as_read(value) for name, value in row.items() if type(value) is str})
         return found
 
 

@@ -57,7 +57,8 @@ class Browser(Acting, Finding):
         Binding("r", "resume", "Resume"),
         Binding("R", "runs", "Runs"),
         Binding("question_mark", "keys", "Keys", key_display="?"),
-        Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),  # also where something is asked
         Binding("o", "output", show=False),
         Binding("x", "stop_resume", show=False),
         Binding("F", "follow", show=False),
@@ -199,7 +200,17 @@ class Browser(Acting, Finding):
     def _subject(self, of: Graph, node: Node) -> Subject:
         against = self._marked if self._comparing and self._tab is Tab.FILES else None
         width = max(20, self._pane.size.width)
-        return Subject(of, node, self.snapshots, self._status, self.home.clock(), width, self._whole_run, against)
+        return Subject(
+            of,
+            node,
+            self.snapshots,
+            self.home.database,
+            self._status,
+            self.home.clock(),
+            width,
+            self._whole_run,
+            against,
+        )
 
     @on(LineView.Moved, "#branches")
     def _moved(self) -> None:
