@@ -76,8 +76,9 @@ class Said:
 
 
 @pytest.fixture
-def ramify(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
-    """Runs a command line in this process, on the home that `home` made."""
+def ramify(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    """Runs a command line in this process, on the home that `home` made, as a user whose own home has nothing."""
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "usual"))
 
     def run(*arguments: object) -> Said:
         capfd.readouterr()
