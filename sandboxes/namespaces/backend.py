@@ -28,7 +28,7 @@ from ramify.sandboxes.forking import all_of
 from ramify.sandboxes.helper import Helper
 from ramify.sandboxes.links import AgentLink
 from ramify.sandboxes.living import DEFAULT_PATH, Ground
-from ramify.sandboxes.namespaces.folders import READY, Folders
+from ramify.sandboxes.namespaces.folders import Folders
 from ramify.sandboxes.namespaces.orders import Over
 from ramify.sandboxes.namespaces.surroundings import Beside, Surroundings, bash_in
 from ramify.sandboxes.namespaces.view import PRIVATE, SCRATCH_PLACES
@@ -60,7 +60,7 @@ class NamespaceBackend(AgentBackend):
         self._around = Surroundings(self._session.folder, self._helper.trees, Path("~").expanduser())
         self._images: dict[tuple[str, int], LayerId] = {}
         (self._session.folder / "root").mkdir()
-        self._folders = Folders(self._session.folder / READY)
+        self._folders = Folders(self._session.folder)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -73,7 +73,10 @@ class NamespaceBackend(AgentBackend):
 
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec, self._folders.give(ground.folder))
+        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
+
+    def _new_folder(self) -> Path:
+        return self._folders.take()
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         return (await self.fork(snapshot, spec, 1))[0]
@@ -110,10 +113,9 @@ class NamespaceWorld(AgentWorld):
         around: Surroundings,
         snapshot: Snapshot,
         spec: WorldSpec,
-        fresh: bool,
     ) -> None:
         super().__init__(ground, snapshot, spec)
-        self._fresh = fresh  # its folders are there, empty
+        self._fresh = self._folder.exists()  # the folders of its first mount are there, empty
         self._helper, self._around = helper, around
         self._base = snapshot  # what is mounted below the uppers: older than the last seal, where that had to copy
         self._beside: list[Beside] = []
