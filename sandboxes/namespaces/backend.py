@@ -31,7 +31,7 @@ from ramify.sandboxes.living import DEFAULT_PATH, Ground
 from ramify.sandboxes.namespaces.folders import Folders
 from ramify.sandboxes.namespaces.orders import Over
 from ramify.sandboxes.namespaces.surroundings import Beside, Surroundings, bash_in
-from ramify.sandboxes.namespaces.view import PRIVATE, SCRATCH_PLACES
+from ramify.sandboxes.namespaces.view import PRIVATE, ROOT, SCRATCH_PLACES
 from ramify.sandboxes.recording import ShellState
 from ramify.sandboxes.scratch import remove_tree
 from ramify.sandboxes.tiers import criu, tracing
@@ -59,7 +59,6 @@ class NamespaceBackend(AgentBackend):
         assert self._helper is not None
         self._around = Surroundings(self._session.folder, self._helper.trees, Path("~").expanduser())
         self._images: dict[tuple[str, int], LayerId] = {}
-        (self._session.folder / "root").mkdir()
         self._folders = Folders(self._session.folder)
         return self
 
@@ -69,6 +68,7 @@ class NamespaceBackend(AgentBackend):
 
     def _new_helper(self) -> Helper:
         anchors = (Path(self._store.root).resolve(), self._session.folder)
+        (self._session.folder / ROOT).mkdir()
         return Helper(self._session.folder / "helper.log", anchors)
 
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
@@ -154,7 +154,6 @@ class NamespaceWorld(AgentWorld):
             view=View(
                 folder=str(self._folder),
                 store=str(self._ground.hidden[0]),
-                root=str(self._folder.parent / "root"),
                 points=[*(beside.point for beside in self._beside), self._tree_inside()],
                 hidden=[*map(str, self._ground.hidden), *self._around.exposed],
                 visible=[str(path) for path in self._visible()],

@@ -26,7 +26,7 @@ class Folders:
         self._restock()
 
     def take(self) -> Path:
-        """Where a new world is to be: there already, with the upper and the work folder of its first mount, or not."""
+        """Where a new world is to be: there with the upper and work folders of its first mount, or not there yet."""
         self._restock()
         return self._ready.pop() if self._ready else self._new()
 
