@@ -76,9 +76,8 @@ class Said:
 
 
 @pytest.fixture
-def ramify(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
-    """Runs a command line in this process, on the home that `home` made, as a user whose own home has nothing."""
-    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "usual"))
+def ramify(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
+    """Runs a command line in this process, on the home that `home` made."""
 
     def run(*arguments: object) -> Said:
         capfd.readouterr()
@@ -87,6 +86,12 @@ def ramify(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
         return Said(status, said.out, said.err)
 
     return run
+
+
+@pytest.fixture
+def no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own home, where weights are looked for too, is an empty one."""
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "usual"))
 
 
 @pytest.fixture
