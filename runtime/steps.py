@@ -21,6 +21,7 @@ from ramify.runtime.errors import (
     Diverged,
     EffectInDoubt,
     EffectRefused,
+    HiddenWrites,
     NotSerialisable,
     PlanMismatch,
     WrongReuse,
@@ -34,6 +35,7 @@ from ramify.runtime.run import RunScope, StepFrame, look_ahead, new_row, sealed_
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.scope import entered
 from ramify.runtime.worlds import Branch
+from ramify.runtime.wrote import files_written
 from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError
 
@@ -45,7 +47,7 @@ class StepTimeout(TimeoutError):
     """A step took longer than its own timeout."""
 
 
-FINAL = (EffectInDoubt, EffectRefused, WrongReuse)
+FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, WrongReuse)
 """What doing the step again does not mend."""
 
 DOUBTFUL = (StepTimeout, NotSerialisable, SandboxError)
@@ -109,7 +111,8 @@ async def _perform(pending: _Pending) -> Any:
         async with branch.lock:
             if run.careful or pending.op.kind is OpKind.BREAK:
                 await sealed_before(pending.scope, pending.key)
-            if pending.step.effect is Effect.READONLY and await _is_all_sealed(branch):
+            reads = pending.step.effect is Effect.READONLY or "beside" in pending.op.attrs
+            if reads and await _is_all_sealed(branch):
                 beside = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
                 aside = replace(pending, aside=True, scope=replace(pending.scope, branch=beside))
             if aside is None or not pending.op.attrs.get("beside"):
@@ -316,6 +319,8 @@ async def _seal(
     run, timings = pending.scope.run, dict[str, str]()
     if fork_s is not None and world is not None:
         timings |= {"fork_ms": f"{fork_s * 1000:.3f}", "layers": str(len(world.snapshot.layers))}
+    if world is not None and pending.aside and pending.step.effect is not Effect.READONLY:
+        await _refuse_changes(pending, world)
     if world is None or pending.aside or run.seal_op(pending.op) is None:
         return pending.scope.branch.snapshot if pending.aside else None, timings
     await held.enter_async_context(run.reuse.pins.held())
@@ -325,7 +330,21 @@ async def _seal(
     if sealed.layers != before.layers:
         held_bytes = await asyncio.to_thread(run.snapshots.layer_bytes, sealed.layers[-1])
         timings |= {"seal_ms": f"{(time.perf_counter() - begun) * 1000:.3f}", "sealed_bytes": str(held_bytes)}
+        timings |= files_written(run.snapshots, before, sealed)
     return sealed, timings
+
+
+async def _refuse_changes(pending: _Pending, world: World) -> None:
+    """The compiler saw it write nothing; what it did write, by code that the compiler does not see into, must not be
+    lost quietly."""
+    before = world.snapshot
+    async with pending.scope.run.reuse.pins.held():
+        after = await world.seal(flush=False)
+    if after.content_key != before.content_key:
+        raise HiddenWrites(
+            f"step {pending.step.name!r} ran beside others, since its own code writes to no file, but something that "
+            'it calls does: declare it, @step(effect="revertible"), and run it again'
+        )
 
 
 def _can_be_taken(sealed: Snapshot | None) -> bool:
