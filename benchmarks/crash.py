@@ -1,10 +1,11 @@
 """Kills at named crash points, on SQLite and PostgreSQL, and holds what is resumed against an unkilled run.
 
-    python benchmarks/crash.py [--points N] [--quick] [--json] [--seed N]
+    python benchmarks/crash.py [--points N] [--quick] [--json] [--seed N] [--log FILE]
 
 Points stand beside every commit, rename, flush, send and mount of the runtime and the fork engine (`crash.point`).
 With --json the last line is one object; `lost` and `duplicated` count effects at the receivers, `in_doubt` the doubts
 that were reported (and settled by asking the receiver). PostgreSQL is left out, and said so, where there is none.
+With --log, what a run that was stopped had done is taken from that file (its times are of the last part then).
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument(
+        "--workers", type=int, default=2 * (os.cpu_count() or 1), help="trials at once: each waits half of its time"
+    )
+    parser.add_argument("--log", type=Path, help="where each trial's line is kept; go on with those that it lacks")
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument(
         "--folder", type=Path, help="where homes are made (default: in memory where that is a folder)"
@@ -57,20 +61,29 @@ def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
             elif why := postgres.why_not():
                 print(f"PostgreSQL is left out: {why}", file=sys.stderr)
             else:
-                databases[name] = postgres.new_database(stack.enter_context(postgres.server()))
+                databases[name] = postgres.new_database(stack.enter_context(postgres.server(scratch)))
         known = harness.wholes(databases, folder)
         begun = time.monotonic()
         trials = harness.plan(known, points, given.seed)
-        done = list(harness.in_parallel(trials, known, databases, folder, given.workers))
+        log = given.log or folder / "trials"
+        done = list(harness.in_parallel(trials, known, databases, folder, given.workers, log))
         return _report(done, known, time.monotonic() - begun)
 
 
 def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, Any]:
     killed = [trial for trial in done if trial.killed_at]
     names = Counter(trial.killed_at for trial in killed)
+    hit = {(trial.scenario, trial.database, trial.killed_at) for trial in killed}
+    spared = [
+        f"{name}, {where[0]}, {where[1]}"
+        for where, whole in known.items()
+        for name in sorted(set(whole.passed))
+        if (*where, name) not in hit
+    ]
     lost, duplicated = sum(t.lost for t in done), sum(t.duplicated for t in done)
     failures = [
-        f"{t.scenario} on {t.database}, killed at {t.killed_at} (point {t.point}): {'; '.join(t.wrong)}"
+        f"{t.scenario} on {t.database}, killed {f'at {t.point} {t.nth}' if t.killed_at else 'nowhere'}: "
+        + "; ".join(t.wrong)
         for t in done
         if t.wrong
     ]
@@ -88,6 +101,7 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
         "in_doubt": sum(t.in_doubt for t in done),
         "failures": failures,
         "killed_at": dict(names.most_common()),
+        "never_killed_at": spared,
         "distinct_points": {f"{scenario}, {database}": len(t.passed) for (scenario, database), t in known.items()},
         "seconds": round(took_s, 1),
         "cpu_seconds": round(os.times().children_user + os.times().children_system, 1),

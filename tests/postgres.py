@@ -27,15 +27,15 @@ def why_not() -> str:
 
 
 @contextmanager
-def server() -> Iterator[str]:
-    """The address of a server that takes new databases."""
+def server(parent: Path | None = None) -> Iterator[str]:
+    """The address of a server that takes new databases. `parent`: where its folder is made."""
     given = os.environ.get("RAMIFY_TEST_POSTGRES")
     if given:
         yield given
         return
     bin_folder = binaries()
     assert bin_folder is not None, why_not()
-    with tempfile.TemporaryDirectory(prefix="ramify-pg-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ramify-pg-", dir=parent) as folder:
         if os.geteuid() == 0:  # postgres refuses to run as root
             shutil.chown(folder, "postgres")
         data, port = f"{folder}/data", _free_port()

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios
@@ -48,6 +48,7 @@ from ramify.serving.testing import ScriptedModel
 NAMES = ["ann", "bob"]
 TELLS = {"hello": 1, "bye": 1}
 _APPROVALS = 4
+_APART = "application_name=apart"  # makes the same database another address, so that the saver commits for itself
 _KEPT = (OpKind.RUN, OpKind.SEAL)
 """Of an entrypoint: its body is run again from its start, its tasks' results are served, their forks made anew."""
 
@@ -77,7 +78,8 @@ class Left:
 class Trial:
     scenario: Scenario
     database: str  # "sqlite" or "postgresql"
-    point: int | None
+    point: str = ""  # where it is killed; nowhere by itself
+    nth: int = 0  # when it passes that point for this time
     killed_at: str = ""  # the point's name; empty where the run ended before
     resumed: bool = False
     in_doubt: int = 0  # doubts that were reported, and settled by what the receiver has
@@ -148,7 +150,7 @@ def _child(trial: Trial, folder: Path, database: str, *, first: bool) -> None:
 
     def at(name: str) -> None:
         passed.append(name)
-        if first and len(passed) == trial.point:
+        if first and name == trial.point and passed.count(name) == trial.nth:
             (folder / "killed").write_text(name)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -223,8 +225,9 @@ async def _resumed(runtime: Runtime, run_id: str) -> tuple[Any, int]:
 def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
     config: Any = {"configurable": {"thread_id": str(folder)}}
     os.environ["RAMIFY_DATABASE"] = database
-    apart = scenario is Scenario.ENTRYPOINT and database.startswith("sqlite")  # two commits a superstep, not one
-    threads = f"sqlite:///{folder}/threads.db" if apart else database
+    threads = database
+    if scenario is Scenario.ENTRYPOINT:  # two commits a superstep, not one: the saver's own thread, or who waits
+        threads = f"sqlite:///{folder}/threads.db" if database.startswith("sqlite") else f"{database}?{_APART}"
     with (
         ramify.graph.Saver(threads) as saver,
         ramify.compile(
@@ -242,7 +245,11 @@ def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
             state = app.get_state(config).values  # it had ended
         else:
             fresh: Any = {"said": []} if scenario is Scenario.GRAPH else NAMES
-            state = asyncio.run(app.ainvoke(None if begun else fresh, config))
+            given = None if begun else fresh
+            if scenario is Scenario.GRAPH:  # the event loop must not wait: a thread of ours commits
+                state = asyncio.run(app.ainvoke(given, config))
+            else:  # who waits commits
+                state = app.invoke(given, config, durability="sync")
         snapshot = ramify.graph.snapshot_of(app, config)
     return asyncio.run(_left_of_graph(scenario, folder, database, state, snapshot)), 0
 
@@ -272,9 +279,7 @@ def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenari
     made = {}
     _warm(folder)
     for scenario, database in itertools.product(Scenario, databases):
-        trial = run(
-            Trial(scenario, database, None), folder / f"whole-{scenario.name}-{database}", databases[database]
-        )
+        trial = run(Trial(scenario, database), folder / f"whole-{scenario.name}-{database}", databases[database])
         if trial.left is None:
             raise RuntimeError(f"{scenario} on {database} does not end unkilled:\n{trial.error}")
         if trial.left.status != RunStatus.DONE:
@@ -299,16 +304,16 @@ def _warm(folder: Path) -> None:
 
 def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
     """`points` trials: each name in each scenario first, then every point as often as that makes, drawn by chance."""
-    every = [
-        (name, Trial(scenario, database, n))
-        for (scenario, database), whole in known.items()
-        for n, name in enumerate(whole.passed, 1)
-    ]
-    drawn = random.Random(seed).sample(every, len(every))
-    first = {(name, one.scenario, one.database): one for name, one in drawn}  # one stands for each name
-    ones = list(first.values())
-    others = [one for _, one in drawn if one not in ones]
-    return [replace(one) for one in itertools.islice(itertools.cycle(ones + others), points)]
+    chance = random.Random(seed)
+    first, every = [], []
+    for (scenario, database), whole in known.items():
+        for name, count in sorted(Counter(whole.passed).items()):
+            times = [Trial(scenario, database, name, nth) for nth in range(1, count + 1)]
+            first.append(chance.choice(times[: (count + 1) // 2]))  # the last may fall away: siblings share commits
+            every += times
+    others = [one for one in every if one not in first]
+    drawn = chance.sample(first, len(first)) + chance.sample(others, len(others))
+    return [replace(one) for one in itertools.islice(itertools.cycle(drawn), points)]
 
 
 def in_parallel(
@@ -317,34 +322,40 @@ def in_parallel(
     databases: dict[str, str | None],
     folder: Path,
     workers: int,
+    log: Path,
 ) -> Iterator[Trial]:
-    """The trials, judged, by forked workers; in the order in which they end."""
+    """The trials, judged, by forked workers. `log`: a line a trial; those that it has already are not done again."""
+    log.touch()
+    done = {json.loads(line)["number"] for line in log.read_text().splitlines()}
+    left = [(number, trial) for number, trial in enumerate(trials) if number not in done]
     for worker in range(workers):
         if os.fork() == 0:
             try:
-                _worker(trials[worker::workers], known, databases, folder / f"worker{worker}")
+                with log.open("a", buffering=1) as file:
+                    _worker(left[worker::workers], known, databases, folder / f"worker{worker}", file)
                 os._exit(0)
             except BaseException:  # noqa: BLE001  # a fork must not return to its parent's code
                 traceback.print_exc()
             os._exit(1)
-    if any(os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)):
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)]  # of all: nobody is left behind
+    if any(codes):
         raise RuntimeError("a worker failed: see above")
-    for worker in range(workers):
-        for line in (folder / f"worker{worker}" / "trials").read_text().splitlines():
-            said = json.loads(line)
-            yield Trial(**{**said, "scenario": Scenario(said["scenario"]), "left": None})
+    for line in log.read_text().splitlines():
+        said = json.loads(line)
+        if said.pop("number") < len(trials):
+            yield Trial(**{**said, "scenario": Scenario(said["scenario"])})
 
 
 def _worker(
-    trials: Sequence[Trial],
+    trials: Sequence[tuple[int, Trial]],
     known: dict[tuple[Scenario, str], Trial],
     databases: dict[str, str | None],
     folder: Path,
+    log: TextIO,
 ) -> None:
     folder.mkdir(parents=True)
-    with (folder / "trials").open("w", buffering=1) as file:  # a line a trial, also of a run that is stopped
-        for number, trial in enumerate(trials):
-            whole = known[trial.scenario, trial.database].left
-            assert whole is not None
-            judged = judge(run(trial, folder / str(number), databases[trial.database]), whole)
-            file.write(json.dumps({**asdict(judged), "left": None}) + "\n")
+    for number, trial in trials:
+        whole = known[trial.scenario, trial.database].left
+        assert whole is not None
+        judged = judge(run(trial, folder / str(number), databases[trial.database]), whole)
+        log.write(json.dumps({"number": number, **asdict(judged), "left": None, "passed": []}) + "\n")

@@ -21,11 +21,11 @@ def main() -> None:
     took = {}
     for scenario in scenarios:
         begun = time.monotonic()
-        harness.run(harness.Trial(scenario, "sqlite", None), folder / f"timed-{scenario.name}", None)
+        harness.run(harness.Trial(scenario, "sqlite"), folder / f"timed-{scenario.name}", None)
         took[scenario] = time.monotonic() - begun
     for number in range(trials):
         scenario = scenarios[number % len(scenarios)]
-        trial = harness.Trial(scenario, "sqlite", None)
+        trial = harness.Trial(scenario, "sqlite")
         trial = harness.run(trial, folder / str(number), None, delay_s=chance.uniform(0, took[scenario]))
         whole = known[scenario, "sqlite"].left
         assert whole is not None

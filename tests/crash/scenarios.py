@@ -3,6 +3,7 @@ LangGraph graph and entrypoint. Each is small; together they pass every kind of 
 
 from __future__ import annotations
 
+import asyncio
 import operator
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Annotated, Any, TypedDict
 from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 
-from ramify import Sandbox, fork, idempotency_key, llm, step, workflow
+from ramify import Sandbox, SyncSandbox, fork, idempotency_key, llm, step, workflow
 from ramify.fork_engine import crash
 from ramify.sandboxes.testing import Answer
 
@@ -111,14 +112,14 @@ def graph() -> StateGraph[State]:
 
 
 @task
-async def look(name: str, sandbox: Sandbox) -> str:
-    said = (await llm.chat(f"about {name}")).text
-    return (await sandbox.run(f"add {name} {said}")).stdout
+def look(name: str, sandbox: SyncSandbox) -> str:
+    said = asyncio.run(llm.chat(f"about {name}")).text
+    return sandbox.run(f"add {name} {said}").stdout
 
 
 @entrypoint()
-async def flow(names: list[str], sandbox: Sandbox) -> list[str]:
-    """Tasks one after the other, on forks of the entrypoint's world."""
-    await sandbox.run("add notes start")
-    seen = [await look(name) for name in names]
-    return [*seen, (await sandbox.run("add end end")).stdout]
+def flow(names: list[str], sandbox: SyncSandbox) -> list[str]:
+    """Tasks one after the other, on forks of the entrypoint's world. Synchronous: its threads wait for the saver."""
+    sandbox.run("add notes start")
+    seen = [look(name).result() for name in names]
+    return [*seen, sandbox.run("add end end").stdout]
