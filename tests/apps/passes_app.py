@@ -160,3 +160,27 @@ async def asks_in_a_loop(rounds: int) -> list[str]:
         await write(f"round {at}")
         said += await llm.propose(f"what about {at}?", n=2)
     return said
+
+
+@step
+async def peek(sandbox: Sandbox) -> str:
+    return (sandbox.path / "log").read_text()
+
+
+@workflow
+async def everything(question: str) -> list[str]:
+    """Something for each pass to do."""
+    await write("one")
+    await write("two")
+    seen = await asyncio.gather(peek(), peek())
+    ideas = await llm.propose(question, n=2)
+    async with fork(ideas) as branches:
+        outcomes = await branches.map(keep)
+        await outcomes[0].adopt()
+    return [*seen, *(outcome.value for outcome in outcomes), await peek()]
+
+
+@step(reuse=True)
+async def keep(sandbox: Sandbox, idea: str) -> str:
+    (sandbox.path / "idea").write_text(idea)
+    return idea
