@@ -58,4 +58,3 @@ def _row(switch: str, flow: Any, name: str, quick: bool) -> Row:
             with tempfile.TemporaryDirectory() as home:
                 asyncio.run(with_runtime(Path(home), think, work))
     return measured(name, times["with"], "s", peer=f"without {switch}", peer_value=median(times["without"]))
-

@@ -40,12 +40,12 @@ _SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] =
 _DECODE_SIMPLE = {name: decode for name, _, decode in _SIMPLE.values()}
 
 
-def encode(value: object) -> str:
-    """JSON of a value, ASCII only. Raises `NotSerialisable` naming the place inside the value."""
+def encode(value: object, what: str = "value") -> str:
+    """JSON of a value, ASCII only. Raises `NotSerialisable` naming the place inside the value, which is `what`."""
     try:
-        return json.dumps(_encode(value, "value"), separators=(",", ":"), ensure_ascii=True)
+        return json.dumps(_encode(value, what), separators=(",", ":"), ensure_ascii=True)
     except (RecursionError, ValueError) as error:  # a value that holds itself; an integer of thousands of digits
-        raise NotSerialisable(f"the value cannot be kept: {error}") from error
+        raise NotSerialisable(f"{what} cannot be kept: {error}") from error
 
 
 def decode(text: str) -> Any:

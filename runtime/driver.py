@@ -86,7 +86,7 @@ class Launch:
 
 async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[Skipped, ...]]:
     """Import the workspace and write the run's first rows. From here on it can be resumed."""
-    args_json = codec.encode([list(launch.args), launch.kwargs])
+    args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
     workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
     async with Pins(services.locks).held():  # until the run names what is imported
         imported = await asyncio.to_thread(_import, services.snapshots, workspace)
@@ -227,7 +227,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
     args, kwargs = codec.decode(run.record.args_json)
     try:
         with entered(RunScope(run, run.root)):
-            result_json = codec.encode(await outcome(function(*args, **kwargs)))
+            result_json = codec.encode(await outcome(function(*args, **kwargs)), "its result")
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))

@@ -67,7 +67,7 @@ def begin_step(
             "the plan was compiled from other code; compile it again"
         )
     scope.run.steps[step.name] = step
-    arguments = codec.encode(bind(step, args, kwargs))
+    arguments = codec.encode(bind(step, args, kwargs), f"step {step.name!r}: arguments")
     args_digest = codec.digest_text(arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(_Pending(scope, step, op, key, args_digest, arguments))
@@ -404,7 +404,7 @@ async def _attempt(pending: _Pending, face: Sandbox | None, attempt: int) -> tup
     limit = asyncio.timeout(step.timeout)
     try:
         async with limit:
-            result_json = codec.encode(await _call(pending, face, attempt))
+            result_json = codec.encode(await _call(pending, face, attempt), f"step {step.name!r}: its result")
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"step {step.name!r} took longer than its timeout of {step.timeout:g} s") from error

@@ -81,8 +81,10 @@ class Calls:
                 raise WorkflowError(what, where=tracer.scope.function.where(), mend="put @step on a `def`")
             self.steps[info.name], self.codes[info.name] = (info, self.sources.function(function)), function
         elif known[0].module != info.module or self._other_code(known[1], target):
-            what = f"two steps are called {info.name}, of {known[0].module} and of {info.module}"
-            raise WorkflowError(what, where=tracer.scope.function.where(), mend="rename one of them")
+            function = plain_function(target)
+            other = info.module if function is None else self.sources.function(function).where()
+            what = f"two steps are called {info.name}, at {known[1].where()} and at {other}"
+            raise WorkflowError(what, where=other, mend="rename one of them")
         return info.name
 
     def _other_code(self, known: Function, target: object) -> bool:
