@@ -94,6 +94,14 @@ class LengthSketch:
             return generated * (1 + (_OUTLIVED - 1) * q)
         return max(generated, self._at(done + q * (1.0 - done)))
 
+    def quantiles(self, first: float, second: float, generated: float = 0) -> tuple[float, float]:
+        """Two at once, for a scheduler that asks for both of every call."""
+        done = self.cdf(generated) if generated > 0 else 0.0
+        if done >= 1.0:
+            return generated * (1 + (_OUTLIVED - 1) * first), generated * (1 + (_OUTLIVED - 1) * second)
+        low, high = self._at(done + first * (1.0 - done)), self._at(done + second * (1.0 - done))
+        return max(generated, low), max(generated, high)
+
     def mean(self, generated: float = 0) -> float:
         """The expected length, given that it is longer than `generated` tokens."""
         sketch = self.condition(generated) if generated > 0 else self

@@ -16,18 +16,20 @@ What it does differently from the thesis's CALM, each for what it brought in rep
 6. What must start before a slot becomes free by itself displaces running work: by a pause, where there is KV for
    both, else by preemption, where the gain beats the prefill to be done again.
 
-What does not change while a request waits is worked out once (`_Job`); a decision is a pass over the requests and two
-sorts: O(N log N).
+What does not change while a request waits is worked out once (`jobs.py`); a decision is a few passes over their ids
+and one over their deadlines: O(N log N).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import filterfalse, islice
 
 from ramify.serving.policy.displace import Displacement, displace
-from ramify.serving.policy.jobs import NEVER, Job, JobBook
+from ramify.serving.policy.job import NEVER, Job
+from ramify.serving.policy.jobs import ByDeadline, JobBook
 from ramify.serving.policy.keep import keep
 from ramify.serving.policy.types import (
     Finished,
@@ -79,68 +81,81 @@ class Concord:
         token_s = pace_s(capacity, view.running)
         book.follow(view, token_s)
         queue = book.by_laxity()
-        next_late = book.next_late()
-        late: list[Job] = []
+        next_late = book.next_late(now)
+        late: list[RequestId] = []
         drop: tuple[Refusal, ...] = ()
-        if next_late <= now:
-            late = [job for job in queue if job.late_at <= now]
-            queue = [job for job in queue if job.late_at > now]
-            next_late = min([job.late_at for job in queue], default=NEVER)
+        if too_late := book.late(now):
+            late = [job.id for job in too_late]
+            queue = list(filterfalse(set(late).__contains__, queue))
             if self.options.refuse:
                 # What a client has seen the first tokens of is not taken back: it goes last.
                 ahead = queue if len(queue) >= capacity.free else []
-                drop = _refusals(
-                    [job for job in late if job.view.generated == 0], ahead, capacity.slots, now, token_s
-                )
-                late = [job for job in late if job.view.generated > 0]
+                refused = [job for job in too_late if job.view.generated == 0]
+                drop = _refusals(refused, book.jobs(ahead), capacity.slots, now, token_s)
+                late = [job.id for job in too_late if job.view.generated > 0]
         moves = Displacement()
         if len(queue) > capacity.free:
             running = book.of(view.running)
             by_deadline = book.by_deadline()
             running_due = sorted([(job.due, job.work_s, job.late_at) for job in running])
-            contested = not _fits(by_deadline.jobs, running_due, self.options.headroom, now)
+            contested = not _fits(by_deadline, running_due, self.options.headroom, now)
             if contested:
                 in_time = [(due, work_s) for due, work_s, late_at in running_due if late_at > now]
                 kept = keep(by_deadline, in_time, self.options.reserve, now)
-                queue = [job for job in queue if job in kept]
-                rest = [job for job in book.by_density() if job not in kept]
-                if late or drop:
-                    rest = [job for job in rest if job.late_at > now]
-                queue = _heaviest_first(queue + rest, book.heaviest(), now)
+                queue = list(filter(kept.__contains__, queue))
+                rest = filterfalse(kept.__contains__, book.by_density())
+                if too_late:
+                    rest = filterfalse({job.id for job in too_late}.__contains__, rest)
+                queue += rest
+                queue = self._heaviest_first(queue, now)
                 queue = self._with_floors(queue, running, capacity.slots, now)
-            moves = self._displacement(view, queue, running, now, contested)
+            worth = book.worth() - sum([job.weight for job in too_late])
+            moves = self._displacement(view, queue, worth, running, now, contested)
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
         return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
 
-    def _with_floors(self, queue: list[Job], running: list[Job], slots: int, now: float) -> list[Job]:
+    def _heaviest_first(self, queue: list[RequestId], now: float) -> list[RequestId]:
+        """By density, but that a job which is worth more than all that stands before it, and is late if it waits for
+        them, goes first: what greedy packing by density needs to be no worse than the best single job."""
+        worth, wait_s, best, heaviest = 0.0, 0.0, None, self._book.heaviest()
+        for job in self._book.jobs(queue):
+            if worth >= heaviest:
+                break
+            late = now + wait_s > job.start_by
+            if job.weight > worth > 0.0 and late and (best is None or job.weight > best.weight):
+                best = job
+            worth += job.weight
+            wait_s += job.work_s
+        return queue if best is None else [best.id, *[id_ for id_ in queue if id_ != best.id]]
+
+    def _with_floors(self, queue: list[RequestId], running: list[Job], slots: int, now: float) -> list[RequestId]:
         """Best first, but that each class with a floor and less than its share running goes first up to it.
 
         Best effort claims its floor only once it has waited out its default deadline: the oldest first.
         """
-        first: list[Job] = []
+        first: list[RequestId] = []
+        holds = Counter([job.view.slo_class for job in running])
         for slo_class, share in self.options.floors.items():
-            held = sum([job.view.slo_class is slo_class for job in running])
-            owed = max(1, round(share * slots)) - held
+            owed = max(1, round(share * slots)) - holds[slo_class]
             if owed > 0 and share > 0:
                 best_effort = slo_class is SloClass.BEST_EFFORT
-                claims = (
-                    self._book.overdue(now) if best_effort else (j for j in queue if j.view.slo_class is slo_class)
-                )
-                first += islice(claims, owed)
+                jobs = self._book.overdue(now) if best_effort else self._book.jobs(queue)
+                first += islice((job.id for job in jobs if job.view.slo_class is slo_class), owed)
         if not first:
             return queue
-        placed = set(first)
-        return first + [job for job in queue if job not in placed]
+        return first + list(filterfalse(set(first).__contains__, queue))
 
     def _displacement(
-        self, view: View, queue: list[Job], running: list[Job], now: float, contested: bool
+        self, view: View, queue: list[RequestId], worth: float, running: list[Job], now: float, contested: bool
     ) -> Displacement:
         able = view.capacity.can_pause or view.capacity.can_preempt
         if not able or not running or now < self._displaced_at + self.options.frame_s:
             return Displacement()
         margin = self.options.contested_margin if contested else None
-        moves = displace(queue, running, view.capacity, now, self.options.preempt_margin, margin)
+        free = view.capacity.free
+        head = list(self._book.jobs(queue[free : free + len(running)]))
+        moves = displace(head, worth, running, view.capacity, now, self.options.preempt_margin, margin)
         if moves.victims:
             self._displaced_at = now
         return moves
@@ -148,12 +163,12 @@ class Concord:
     def _verdict(
         self,
         view: View,
-        queue: list[Job],
+        queue: list[RequestId],
         moves: Displacement,
         drop: tuple[Refusal, ...],
         wake_at: float | None,
     ) -> Verdict:
-        order, resume = [job.id for job in queue], list[RequestId]()
+        order, resume = queue, list[RequestId]()
         admit = order[: view.capacity.free]
         if moves.starters or view.paused:
             admit += [job.id for job in moves.starters]
@@ -161,7 +176,7 @@ class Concord:
             resume = [id_ for id_ in admit if id_ in paused]
             admit = [id_ for id_ in admit if id_ not in paused]
             placed = paused.union(admit)
-            order = admit + [id_ for id_ in order if id_ not in placed]
+            order = admit + list(filterfalse(placed.__contains__, order))
         return Verdict(
             admit=tuple(admit),
             order=tuple(order),
@@ -186,44 +201,29 @@ class Concord:
         return max(64, int(spare_ms / step.per_prefill_ms))
 
 
-def _fits(waiting: list[Job], running_due: list[tuple[float, float, float]], headroom: float, now: float) -> bool:
+def _fits(waiting: ByDeadline, running_due: list[tuple[float, float, float]], headroom: float, now: float) -> bool:
     """Can all of it be met, with room for what will come? For each deadline, the GPU's time until then covers
     `headroom` times the work due before it, later stages included, and then the request itself; by medians.
 
     The demand test of earliest-deadline-first on one machine, whose time is what a full batch shares: prefill is in
-    it, which slots' time would leave out. `waiting` has the earliest deadline first, and so has `running_due`:
-    deadline and work of what runs.
+    it, which slots' time would leave out. `running_due` has the earliest deadline first, and with it the work.
     """
     i, demand = 0, 0.0
-    for job in waiting:
-        due = job.due
-        while i < len(running_due) and running_due[i][0] <= due:
-            demand += running_due[i][1]
-            i += 1
-        if job.counts and job.late_at > now:
-            left = due - now
-            if headroom * demand + job.before_s > left:
-                return False
-        demand += job.work_s
+    next_due = running_due[0][0] if running_due else NEVER
+    _, entries, dues, _, before, _, late_at = waiting
+    for due, before_s, late, entry in zip(dues, before, late_at, entries, strict=True):
+        if next_due <= due:
+            while i < len(running_due) and running_due[i][0] <= due:
+                demand += running_due[i][1]
+                i += 1
+            next_due = running_due[i][0] if i < len(running_due) else NEVER
+        if headroom * demand + before_s > due - now and now < late < NEVER:
+            return False
+        demand += entry[3]
     return True
 
 
-def _heaviest_first(queue: list[Job], heaviest: float, now: float) -> list[Job]:
-    """By density, but that a job which is worth more than all that stands before it, and is late if it waits for
-    them, goes first: what greedy packing by density needs to be no worse than the best single job. None in the queue
-    is worth more than `heaviest`."""
-    worth, wait_s, best = 0.0, 0.0, None
-    for job in queue:
-        if worth >= heaviest:
-            break
-        if job.weight > worth > 0.0 and now + wait_s > job.start_by and (best is None or job.weight > best.weight):
-            best = job
-        worth += job.weight
-        wait_s += job.work_s
-    return queue if best is None else [best, *[job for job in queue if job is not best]]
-
-
-def _refusals(late: list[Job], ahead: list[Job], slots: int, now: float, token_s: float) -> tuple[Refusal, ...]:
+def _refusals(late: list[Job], ahead: Iterable[Job], slots: int, now: float, token_s: float) -> tuple[Refusal, ...]:
     queued_s = sum([job.slot_s for job in ahead]) / max(1, slots)
     return tuple([Refusal(job.id, _why(job, now, token_s), round(job.before_s + queued_s, 3)) for job in late])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ramify.serving.policy.jobs import NEVER, Job
+from ramify.serving.policy.job import NEVER, Job
 from ramify.serving.policy.types import Capacity, RequestId, State
 from ramify.serving.policy.work import prefill_s
 
@@ -25,14 +25,16 @@ class Displacement:
 
 
 def displace(
-    queue: Sequence[Job],
+    head: Sequence[Job],
+    worth: float,
     running: Sequence[Job],
     capacity: Capacity,
     now: float,
     margin: float,
     contested_margin: float | None = None,
 ) -> Displacement:
-    """Pair the queue's head, best first, with the running, worst first, for as long as a trade pays.
+    """Pair the queue's head, best first, with the running, worst first, for as long as a trade pays. `head`: what
+    stands behind those who start anyhow, one for each that runs; `worth`: the weights of the whole queue.
 
     `contested_margin`: not all of it can be met, so that a slot's time is always somebody's, and this is the margin
     where no weight tells the two apart; None: all can be met.
@@ -41,14 +43,12 @@ def displace(
     become free by itself, and that is too late for it.
     """
     ends = sorted([now + job.slot_s for job in running])
-    head = queue[capacity.free : capacity.free + len(running)]
     # Late in the slot that becomes free for it, and in time in one that is free now.
     urgent = [job for job, end in zip(head, ends, strict=False) if job.start_by < end and job.late_at > now]
     if not urgent:
         return Displacement()
     victims = iter(sorted(running, key=lambda job: (job.late_at > now, job.density, -job.due, job.id)))
     pairs: list[tuple[Job, Job, bool]] = []
-    worth = sum([job.weight for job in queue])
     kv_free = capacity.kv_free
     for job in urgent:
         needed = _kv_needed(job)

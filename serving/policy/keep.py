@@ -13,12 +13,16 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from sys import float_info
 
-from ramify.serving.policy.jobs import NEVER, ByDeadline, Job
+from ramify.serving.policy.job import NEVER, Entry
+from ramify.serving.policy.jobs import ByDeadline
+from ramify.serving.policy.types import RequestId
 
 _DENSEST = float_info.max  # where nothing is kept, so that nothing is denser
 
 
-def keep(waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserve: float, now: float) -> set[Job]:
+def keep(
+    waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserve: float, now: float
+) -> set[RequestId]:
     """What is kept. `running_due` has the earliest deadline first: the deadline and the work of each that runs and is
     not late.
 
@@ -28,14 +32,12 @@ def keep(waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserv
     """
     demand, at = 0.0, 0
     next_due = running_due[0][0] if running_due else NEVER
-    # A heap, the least dense at its head, and of equals the youngest: with the work and the job of what is by itself,
-    # and the name of a unit.
-    heap: list[tuple[float, float, int, float, Job | str]] = []
+    heap: list[Entry] = []  # the least dense at its head, and of equals the youngest
     head = _DENSEST  # the density at the heap's head
-    units: dict[str, tuple[float, list[Job]]] = {}  # kept: their work so far, and the members met
+    units: dict[str, tuple[float, list[RequestId]]] = {}  # kept: their work so far, and the members met
     out: set[str] = set()  # units with a member that is left out
-    jobs, dues, starts, densities, late_at, works, arrived = waiting
-    for i, (due, start_by, lone_density) in enumerate(zip(dues, starts, densities, strict=True)):
+    jobs, entries, dues, starts, _, densities, late_at = waiting
+    for i, (due, start_by, lone_density, entry) in enumerate(zip(dues, starts, densities, entries, strict=True)):
         if next_due <= due:
             while at < len(running_due) and running_due[at][0] <= due:
                 demand += running_due[at][1]
@@ -45,33 +47,39 @@ def keep(waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserv
         # By itself, does not fit and is what would have to go; or it has no SLO.
         if lone_density <= head and reserve * demand > left:
             continue
-        job = jobs[i]
-        unit = job.unit
-        if late_at[i] <= now or (left < 0.0 if unit is None else unit in out):
+        if late_at[i] <= now:
             continue
-        mine = work_s = works[i]
+        _, _, _, mine, unit, id_ = entry
         if unit is None:
-            heappush(heap, (lone_density, -arrived[i], -job.id, work_s, job))
+            if left < 0.0:
+                continue
+            heappush(heap, entry)
+            demand += mine
         else:
-            before_s, members = units.get(unit, (0.0, []))
-            if left < 0.0 or (job.density <= head and reserve * (demand - before_s) > left):
+            if unit in out:
+                continue
+            before_s, members = units.get(unit) or (0.0, [])
+            density = jobs[i].density  # now: it changes with its siblings
+            if left < 0.0 or (density <= head and reserve * (demand - before_s) > left):
                 out.add(unit)
                 units.pop(unit, None)
                 demand -= before_s
                 continue
-            mine = before_s + work_s
+            demand += mine
+            mine += before_s
             if not members:
-                heappush(heap, (job.density, -arrived[i], -job.id, 0.0, unit))
-            units[unit] = mine, [*members, job]
-        demand += work_s
+                heappush(heap, (density, *entry[1:3], 0.0, unit, id_))
+            members.append(id_)
+            units[unit] = mine, members
         while reserve * (demand - mine) > left:
-            least_s, least = heappop(heap)[3:]
-            if isinstance(least, str):
+            _, _, _, least_s, least, least_id = heappop(heap)
+            if least is not None:
                 out.add(least)
                 least_s, _ = units.pop(least, (0.0, []))
             demand -= least_s
-            if least is job or least == unit:
+            if least_id == id_ or (unit is not None and least == unit):
                 break
         head = heap[0][0] if heap else _DENSEST
-    kept = {least for *_, least in heap if not isinstance(least, str)}
-    return kept.union(*[members for _, members in units.values()])
+    kept = {one[5] for one in heap if one[4] is None}
+    kept.update(*[members for _, members in units.values()])
+    return kept

@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from typing import Any
 
 from ramify.serving.policy.types import StepModel
 
 _LEARN = 0.05  # weight of one step
 _BAND = 1.2  # the model moves only when it is off by this factor: each move costs the policy its keys
-_IDLE = 20.0  # a gap so many times longer than the model says was no step but a pause between requests
+_IDLE = 20.0  # so many times longer than the model says was no step but a pause of the machine's
 _FIRST = 5  # steps to look at before the first correction
 
 
 class Pace:
-    """Steps are timed from one call of `schedule` to the next, which is what a token takes under load."""
+    """A step is timed from the landing of the one before it, or from where it was scheduled if that was later, to its
+    own: which holds whether or not steps overlap. Times are added up before they are divided. The mean of single
+    ratios would be far off where prompts make one step thirty times as long as the next (docs/decisions/245)."""
 
     def __init__(self, start: StepModel, calibrate: bool) -> None:
         self._start, self.model = start, start
         self._calibrate = calibrate
-        self._at: float | None = None
-        self._predicted_ms = 0.0
-        self._factor: float | None = None
+        self._flying: deque[tuple[Any, float, float]] = deque()  # output, when it was scheduled, ms as the start says
+        self._landed_at = float("-inf")
+        self._seen_ms, self._said_ms = 0.0, 0.0  # of late, the newest weighing most
         self._steps = 0
-        self._sequences, self._tokens = 0, 0
-        self._context = 0
 
-    def scheduled(self, tokens: int, sequences: int) -> None:
-        """What the step that begins now holds."""
-        self._tokens, self._sequences = tokens, sequences
+    def scheduled(self, output: Any, now: float, context_tokens: int) -> None:
+        """A step was scheduled, with what vLLM's output of it holds."""
+        tokens, sequences = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
+        if self._calibrate and sequences:
+            said_ms = self._start.step_ms(sequences, context_tokens, max(0, tokens - sequences))
+            self._flying.append((output, now, said_ms))
 
-    def step(self, now: float, running: int, context_tokens: Callable[[], int]) -> None:
-        """A step begins: the one before it took until now."""
-        if not self._calibrate:
+    def landed(self, output: Any, now: float) -> None:
+        """Its tokens are there."""
+        while self._flying:
+            flown, since, said_ms = self._flying.popleft()
+            if flown is output:
+                self._learn((now - max(since, self._landed_at)) * 1000, said_ms)
+                break
+        self._landed_at = now
+
+    def _learn(self, seen_ms: float, said_ms: float) -> None:
+        known = self._steps >= _FIRST
+        if seen_ms <= 0 or (known and seen_ms * self._said_ms > _IDLE * said_ms * self._seen_ms):
             return
-        if self._at is not None and self._sequences:
-            prefill = max(0, self._tokens - self._sequences)
-            predicted = self._start.step_ms(self._sequences, self._context, prefill)
-            self._learn((now - self._at) * 1000 / predicted)
-        self._at = now
-        if self._steps % 16 == 0:
-            self._context = context_tokens()
         self._steps += 1
-
-    def _learn(self, ratio: float) -> None:
-        if ratio <= 0:
-            return
-        if self._factor is None:
-            self._factor = ratio
-        elif self._steps <= _FIRST or ratio < self._factor * _IDLE:
-            self._factor += (_LEARN if self._steps > _FIRST else 0.5) * (ratio - self._factor)
+        keep = 1 - (_LEARN if known else 0.5)
+        self._seen_ms = keep * self._seen_ms + seen_ms
+        self._said_ms = keep * self._said_ms + said_ms
+        factor = self._seen_ms / self._said_ms
         used = self.model.base_ms / self._start.base_ms if self._start.base_ms else 1.0
-        if self._steps >= _FIRST and not used / _BAND <= self._factor <= used * _BAND:
-            self.model = self._start.scaled(self._factor)
+        if self._steps >= _FIRST and not used / _BAND <= factor <= used * _BAND:
+            self.model = self._start.scaled(factor)

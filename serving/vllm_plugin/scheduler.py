@@ -34,6 +34,8 @@ from ramify.serving.vllm_plugin.refine import Refinements
 from ramify.serving.vllm_plugin.trace import Trace
 from ramify.serving.vllm_plugin.views import Seen, Views
 
+_CONTEXT_STEPS = 16  # the context of all that run is added up once in so many steps
+
 
 class ConcordScheduler(AsyncScheduler):
     """Raises UnsupportedVllm and BadOptions when it is made."""
@@ -60,6 +62,7 @@ class ConcordScheduler(AsyncScheduler):
         self._budget: int | None = None
         self._decided_step = 0
         self._pace = Pace(options.step, options.calibrate)
+        self._context = 0  # tokens in KV, of those that run
         self._refinements = Refinements(options.socket)
         self._trace = Trace(options.trace)
         self._costs = Costs(options.report)
@@ -82,7 +85,6 @@ class ConcordScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         now = self.clock()
-        self._pace.step(now, len(self.running) - len(self._paused), self._context_tokens)
         for request_id, sketch in self._refinements.take():
             self._changed = self._views.refine(request_id, sketch) or self._changed
         self._forget_paused_that_were_preempted()
@@ -99,7 +101,9 @@ class ConcordScheduler(AsyncScheduler):
             self._budget = verdict.budget if self.scheduler_config.enable_chunked_prefill else None
         self.max_num_active_reqs = min(self._slots + len(self._paused), self.max_num_running_reqs)
         output = self._within_budget(throttle_prefills)
-        self._pace.scheduled(output.total_num_scheduled_tokens, len(output.num_scheduled_tokens))
+        if self.current_step % _CONTEXT_STEPS == 0:
+            self._context = sum([request.num_computed_tokens for request in self.running])
+        self._pace.scheduled(output, now, self._context)
         if again := self._costs.waiting_again:
             computed = {i: self.requests[i].num_computed_tokens for i in again}
             self._costs.scheduled(output.num_scheduled_tokens, computed, now)
@@ -123,6 +127,7 @@ class ConcordScheduler(AsyncScheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         now = self.clock()
+        self._pace.landed(scheduler_output, now)
         tokens = model_runner_output.sampled_token_ids
         for request_id, new in zip(model_runner_output.req_ids, tokens, strict=False):  # none in a step without
             if len(new):
@@ -199,9 +204,6 @@ class ConcordScheduler(AsyncScheduler):
     @property
     def _room_to_pause(self) -> int:
         return int(self.max_num_running_reqs) - self._slots - len(self._paused)
-
-    def _context_tokens(self) -> int:
-        return int(sum(request.num_computed_tokens for request in self.running))
 
     def _forget_paused_that_were_preempted(self) -> None:
         """vLLM takes the KV of a paused request like any other's: then it waits, and nothing holds it."""

@@ -1,22 +1,29 @@
 """What fails outside of us: a server that is away for a while, a disk that is full, a clock that jumps. Nothing is
-lost, and a run that had to stop goes on afterwards. (What cannot be written: runtime/store/test_failures.py.)"""
+lost, and what had to stop goes on afterwards; under the decorators and in LangGraph, whose saver is another
+connection to the database here. (What cannot be written: runtime/store/test_failures.py.)"""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
+from sqlalchemy.exc import SQLAlchemyError
 
+import ramify.graph
 from ramify import Runtime
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.store import SnapshotStore
-from ramify.runtime.errors import RunError
+from ramify.runtime.errors import RunError, StoreError
 from ramify.runtime.events import Event, OpDone
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.sandboxes.testing import ScriptedBackend
@@ -49,6 +56,38 @@ def backend(store: SnapshotStore, scratch: Path) -> ScriptedBackend:
 
 def model() -> LLMClient:
     return LLMClient("http://model.test/v1", transport=ScriptedModel(lambda r: r.messages[-1].content.upper()))
+
+
+SAID = {"said": [f"a hello.txt{after}" for after in ("", " l", " r", " l r z")]}
+THREAD: Any = {"configurable": {"thread_id": "t"}}
+
+
+@contextmanager
+def graph_app(
+    home: Path, workspace: Path, threads: str | Path, observer: Callable[[Event], None] | None = None
+) -> Iterator[Any]:
+    with (
+        ramify.graph.Saver(threads) as saver,
+        ramify.compile(
+            scenarios.graph(),
+            workspace,
+            checkpointer=saver,
+            home=home,
+            sandbox=backend,
+            llm=model(),
+            observer=observer,
+            name="outside",
+        ) as app,
+    ):
+        yield app
+
+
+def gone_through(app: Any) -> Any:
+    """The thread's values, after what there is left to do."""
+    begun = app.checkpointer.get_tuple(THREAD) is not None
+    if not begun or app.get_state(THREAD).next:
+        asyncio.run(app.ainvoke(None if begun else {"said": []}, THREAD))
+    return app.get_state(THREAD).values
 
 
 def texts() -> list[str]:
@@ -84,6 +123,30 @@ async def test_a_server_that_is_away_for_ten_seconds(tmp_path: Path, workspace: 
         assert texts() == ["hello", "bye"]
 
 
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_a_graph_whose_server_is_away_for_ten_seconds(
+    tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if postgres.why_not() or "RAMIFY_TEST_POSTGRES" in os.environ:
+        pytest.skip(postgres.why_not() or "stops its server, so it needs one of its own")
+    with postgres.server() as server:
+        monkeypatch.setenv("RAMIFY_DATABASE", address := postgres.new_database(server))
+        stops: list[Thread] = []
+
+        def observe(event: Event) -> None:
+            if isinstance(event, OpDone) and not stops:
+                stops.append(Thread(target=restart, args=(server, AWAY_S)))
+                stops[0].start()
+
+        with graph_app(tmp_path / "home", workspace, f"{address}?application_name=apart", observe) as app:
+            begun = time.monotonic()
+            assert gone_through(app) == SAID
+            assert time.monotonic() - begun > AWAY_S
+            assert [state.metadata["step"] for state in app.get_state_history(THREAD)] == [3, 2, 1, 0, -1]
+        stops[0].join()
+
+
 def restart(server: str, away_s: float) -> None:
     """Stop the cluster at that address as a crash would, wait, and start it again."""
     import psycopg
@@ -109,15 +172,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
-async def test_a_full_disk_stops_the_run_which_goes_on_later(small_disk: Path, workspace: Path) -> None:
-    def fill(event: Event) -> None:
-        if isinstance(event, OpDone) and not (small_disk / "filler").exists():
-            subprocess.run(["dd", "if=/dev/zero", f"of={small_disk}/filler", "bs=64k"], capture_output=True)
+def filling(disk: Path) -> Callable[[Event], None]:
+    """An observer that leaves no room after the first operation."""
 
+    def fill(event: Event) -> None:
+        if isinstance(event, OpDone) and not (disk / "filler").exists():
+            subprocess.run(["dd", "if=/dev/zero", f"of={disk}/filler", "bs=64k"], capture_output=True)
+
+    return fill
+
+
+async def test_a_full_disk_stops_the_run_which_goes_on_later(small_disk: Path, workspace: Path) -> None:
     home = small_disk / "home"
     async with (
         model() as client,
-        Runtime(home=home, sandbox=backend, llm=client, observer=fill) as runtime,
+        Runtime(home=home, sandbox=backend, llm=client, observer=filling(small_disk)) as runtime,
     ):
         with pytest.raises((RunError, ForkEngineError)) as stopped:
             await runtime.run(scenarios.with_keys, NAMES, workspace=workspace)
@@ -128,6 +197,53 @@ async def test_a_full_disk_stops_the_run_which_goes_on_later(small_disk: Path, w
         assert await runtime.resume(run_id) == RESULT
         assert runtime.snapshots.fsck().problems == ()
     assert texts() == ["hello", "bye"]
+
+
+def test_a_full_disk_stops_a_graph_which_goes_on_later(small_disk: Path, workspace: Path) -> None:
+    home = small_disk / "home"
+    with (
+        pytest.raises((RunError, ForkEngineError, SQLAlchemyError), match=r"full|space"),
+        graph_app(home, workspace, home / "threads.db", filling(small_disk)) as app,
+    ):
+        gone_through(app)
+    (small_disk / "filler").unlink()
+    with graph_app(home, workspace, home / "threads.db") as app:
+        assert gone_through(app) == SAID
+    assert SnapshotStore(home / "store").fsck().problems == ()
+
+
+async def test_a_home_that_cannot_be_written_is_named_and_left_alone(tmp_path: Path, workspace: Path) -> None:
+    home = tmp_path / "home"
+    async with model() as client, Runtime(home=home, sandbox=backend, llm=client) as runtime:
+        assert await runtime.run(scenarios.with_keys, NAMES, workspace=workspace) == RESULT
+    with read_only(home):
+        with pytest.raises(StoreError, match=str(home)):
+            async with Runtime(home=home, sandbox=backend) as runtime:
+                await runtime.run(scenarios.with_keys, NAMES, workspace=workspace)
+        with pytest.raises(SQLAlchemyError) as refused, ramify.graph.Saver(home / "ramify.db"):
+            pass
+        assert str(home) in str(refused.value.__notes__)
+    async with Runtime(home=home, sandbox=backend) as runtime:
+        assert len(await runtime.store.runs()) == 1
+
+
+@contextmanager
+def read_only(folder: Path) -> Iterator[None]:
+    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", folder, folder]).returncode:
+        pytest.skip("cannot mount: not root")
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def test_a_graph_under_a_clock_that_jumps(tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now, jumps = time.time, itertools.cycle([0.0, -3e7, 3e8, -3e8])
+    monkeypatch.setattr(time, "time", lambda: now() + next(jumps))
+    with graph_app(tmp_path / "home", workspace, tmp_path / "home" / "ramify.db") as app:
+        assert gone_through(app) == SAID
+        assert [state.metadata["step"] for state in app.get_state_history(THREAD)] == [3, 2, 1, 0, -1]
 
 
 async def test_a_clock_that_jumps(tmp_path: Path, workspace: Path) -> None:

@@ -70,6 +70,11 @@ def test_asking_directly_and_conditioning_first_agree(sketch: LengthSketch, q: f
         assert conditioned.quantile(q) == pytest.approx(reached, rel=1e-6, abs=1e-3)
 
 
+@given(sketches, shares, shares, lengths)
+def test_two_quantiles_at_once_are_the_two(sketch: LengthSketch, a: float, b: float, generated: float) -> None:
+    assert sketch.quantiles(a, b, generated) == (sketch.quantile(a, generated), sketch.quantile(b, generated))
+
+
 @given(sketches, lengths)
 def test_the_mean_is_the_area_under_survival(sketch: LengthSketch, generated: float) -> None:
     mean = sketch.mean(generated)

@@ -85,7 +85,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     `address`: `sqlite:///FILE`, a path, or `postgresql://HOST/DATABASE`; what is missing is made. Safe for several
     threads and processes. A checkpoint is durable when `put` returns. The writes of a task that ended well are
     durable with the next checkpoint, and after `linger_s` at the latest: a kill in between runs that task again.
-    Raises `ValueError` for an address that is none, and SQLAlchemy's errors where the database cannot be used.
+    A server that goes away is waited for, half a minute. Raises `ValueError` for an address that is none, and
+    SQLAlchemy's errors where the database cannot be used.
     """
 
     def __init__(

@@ -10,16 +10,22 @@ from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError
 
 from ramify.runtime.langgraph.saver.engines import open_engine
 from ramify.runtime.langgraph.saver.tables import make
+from ramify.runtime.store.address import parse
 
 
 def opened(address: str | Path) -> Engine:
     """The database at an address, its tables made where they are missing."""
-    engine = open_engine(address)
-    with engine.execution_options(write=True).begin() as connection:
-        make(connection)
+    try:
+        engine = open_engine(address)
+        with engine.execution_options(write=True).begin() as connection:
+            make(connection)
+    except DBAPIError as error:
+        error.add_note(f"the checkpoints' database is {parse(address)}")
+        raise
     return engine
 
 

@@ -25,9 +25,16 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from ramify.fork_engine import crash
-from ramify.runtime.store.committer import COMPANY_S, Committer, Job
+from ramify.runtime.store.committer import (
+    COMPANY_S,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    PATIENCE_S,
+    Committer,
+    Job,
+)
 from ramify.runtime.store.connect import drivers_own, transaction
-from ramify.runtime.store.failures import is_busy, is_gone
+from ramify.runtime.store.failures import clashed, is_busy, is_gone
 
 Work = Callable[[Connection], Any]
 
@@ -63,6 +70,7 @@ class Writer:
         finish: Work = _nothing,
         linger_s: float = 0.02,
         clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._engine = engine.execution_options(write=True)
         self._undone = undone
@@ -70,7 +78,7 @@ class Writer:
         self._connection: Connection | None = None
         self._used = 0.0
         self._linger_s = linger_s
-        self._clock = clock
+        self._clock, self._sleep = clock, sleep
         self._jobs: deque[_Job] = deque()
         self._lost: list[BaseException] = []  # of work that nobody waited for: raised to the next who waits
         self._lock = threading.RLock()
@@ -256,9 +264,10 @@ class Writer:
 
     def _commit(self, batch: Collection[_Job]) -> None:
         try:
-            self._once(batch)
+            self._patiently(batch)
         except Exception as error:  # noqa: BLE001  # handed to whoever waits
-            if len(batch) == 1 or is_busy(error):  # nobody's rows are at fault, and each would wait as long again
+            # nobody's rows are at fault where it is busy or gone, and each would wait as long again
+            if len(batch) == 1 or is_busy(error) or is_gone(error):
                 for job in batch:
                     self._came_to(job, error)
                 return
@@ -268,27 +277,36 @@ class Writer:
         for job in batch:
             self._came_to(job, None)
 
-    def _once(self, batch: Collection[_Job]) -> None:
-        """One transaction. It begins again where the connection that was held turns out to be gone before its end."""
+    def _patiently(self, batch: Collection[_Job]) -> None:
+        """A server that goes away is waited for. A commit whose answer was lost is done again: it leaves the same."""
+        until, pause = self._clock() + PATIENCE_S, FIRST_PAUSE_S
         while True:
-            held = self._connection is not None
-            connection = self._connected()
-            written = False
             try:
-                with transaction(connection):
-                    crash.point("saver's transaction begun")
-                    for job in batch:
-                        job.work(connection)
-                    self._finish(connection)
-                    crash.point("saver's rows written")
-                    written = True
-                crash.point("saver's batch committed")
+                self._once(batch)
                 return
-            except BaseException as error:
-                self._undone()
-                self._let_go()
-                if written or not held or not is_gone(error):
+            except Exception as error:
+                if not (is_gone(error) or clashed(error)) or self._clock() + pause > until:
                     raise
+            self._sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+
+    def _once(self, batch: Collection[_Job]) -> None:
+        """One transaction."""
+        connection = self._connected()
+        try:
+            with transaction(connection):
+                crash.point("saver's transaction begun")
+                for job in batch:
+                    job.work(connection)
+                self._finish(connection)
+                crash.point("saver's rows written")
+            crash.point("saver's batch committed")
+        except BaseException as error:
+            self._undone()
+            if is_gone(error):
+                connection.invalidate()  # the pool would ask it to roll back, and log that it cannot
+            self._let_go()
+            raise
 
     def _connected(self) -> Connection:
         """Held from one transaction to the next: to take one from the pool costs a round trip to the server."""

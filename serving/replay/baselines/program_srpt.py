@@ -7,7 +7,8 @@ laxity while all of it fits, a floor for each class, displacement only where it 
 
 from __future__ import annotations
 
-from ramify.serving.policy.jobs import NEVER, Job, JobBook
+from ramify.serving.policy.job import NEVER, Job
+from ramify.serving.policy.jobs import JobBook
 from ramify.serving.policy.types import Finished, Refusal, Verdict, View
 from ramify.serving.policy.work import pace_s
 
@@ -28,7 +29,7 @@ class ProgramSrpt:
         book.follow(view, pace_s(capacity, view.running))
         drop: list[Job] = []
         queue: list[Job] = []
-        for job in book.by_density():  # the weight of each is 1: the densest is the shortest
+        for job in book.jobs(book.by_density()):  # the weight of each is 1: the densest is the shortest
             late = self._refuse and job.late_at <= now and job.view.generated == 0
             (drop if late else queue).append(job)
         paused = {call.id for call in view.paused}

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from sqlalchemy import Connection, inspect
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.records import RunId
-from ramify.runtime.store import RunStore, migrate
+from ramify.runtime.store import RunStore, migrate, upgrade
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.connect import SCHEMA, writer
 from ramify.runtime.store.tables import metadata
@@ -121,6 +123,41 @@ async def test_an_old_home_is_taken_over(tmp_path: Path, old: int) -> None:
     engine = writer(parse(tmp_path / "new.db"))
     with engine.begin() as connection:
         assert taken_over == shape(connection)
+    engine.dispose()
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("old", [1, 2, 3])
+async def test_an_old_database_on_a_server_is_taken_over(
+    one_database: str, old: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same rows, in tables that the first `old` revisions made."""
+    inserts = re.findall(r"^INSERT .*;$", (OLD_HOMES / f"version{old}.sql").read_text(), re.MULTILINE)
+    engine = writer(parse(one_database))
+    with engine.begin() as connection, monkeypatch.context() as then:
+        then.setattr(upgrade, "REVISIONS", migrate.REVISIONS[:old])
+        connection.exec_driver_sql(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+        connection.exec_driver_sql(f"CREATE SCHEMA {SCHEMA}")
+        upgrade.upgrade(connection, 0)
+        for table in ("blobs", "runs", "ops", "effects"):
+            rows = [line for line in inserts if line.startswith(f'INSERT INTO "{table}"')]
+            for line in rows:
+                connection.exec_driver_sql(line)
+            if rows and table != "blobs":  # the rows bring their numbers
+                connection.exec_driver_sql(f"SELECT setval(pg_get_serial_sequence('{table}', 'n'), {len(rows)})")
+        assert migrate.version_of(connection) == old
+    async with RunStore(one_database, clock=lambda: 0.0) as store:
+        run = await store.run(RunId("old"))
+        assert (run.name, run.result_json, run.error) == ("repair", '"done"', None)
+        assert [op.summary for op in await store.ops(run.id)] == ["it \u00fdworked"]
+        assert len(await store.effects(run.id)) == min(old - 1, 1)
+        await store.create_run(replace(run, id=RunId("new")))
+    with engine.begin() as connection:
+        assert migrate.version_of(connection) == len(migrate.REVISIONS)
+        migrated = shape(connection)
+        metadata.drop_all(connection)
+        metadata.create_all(connection)
+        assert migrated == shape(connection)
     engine.dispose()
 
 

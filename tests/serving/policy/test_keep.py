@@ -9,7 +9,8 @@ from heapq import heappop, heappush
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.policy.jobs import Job, JobBook
+from ramify.serving.policy.job import Job
+from ramify.serving.policy.jobs import JobBook
 from ramify.serving.policy.keep import keep
 from ramify.serving.policy.types import CompoundView, GroupView, RequestId, RequestView, SloClass, State, View
 from tests.serving.policy.test_concord import capacity
@@ -85,7 +86,7 @@ def test_it_keeps_what_the_plain_sweep_keeps_whatever_was_seen_before(
         out = left_out(waiting, running, reserve, now)
         running_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now])
         kept = keep(book.by_deadline(), running_due, reserve, now)
-        assert kept == {job for job in waiting if job.counts and job.late_at > now and job.key not in out}
+        assert kept == {job.id for job in waiting if job.counts and job.late_at > now and job.key not in out}
         assert book.next_late() == min([job.late_at for job in waiting])
         assert book.heaviest() == max([job.weight for job in waiting])
         now, token_s = now + step_s, token_s * slower

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,24 +62,52 @@ def test_each_known_version_has_its_adapter_and_no_other() -> None:
         adapter_for("0.31.0")
 
 
-def test_the_step_model_follows_what_steps_really_take() -> None:
-    pace, now = Pace(StepModel(10, 0, 0, 0), calibrate=True), 0.0
-    for _ in range(200):
-        pace.step(now, 4, lambda: 0)
-        pace.scheduled(4, 4)
-        now += 0.03
+class Steps:
+    """An engine whose steps take what `model` says, one of them in flight while the next is scheduled, or none."""
+
+    def __init__(self, model: StepModel, pace: Pace, overlap: bool) -> None:
+        self.model, self.pace, self.overlap, self.now = model, pace, overlap, 0.0
+        self._flying: list[tuple[Any, float]] = []
+
+    def step(self, sequences: int, prompt_tokens: int) -> None:
+        scheduled = dict.fromkeys(range(sequences), 1)
+        output = SimpleNamespace(total_num_scheduled_tokens=sequences + prompt_tokens, num_scheduled_tokens=scheduled)
+        self.pace.scheduled(output, self.now, 0)
+        self._flying.append((output, self.model.step_ms(sequences, 0, prompt_tokens) / 1000))
+        if not self.overlap or len(self._flying) > 1:
+            output, seconds = self._flying.pop(0)
+            self.now += seconds
+            self.pace.landed(output, self.now)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_step_model_follows_what_steps_really_take(overlap: bool) -> None:
+    start = StepModel(10, 0.1, 0, 0.02)
+    pace = Pace(start, calibrate=True)
+    engine = Steps(start.scaled(3), pace, overlap)
+    for i in range(200):
+        engine.step(4, 8000 if i % 7 == 0 else 0)
     assert pace.model.base_ms == pytest.approx(30, rel=0.2)
     settled = pace.model
-    now += 60.0  # nobody asked for anything for a minute
-    pace.step(now, 4, lambda: 0)
+    engine.now += 60.0  # nobody asked for anything for a minute
+    engine.step(4, 0)
     assert pace.model is settled
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_long_prompts_among_short_steps_do_not_make_an_engine_seem_slower(overlap: bool) -> None:
+    pace = Pace(StepModel(), calibrate=True)
+    engine, chance = Steps(StepModel(), pace, overlap), random.Random(1)
+    for _ in range(2000):
+        engine.step(64, chance.choice([0, 0, 0, 500, 8000]))
+    assert pace.model == StepModel()
 
 
 def test_an_uncalibrated_pace_stays() -> None:
     pace = Pace(StepModel(), calibrate=False)
-    for i in range(50):
-        pace.step(float(i), 4, lambda: 0)
-        pace.scheduled(4, 4)
+    engine = Steps(StepModel().scaled(5), pace, overlap=False)
+    for _ in range(50):
+        engine.step(4, 0)
     assert pace.model == StepModel()
 
 

@@ -16,7 +16,9 @@ from langgraph.checkpoint.base import ERROR, BaseCheckpointSaver, empty_checkpoi
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
+from sqlalchemy.exc import OperationalError
 
+from ramify.fork_engine import crash
 from ramify.runtime.langgraph.saver import Saver
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
@@ -206,6 +208,33 @@ def test_a_connection_that_was_cut_is_made_anew(postgres_server: str) -> None:
             other.execute(f"{others} AND pid <> pg_backend_pid()")
         saver.put(top, {**empty_checkpoint(), "id": "2"}, {}, {})
         assert [found.checkpoint["id"] for found in saver.list(CONFIG)] == ["2", "1"]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("where", ["saver's transaction begun", "saver's rows written", "saver's batch committed"])
+def test_a_server_that_goes_away_changes_nothing(
+    postgres_server: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the answer to a commit is lost: it is done again."""
+    import psycopg
+
+    address = postgres.new_database(postgres_server)
+    passed = []
+
+    def at(name: str) -> None:
+        passed.append(name)
+        if name != where or passed.count(name) % 3 != 1:
+            return
+        with psycopg.connect(address) as other:
+            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            other.execute(f"{others} AND pid <> pg_backend_pid()")
+        if name == "saver's batch committed":
+            raise OperationalError("COMMIT", None, psycopg.OperationalError(), connection_invalidated=True)
+
+    monkeypatch.setattr(crash, "at", at)
+    with Saver(address) as saver:
+        assert scenario(graph(saver)) == scenario(graph(InMemorySaver()))
+    assert passed.count(where) > 3
 
 
 @pytest.mark.parametrize("name", ["a\0b", "not UTF-8: \udc80", "\x01marked", "x" * 10_000, ""], ids=ascii)
