@@ -134,6 +134,7 @@ async def drive(
     Raises `RunWaiting` where the workflow asks (another) one.
     """
     async with working_on(services.locks, services.store, record.id):
+        waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
         record, resumed = await _reopen(services, record, more_s)
         ops = await services.store.ops(record.id)
         llm = await services.store.llm(record.id)
@@ -144,6 +145,7 @@ async def drive(
             ops=ops,
             llm=llm,
             effects=ledger,
+            caught=[row for row in ops if waited and row.status is OpStatus.FAILED],
             flush=services.snapshots.flush,
             clock=services.clock,
             emit=services.emit,

@@ -27,6 +27,7 @@ from ramify.runtime.errors import (
     WrongReuse,
 )
 from ramify.runtime.events import Level, Recovered
+from ramify.runtime.journal import RAISED
 from ramify.runtime.prints import code_print
 from ramify.runtime.records import EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.recovery import Made
@@ -151,6 +152,8 @@ async def _perform_here(pending: _Pending, *, on_world: bool) -> Any:
                 branch.stands(_made(pending, now, row))
         branch.served_s += row.ended_at - row.started_at if on_world else 0.0
         return codec.decode(row.result_json or "null")
+    if (raised := run.journal.failed(pending.key, at=branch.snapshot if on_world else None)) is not None:
+        raise raised
     if pending.step.effect is Effect.IRREVERSIBLE and run.journal.knows(pending.key):
         raise Diverged(
             f"step {pending.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
@@ -479,7 +482,8 @@ async def _call(pending: _Pending, face: Sandbox | None, attempt: int) -> Any:
 async def _record_failure(
     pending: _Pending, error: Exception, face: Sandbox | None, begun: float, entry: Snapshot | None
 ) -> None:
-    """A row for people to read (a resume does not honour it), and the same as a note on the error."""
+    """A row for people to read, and the same as a note on the error. A resume honours it only where the run had come
+    to wait for a person by then."""
     run = pending.scope.run
     shown = f"{type(error).__name__}: {error}"
     where = f"step {pending.step.name!r} on branch {pending.scope.branch.path}"
@@ -497,11 +501,18 @@ async def _record_failure(
             snapshot_in=entry.id if entry else None,
             started_at=begun,
             summary=shown.splitlines()[0][:_SUMMARY],
-            attrs={"last_output": last} if last else {},
+            attrs={**({"last_output": last} if last else {}), **_kept(error)},
         )
     )
     if not hasattr(error, "__ramify_step__"):
         error.__ramify_step__ = (pending.step.name, pending.scope.branch.path)  # type: ignore[attr-defined]
+
+
+def _kept(error: Exception) -> dict[str, str]:
+    try:
+        return {RAISED: codec.encode(error)}
+    except NotSerialisable:
+        return {}
 
 
 def _one_line(value: object) -> str:
