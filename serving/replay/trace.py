@@ -13,9 +13,11 @@ import csv
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from ramify.serving.replay.errors import BadTrace
 from ramify.serving.replay.types import Call
 
 _MOONCAKE_BLOCK = 512
+_LONGEST = 10_000_000  # tokens of a call: what is above is a slip in the file, and would fill the memory
+_UNREADABLE = (OSError, UnicodeDecodeError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def read(path: Path) -> Trace:
         return _sessions(path, files)
     try:
         text = _text(path)
-    except (OSError, UnicodeDecodeError, EOFError) as error:
+    except _UNREADABLE as error:
         raise BadTrace(path, f"cannot be read: {error}") from error
     first = text[:4096].lstrip()
     if first.startswith("{") and '"requests"' in first and '"input_length"' not in first:
@@ -87,8 +91,8 @@ def _azure(path: Path, text: str) -> Iterator[Arrival]:
     for row in reader:
         try:
             at = _clock(row["TIMESTAMP"])
-            yield Arrival(at, Call(max(1, int(row["ContextTokens"])), max(1, int(row["GeneratedTokens"]))))
-        except (ValueError, TypeError) as error:
+            yield Arrival(at, Call(_length(row["ContextTokens"]), _length(row["GeneratedTokens"])))
+        except (ValueError, TypeError, csv.Error) as error:
             raise BadTrace(path, f"line {reader.line_num}: {error}") from error
 
 
@@ -111,9 +115,9 @@ def _mooncake(path: Path, text: str) -> Iterator[Arrival]:
         try:
             row = json.loads(line)
             blocks = tuple(int(b) for b in row.get("hash_ids", ()))
-            call = Call(max(1, int(row["input_length"])), max(1, int(row["output_length"])), blocks, _MOONCAKE_BLOCK)
-            yield Arrival(float(row["timestamp"]) / 1000, call)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            call = Call(_length(row["input_length"]), _length(row["output_length"]), blocks, _MOONCAKE_BLOCK)
+            yield Arrival(_time(row["timestamp"]) / 1000, call)
+        except (ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
             raise BadTrace(path, f"line {number}: {error!r}; an arrival has {_MOONCAKE_FIELDS}") from error
 
 
@@ -125,7 +129,7 @@ def _sessions(path: Path, files: Sequence[Path]) -> Trace:
     for number, file in enumerate(files):
         try:
             spans = sorted(_spans(json.loads(_text(file)), number), key=lambda span: span[0])
-        except (OSError, EOFError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (*_UNREADABLE, ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
             raise BadTrace(file, f"not an agent session: {error!r}") from error
         arrivals += [Arrival(begin, call) for begin, _, call in spans]
         sessions.append(Session(tuple(_turns(spans))))
@@ -135,24 +139,41 @@ def _sessions(path: Path, files: Sequence[Path]) -> Trace:
     return Trace(path.name, tuple(arrivals), tuple(session for session in sessions if session.turns))
 
 
+def _length(raw: Any) -> int:
+    """Tokens; one where a trace has none."""
+    tokens = int(raw)
+    if not 0 <= tokens <= _LONGEST:
+        raise ValueError(f"a length of {tokens} tokens")
+    return max(1, tokens)
+
+
+def _time(raw: Any) -> float:
+    at = float(raw)
+    if not isfinite(at) or at < 0:
+        raise ValueError(f"not a time: {raw!r}")
+    return at
+
+
 _Span = tuple[float, float, Call]  # begin, end
 
 
 def _spans(raw: Mapping[str, Any], number: int) -> Iterator[_Span]:
     """Every call of a session, its sub-agents' too. Block names are local to a session: they get its number."""
     size = int(raw.get("block_size", 64))
+    if size < 1:
+        raise ValueError(f"blocks of {size} tokens")
     for request in raw["requests"]:
         inner = request.get("requests")
         offset = 0.0
         if inner:  # a sub-agent's clock may begin with the sub-agent
-            offset = float(request["t"]) if float(inner[0]["t"]) < float(request["t"]) else 0.0
+            offset = _time(request["t"]) if _time(inner[0]["t"]) < _time(request["t"]) else 0.0
         for one in inner or [request]:
             if "in" not in one or "out" not in one:
                 continue
-            begin = float(one["t"]) + offset
+            begin = _time(one["t"]) + offset
             blocks = tuple(number * 1_000_000 + int(b) for b in one.get("hash_ids", ()))
-            call = Call(max(1, int(one["in"])), max(1, int(one["out"])), blocks, size)
-            yield begin, begin + float(one.get("api_time") or 0.0), call
+            call = Call(_length(one["in"]), _length(one["out"]), blocks, size)
+            yield begin, begin + _time(one.get("api_time") or 0.0), call
 
 
 def _turns(spans: Sequence[_Span]) -> Iterator[Turn]:

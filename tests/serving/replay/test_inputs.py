@@ -26,6 +26,7 @@ AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
 2023-11-16 18:15:50.9951690,396,109
 """
+MOONCAKE = '{{"timestamp": {at}, "input_length": {length}, "output_length": 7}}\n'
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +78,35 @@ def test_calls_of_a_session_that_overlap_are_one_turn(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "neither JSON nor a CSV"),
         ('{"timestamp": 1}\n', "line 1"),
         (AZURE.replace("374", "many"), "line 2"),
+        (AZURE.replace("374", "-5"), "line 2: a length of -5"),
+        (AZURE.replace("374", "nan"), "line 2"),
+        (MOONCAKE.format(at="NaN", length=5), "line 1.*not a time"),
+        (MOONCAKE.format(at="Infinity", length=5), "line 1.*not a time"),
+        (MOONCAKE.format(at="-1", length=5), "line 1.*not a time"),
+        (MOONCAKE.format(at="1", length=10**12), "line 1.*a length of"),
+        (MOONCAKE.format(at="1", length="Infinity"), "line 1"),
         ('{"requests": [{"t": "soon", "in": 1, "out": 1}]}', "not an agent session"),
+        ('{"requests": [{"t": NaN, "in": 1, "out": 1}]}', "not an agent session.*not a time"),
+        ('{"block_size": 0, "requests": [{"t": 1, "in": 1, "out": 1}]}', "not an agent session"),
+        ('{"requests": []}', "0 calls"),
+        ("", "neither JSON nor a CSV"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "trace"
     path.write_text(text)
-    with pytest.raises(BadTrace, match=said):
+    with pytest.raises(BadTrace, match=said) as caught:
         read(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["trace.gz", "session.json.gz"])
+@pytest.mark.parametrize("broken", ["cut", "garbled"])
+def test_a_broken_gzip_is_refused(tmp_path: Path, name: str, broken: str) -> None:
+    whole = gzip.compress(AZURE.encode() * 50)
+    (tmp_path / name).write_bytes(whole[:-20] if broken == "cut" else whole[:20] + b"\xff" * 40 + whole[60:])
+    with pytest.raises(BadTrace):
+        read(tmp_path if name.startswith("session") else tmp_path / name)
 
 
 @pytest.mark.parametrize("arrivals", list(Arrivals))
