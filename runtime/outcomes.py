@@ -13,12 +13,14 @@ from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime import codec
 from ramify.runtime.costs import Choice, Cost
 from ramify.runtime.effects import Fence, Known
-from ramify.runtime.errors import NotSerialisable
+from ramify.runtime.errors import HiddenWrites, NotSerialisable
 from ramify.runtime.events import Level, Recovered
+from ramify.runtime.journal import RAISED
 from ramify.runtime.pending import Pending, StepTimeout, run_code
 from ramify.runtime.records import EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.recovery import Made
 from ramify.runtime.sandbox import Sandbox
+from ramify.runtime.wrote import files_written
 from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError
 
@@ -58,6 +60,8 @@ async def seal_world(
     run, timings = pending.scope.run, dict[str, str]()
     if fork_s is not None and world is not None:
         timings |= {"fork_ms": f"{fork_s * 1000:.3f}", "layers": str(len(world.snapshot.layers))}
+    if world is not None and pending.aside and pending.step.effect is not Effect.READONLY:
+        await _refuse_changes(pending, world)
     if world is None or pending.aside or run.seal_op(pending.op) is None:
         return pending.scope.branch.snapshot if pending.aside else None, timings
     await held.enter_async_context(run.reuse.pins.held())
@@ -67,7 +71,21 @@ async def seal_world(
     if sealed.layers != before.layers:
         held_bytes = await asyncio.to_thread(run.snapshots.layer_bytes, sealed.layers[-1])
         timings |= {"seal_ms": f"{(time.perf_counter() - begun) * 1000:.3f}", "sealed_bytes": str(held_bytes)}
+        timings |= files_written(run.snapshots, before, sealed)
     return sealed, timings
+
+
+async def _refuse_changes(pending: Pending, world: World) -> None:
+    """The compiler saw it write nothing; what it did write, by code that the compiler does not see into, must not be
+    lost quietly."""
+    before = world.snapshot
+    async with pending.scope.run.reuse.pins.held():
+        after = await world.seal(flush=False)
+    if after.content_key != before.content_key:
+        raise HiddenWrites(
+            f"step {pending.step.name!r} ran beside others, since its own code writes to no file, but something that "
+            'it calls does: declare it, @step(effect="revertible"), and run it again'
+        )
 
 
 def can_be_taken(sealed: Snapshot | None) -> bool:
@@ -167,7 +185,8 @@ async def settle_after(fence: Fence, error: BaseException, result_json: str | No
 async def record_failure(
     pending: Pending, error: Exception, face: Sandbox | None, begun: float, entry: Snapshot | None
 ) -> None:
-    """A row for people to read (a resume does not honour it), and the same as a note on the error."""
+    """A row for people to read, and the same as a note on the error. A resume honours it only where the run had come
+    to wait for a person by then."""
     run = pending.scope.run
     shown = f"{type(error).__name__}: {error}"
     where = f"step {pending.step.name!r} on branch {pending.scope.branch.path}"
@@ -185,11 +204,18 @@ async def record_failure(
             snapshot_in=entry.id if entry else None,
             started_at=begun,
             summary=shown.splitlines()[0][:_SUMMARY],
-            attrs={"last_output": last} if last else {},
+            attrs={**({"last_output": last} if last else {}), **_kept(error)},
         )
     )
     if not hasattr(error, "__ramify_step__"):
         error.__ramify_step__ = (pending.step.name, pending.scope.branch.path)  # type: ignore[attr-defined]
+
+
+def _kept(error: Exception) -> dict[str, str]:
+    try:
+        return {RAISED: codec.encode(error)}
+    except NotSerialisable:
+        return {}
 
 
 def one_line(value: object) -> str:

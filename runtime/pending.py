@@ -56,7 +56,7 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
     limit = asyncio.timeout(step.timeout)
     try:
         async with limit:
-            result_json = codec.encode(await run_code(pending, face, attempt))
+            result_json = codec.encode(await run_code(pending, face, attempt), f"step {step.name!r}: its result")
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"step {step.name!r} took longer than its timeout of {step.timeout:g} s") from error

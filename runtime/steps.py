@@ -19,6 +19,7 @@ from ramify.runtime.errors import (
     Diverged,
     EffectInDoubt,
     EffectRefused,
+    HiddenWrites,
     PlanMismatch,
     WrongReuse,
 )
@@ -43,7 +44,7 @@ from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.worlds import Branch
 
-FINAL = (EffectInDoubt, EffectRefused, WrongReuse)
+FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, WrongReuse)
 """What doing the step again does not mend."""
 
 
@@ -60,7 +61,7 @@ def begin_step(
             "the plan was compiled from other code; compile it again"
         )
     scope.run.steps[step.name] = step
-    arguments = codec.encode(bind(step, args, kwargs))
+    arguments = codec.encode(bind(step, args, kwargs), f"step {step.name!r}: arguments")
     args_digest = codec.digest_text(arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(Pending(scope, step, op, key, args_digest, arguments))
@@ -82,7 +83,8 @@ async def _perform(pending: Pending) -> Any:
         async with branch.lock:
             if run.careful or pending.op.kind is OpKind.BREAK:
                 await sealed_before(pending.scope, pending.key)
-            if pending.step.effect is Effect.READONLY and await _is_all_sealed(branch):
+            reads = pending.step.effect is Effect.READONLY or "beside" in pending.op.attrs
+            if reads and await _is_all_sealed(branch):
                 beside = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
                 aside = replace(pending, aside=True, scope=replace(pending.scope, branch=beside))
             if aside is None or not pending.op.attrs.get("beside"):
@@ -121,6 +123,8 @@ async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
                 branch.stands(state_after(pending, now, row))
         branch.served_s += row.ended_at - row.started_at if on_world else 0.0
         return codec.decode(row.result_json or "null")
+    if (raised := run.journal.failed(pending.key, at=branch.snapshot if on_world else None)) is not None:
+        raise raised
     if pending.step.effect is Effect.IRREVERSIBLE and run.journal.knows(pending.key):
         raise Diverged(
             f"step {pending.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
