@@ -159,12 +159,14 @@ def _of_thread(history: History, at: CheckpointRecord, database: str | Path | No
 
 
 def _of_steps(history: History, at: CheckpointRecord) -> Channels:
-    """The last result of each step on the branch and those above it, as it was journalled."""
+    """The last result of each step on the branch and those above it, as it was journalled; of those that return
+    something."""
     from ramify.runtime.past import as_it_was
 
     paths = _upwards(at.branch)
     rows = (row for row in as_it_was(history.ops, at.seq) if row.branch in paths and row.status is OpStatus.DONE)
-    return {row.step: json.loads(row.result_json or "null") for row in rows if row.step and row.kind is OpKind.RUN}
+    results = {row.step: json.loads(row.result_json or "null") for row in rows if row.step and row.kind is OpKind.RUN}
+    return {step: result for step, result in results.items() if result is not None}
 
 
 def _upwards(branch: str) -> set[str]:
