@@ -17,7 +17,7 @@ _CHUNK = 1 << 20
 _ZEROS = memoryview(bytes(_CHUNK))
 _HOLES_WORTH = 64 << 20  # bytes of holes that are asked for, not read: reading fills the kernel's cache with zeros
 LARGE = 1 << 30
-"""Bytes beyond which a digest is of what a file holds beside zeros: a hole of a terabyte takes no longer than none."""
+"""Bytes beyond which a digest is of what a file holds beside zeros: a hole of a terabyte takes no time."""
 _FICLONE = 0x40049409  # linux/fs.h: share all extents of another file
 _NOT_HERE = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTTY, errno.EPERM, errno.EBADF}
 """What a kernel or file system answers that cannot clone or copy in place: fall back to plain reads and writes."""
