@@ -19,7 +19,7 @@ from ramify.runtime.loading import canonical_module, file_ref
 from ramify.runtime.run import RunScope
 from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.scope import current_scope, is_in_a_run
-from ramify.runtime.sites import call_site
+from ramify.runtime.sites import CallSite, call_site
 from ramify.runtime.steps import begin_step
 from ramify.runtime.streaming import outcome, streamed
 
@@ -48,7 +48,11 @@ class Step(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
         """Begin the step on the current branch. Raises `NotInARun` outside a workflow."""
-        where = "" if is_in_a_run() else f" at {call_site().where}"
+        return self.begin(call_site(), args, kwargs)
+
+    def begin(self, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
+        """As a call of it at that place."""
+        where = "" if is_in_a_run() else f" at {site.where}"
         scope = current_scope(f"step {self.definition.name!r} was called{where}")
         if not isinstance(scope, RunScope):
             raise NotInARun(
@@ -56,7 +60,7 @@ class Step(Generic[P, R]):
             )
         if scope.step is not None:
             return self._inline(scope, args, kwargs)
-        op = scope.run.op(OpKind.RUN, call_site())
+        op = scope.run.op(OpKind.RUN, site)
         return begin_step(scope, self.definition, op, args, kwargs)
 
     def _inline(self, scope: RunScope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
@@ -108,7 +112,8 @@ def step(
     A parameter annotated `Sandbox` (`SyncSandbox` in a function that is not async) gets the step's world; callers
     leave it out. `effect`: what it may do; without it, a step that takes a world is revertible, any other unknown.
     A "readonly" step gets a world of its own, a copy of its branch's that is dropped after it: such steps run beside
-    each other and need no snapshot.
+    each other and need no snapshot. So does one of which nothing is declared and whose own code writes to no file,
+    where it may meet others (in `gather`, say); if code that it calls writes after all, that is `HiddenWrites`.
     `reuse=True` declares it deterministic: equal code, arguments and world state, equal result. `retry`: how often
     it is run again from its entry state after it raised. `timeout`: of one attempt.
 

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
@@ -14,6 +16,9 @@ from ramify.runtime.records import Settings
 from ramify.sandboxes.contract import Backend
 from ramify.sandboxes.select import NAMES, open_backend
 from ramify.serving.client import LLMClient
+from ramify.serving.errors import LLMUnavailable
+
+_REACH_S = 3.0
 
 GivenBackend = Backend | Callable[[SnapshotStore, Path], Backend]
 
@@ -77,6 +82,8 @@ class Resources:
     async def _start(self, settings: Settings) -> LLMClient:
         if self._given_llm is not None:
             return self._given_llm
+        if settings.base_url is not None:
+            await _reach(settings.base_url)
         from ramify.serving.gateway.server import LocalGateway
 
         gateway = await self._stack.enter_async_context(
@@ -87,6 +94,28 @@ class Resources:
         return await self._stack.enter_async_context(
             LLMClient(gateway.base_url, model=settings.model, honours_seed=settings.base_url is None)
         )
+
+
+async def _reach(base_url: str) -> None:
+    """Raises `LLMUnavailable` at once where nothing listens at that address: calls that began may be tried again for
+    long, but a run need not begin with an address that is wrong."""
+    url = urlsplit(base_url)
+    host = url.hostname
+    if url.scheme not in ("http", "https") or host is None:
+        return  # the gateway says what is wrong with it
+    if url.scheme in getproxies() and not proxy_bypass(host):
+        return  # the way there is another one
+    try:
+        port = url.port or (443 if url.scheme == "https" else 80)
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), _REACH_S)
+    except TimeoutError:
+        return  # it may be slow
+    except OSError as error:
+        raise LLMUnavailable(
+            f"no server at {url.scheme}://{host}:{port}: {error.strerror or error}. Start it, or name another "
+            "(--base-url, $RAMIFY_BASE_URL)"
+        ) from error
+    writer.close()
 
 
 def environment(values: Mapping[str, str]) -> tuple[str | None, str | None, str | None]:

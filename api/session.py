@@ -225,9 +225,9 @@ class Runtime:
         they are fenced as on a branch of a fork. A LangGraph thread is forked with its run, where its saver keeps it
         in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep.
         """
-        at = await self.store.checkpoint(CheckpointId(checkpoint_id))
-        record = await self.store.run(at.run_id)
-        async with Pins(paths.locks(self.home)).held():  # until the new run names what is imported
+        async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and imported
+            at = await self.store.checkpoint(CheckpointId(checkpoint_id))
+            record = await self.store.run(at.run_id)
             edited = None if files is None else await asyncio.to_thread(self._edited, at.snapshot_id, Path(files))
             new = driver.new_run_id()
             thread = self._thread_copy(record, at)
@@ -259,15 +259,17 @@ class Runtime:
         `base`: the snapshot that both sides changed; without it the latest state that both descend from. `strategy`
         answers conflicts. Raises `MergeConflict` with all that are left, and `RunError` where there is no base.
         """
-        mine, other = [await self.store.checkpoint(CheckpointId(id)) for id in (ours, theirs)]
-        record = await self.store.run(mine.run_id)
-        if base is None:
-            base = merge_base(await self._ancestry(mine), await self._ancestry(other))
-        if base is None:
-            raise RunError(f"checkpoints {mine.id} and {other.id} descend from no common state: name one as the base")
-        ids = (SnapshotId(base), mine.snapshot_id, other.snapshot_id)
-        three = [self.snapshots.get(id) for id in ids]
-        async with Pins(paths.locks(self.home)).held():
+        async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and merged
+            mine, other = [await self.store.checkpoint(CheckpointId(id)) for id in (ours, theirs)]
+            record = await self.store.run(mine.run_id)
+            if base is None:
+                base = merge_base(await self._ancestry(mine), await self._ancestry(other))
+            if base is None:
+                raise RunError(
+                    f"checkpoints {mine.id} and {other.id} descend from no common state: name one as the base"
+                )
+            ids = (SnapshotId(base), mine.snapshot_id, other.snapshot_id)
+            three = [self.snapshots.get(id) for id in ids]
             merged = await asyncio.to_thread(self.snapshots.merge, *three, strategy=strategy)
             new = driver.new_run_id()
             return await fork_run(

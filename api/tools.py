@@ -14,6 +14,7 @@ from ramify.decorators import EffectName, Step, step
 from ramify.runtime.calling import StepDef
 from ramify.runtime.durations import Duration
 from ramify.runtime.errors import BadArguments
+from ramify.runtime.sites import call_site
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -59,7 +60,7 @@ class Tool(Step[P, R], Generic[P, R]):
             )
             raise BadArguments(f"tool {self.name} was called with arguments that do not fit: {wrong}") from None
         given = {name: getattr(made, name) for name in type(made).model_fields}
-        return self(**given)  # type: ignore[call-arg]
+        return self.begin(call_site(), (), given)
 
 
 def _model(function: Callable[..., Any], definition: StepDef) -> type[pydantic.BaseModel]:

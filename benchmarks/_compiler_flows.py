@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from ramify import Sandbox, fork, llm, step, workflow
 
 
@@ -39,3 +41,29 @@ async def three_stages() -> str:
     second = (await llm.chat("second?")).text
     await touch(second)
     return (await llm.chat(f"third? {second}")).text
+
+
+@step
+async def review(sandbox: Sandbox, question: str) -> str:
+    text = (sandbox.path / "touched").read_text()
+    return (await llm.chat(f"{question} {text}")).text
+
+
+@workflow
+async def reviews(many: int) -> int:
+    """Steps that read a file and ask a model about it, all at once."""
+    await touch("text")
+    return len(await asyncio.gather(*(review(f"question {n}") for n in range(many))))
+
+
+@step(reuse=True)
+async def prepare(sandbox: Sandbox, what: str) -> str:
+    await sandbox.run(f"sleep 0.2; echo {what} > prepared", check=True)
+    return what
+
+
+@workflow
+async def prepared(many: int) -> int:
+    """Branches that each begin with the same work on the same files."""
+    async with fork(["ready"] * many) as branches:
+        return len(await branches.map(prepare))

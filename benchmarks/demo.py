@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from examples.repair.suite import find_programs  # noqa: E402
 from examples.repair.workflow import repair  # noqa: E402
-from ramify import Runtime, paths  # noqa: E402
+from ramify import Runtime  # noqa: E402
 from ramify.compiler.plan import OpKind  # noqa: E402
 from ramify.runtime import codec  # noqa: E402
 from ramify.serving import models  # noqa: E402
@@ -109,10 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as scratch:
         home = Path(scratch) / "home"
         home.mkdir()
-        try:  # the weights, not the state, of the usual home
-            (home / "models").symlink_to(models.locate(paths.home()).parent)
-        except models.ModelMissing:
-            models.pull(home)
+        models.pull(home)
         seen = asyncio.run(measure(asked.programs, names, home))
         rows = table(seen, copy_ms(asked.programs, Path(scratch)))
     for line in rows:

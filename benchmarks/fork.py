@@ -17,7 +17,9 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -25,6 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import _fork_files
 import _fork_live
 import _fork_store
+
+from ramify.sandboxes.scratch import remove_tree
 
 PARTS: dict[str, Callable[[bool, Path | None], list[dict[str, object]]]] = {
     "files": _fork_files.rows,
@@ -46,8 +50,20 @@ def line(row: dict[str, object]) -> str:
     return f"{row['name']}\n    {ours:<64} {target:<10} {met:<7} {peer}{floor}"
 
 
+@contextmanager
+def scratch(within: Path | None) -> Iterator[Path]:
+    """A folder that is gone at the end, also where the removal of a part of it is what Ctrl-C or SIGTERM ends."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = Path(tempfile.mkdtemp(prefix="ramify-bench-", dir=within))
+    try:
+        yield folder
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        remove_tree(folder)
+
+
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends it early leaves nothing behind either
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller trees: a minute in all")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
@@ -56,10 +72,11 @@ def main() -> None:
     asked = parser.parse_args()
     rows = []
     before = os.getloadavg()[0]
-    for part in asked.only or PARTS:
-        for row in PARTS[part](asked.quick, asked.scratch):
-            print(line(row), flush=True)
-            rows.append(row)
+    with scratch(asked.scratch) as folder:
+        for part in asked.only or PARTS:
+            for row in PARTS[part](asked.quick, folder):
+                print(line(row), flush=True)
+                rows.append(row)
     if asked.json:
         machine = {
             "cores": os.cpu_count(),

@@ -64,6 +64,10 @@ class Estimates(Protocol):
         """Median seconds of sealing a changed world and recording it."""
         ...
 
+    def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
+        """The `files` and `channels` that it changed in recorded runs: no bound on what it may change."""
+        ...
+
 
 class Unmeasured:
     """Nothing was recorded yet."""
@@ -88,6 +92,9 @@ class Unmeasured:
 
     def seal_s(self) -> float | None:
         return None
+
+    def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
+        return {}
 
 
 UNMEASURED = Unmeasured()

@@ -6,6 +6,7 @@ graph already. A body that touches no world and no model is not in a Spec.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +26,24 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """What the syntax of a step shows of its world's files: paths that it may read, and may write; None: any."""
+
+    reads: tuple[str, ...] | None = None
+    writes: tuple[str, ...] | None = None
+    always: tuple[tuple[str, str], ...] = ()  # path and digest of contents that stand there whenever it has ended
+    commands: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()  # variables that it sets for them
+
+    def attrs(self) -> dict[str, object]:
+        """As operations carry it; any is left out."""
+        every = (("reads", self.reads), ("writes", self.writes))
+        found: dict[str, object] = {name: list(paths) for name, paths in every if paths is not None}
+        more = (("always", dict(self.always)), ("commands", list(self.commands)), ("env", list(self.env)))
+        return {**found, **{name: value for name, value in more if value}, "by": "syntax"}
+
+
+@dataclass(frozen=True, slots=True)
 class StepSpec:
     name: str
     declared: Effect | None
@@ -37,6 +56,8 @@ class StepSpec:
     tools: tuple[ToolSpec, ...] = ()  # a node that calls tools has some
     reads: tuple[str, ...] | None = None  # the channels that it may read, and may write; None: any
     writes: tuple[str, ...] | None = None
+    reads_by: str = ""  # how the channels are known: "schema", or "syntax"
+    files: Files | None = None  # None: anything
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +69,8 @@ class Run:
     over: int | None = None
     subgraph: bool = False
     caught: bool = False  # a retry or the workflow may go on after it failed, from the state in which it began
+    together: bool = False  # not awaited at once: other steps may run in the meantime
+    every: bool = False  # on every branch of its fork
     waits_for: tuple[str, ...] = ()  # LangGraph: starts only when all of these have finished
 
 
@@ -73,6 +96,7 @@ class Adopt:
 
     site: Site
     up: int
+    settled: bool = False  # a strategy is given for conflicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +185,7 @@ class Machine:
     entry: tuple[str, ...]
     nodes: tuple[Node, ...]
     unseen: Unseen | None = None  # the entry could not be read
+    together: tuple[tuple[str, ...], ...] = ()  # nodes that always run in one superstep
 
 
 Item: TypeAlias = Run | CallLlm | Unseen | Adopt | Fork | Enter | Choice | Loop | Try | Inlined | Leave
@@ -207,7 +232,7 @@ def spec_text(spec: Spec) -> str:
     lines = [f"workflow {spec.name} ({spec.frontend}) {spec.workflow}"]
     for step in spec.steps:
         effect = step.declared or ("takes a Sandbox" if step.takes_sandbox else "not declared")
-        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{_channels(step)}")
+        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{_channels(step)}{_files(step)}")
         lines += [f"  tool {tool.name}: {tool.effect} ({tool.why})" for tool in step.tools]
     if isinstance(spec.body, Machine):
         lines.append(f"start -> {', '.join(spec.body.entry)}")
@@ -219,8 +244,24 @@ def spec_text(spec: Spec) -> str:
 
 
 def _channels(step: StepSpec) -> str:
-    found = (("reads", step.reads), ("writes", step.writes))
-    return "".join(f", {word} {', '.join(names) or 'nothing'}" for word, names in found if names is not None)
+    found = (("reads", step.reads, step.reads_by), ("writes", step.writes, "syntax"))
+    return "".join(
+        f", {word} {', '.join(names) or 'nothing'}{f' ({by})' if by else ''}"
+        for word, names, by in found
+        if names is not None
+    )
+
+
+def _files(step: StepSpec) -> str:
+    if step.files is None:
+        return ""
+    said = [
+        f"{word} {'anything' if paths is None else ', '.join(paths) or 'nothing'}"
+        for word, paths in (("reads", step.files.reads), ("writes", step.files.writes))
+    ]
+    said += [f"runs {json.dumps(command)}" for command in step.files.commands]
+    said += [f"sets {', '.join(step.files.env)}"] if step.files.env else []
+    return f"; files: {', '.join(said)} (syntax)"
 
 
 def _add_lines(body: Body, indent: str, lines: list[str]) -> None:

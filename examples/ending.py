@@ -1,10 +1,12 @@
-"""How an example's program ends where something went wrong that is no bug: with one line, and status 1."""
+"""How an example's program ends: what to look at, or, where something went wrong that is no bug, one line and its
+status."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.runtime.errors import RunError
@@ -16,5 +18,13 @@ from ramify.serving.errors import ServingError
 def errors_told() -> Iterator[None]:
     try:
         yield
+    except KeyboardInterrupt:
+        print("stopped: what was done is kept, and `ramify resume` goes on", file=sys.stderr)
+        sys.exit(130)
     except (RunError, ServingError, SandboxError, ForkEngineError) as error:
         sys.exit(f"error: {error}")
+
+
+def command(words: str, home: Path | None) -> str:
+    """The command line that looks at a run in that home."""
+    return f"ramify {words}" if home is None else f"ramify --home {home} {words}"

@@ -192,7 +192,7 @@ def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan, fs: Pa
     for path, marks in scan.marked.items():
         entry = manifest.entries.get(path)
         if set(marks) != ({OPAQUE} if entry is not None and entry.opaque else set()):
-            yield Problem(part, id, Damage.CHANGED, path or ".", "overlayfs's own marks")
+            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that no layer has")
 
 
 def changed(said: Entry, seen: Entry) -> str:

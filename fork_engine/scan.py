@@ -20,6 +20,8 @@ from ramify.fork_engine.types import Entry, EntryKind, Skipped
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 400  # folders inside folders: each is an open descriptor and a Python frame while we are below it
 
+_FOREIGN = frozenset({"security.capability", "system.posix_acl_access", "system.posix_acl_default"})
+"""What an import does not take either: a world that was sealed would else differ from a copy of its snapshot."""
 _SMALL = 1 << 15  # bytes: below it handing a file to another thread costs more than hashing it
 
 _WHITEOUT = Entry(EntryKind.WHITEOUT)
@@ -69,7 +71,7 @@ class Scan:
     root: Entry
     entries: dict[str, Entry] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
-    marked: dict[str, list[str]] = field(default_factory=dict)  # overlay's own xattrs by path ("" for the root)
+    marked: dict[str, list[str]] = field(default_factory=dict)  # foreign xattrs by path ("" for the root)
     stamps: Stamps = field(default_factory=dict)
 
 
@@ -156,6 +158,11 @@ def is_overlays(name: str) -> bool:
     return name.startswith(("user.overlay.", "trusted.overlay."))
 
 
+def is_foreign(name: str) -> bool:
+    """Whether an extended attribute is in no layer, and so taken from a file that becomes part of one."""
+    return is_overlays(name) or name in _FOREIGN
+
+
 def is_mark(name: str, what: str) -> bool:
     """Whether overlayfs itself wrote it and means `what`. By either spelling: mounts with userxattr write user.*,
     root's may write trusted.*. What a world sets under such a name is stored one deeper, as
@@ -205,14 +212,14 @@ def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
 
 
 def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
-    """An overlayfs upper folder: whiteouts and opaque folders read as such, overlay's other marks noted.
+    """An overlayfs upper folder: whiteouts and opaque folders read as such, foreign attributes noted.
 
     `known`: the `stamps` of an earlier scan of the same folder; what has the same one is not read again.
     """
     result = Scan(root_entry(root.stat()))
     steady, known = time.time_ns() - _TICK_NS, known or {}
     stamps: dict[str, Stamp] = {}
-    if marks := list(filter(is_overlays, _list_xattrs(os.fspath(root)))):
+    if marks := list(filter(is_foreign, _list_xattrs(os.fspath(root)))):
         result.marked[""] = marks
     inodes: dict[tuple[int, int], list[str]] = {}
     with closing(Hashing()) as hashing, closing(walk(root)) as walked:
@@ -258,7 +265,7 @@ def _note_inode(inodes: dict[tuple[int, int], list[str]], found: Found, entry: E
 
 
 def _overlay_marks(found: Found) -> list[str]:
-    marks = list(filter(is_overlays, found.attributes))
+    marks = list(filter(is_foreign, found.attributes))
     for name in marks:
         if is_mark(name, "redirect") or is_mark(name, "metacopy"):
             raise ForkEngineError(

@@ -118,7 +118,7 @@ def _rename(upper: Path, fs: Path) -> bool:
 
 
 def _normalise(fs: Path, scan: Scan) -> None:
-    """Make a renamed upper folder what its entries say: no overlay bookkeeping, nothing that cannot be kept.
+    """Make a renamed upper folder what its entries say: no foreign attribute, nothing that cannot be kept.
 
     First what may find no room, then what cannot be taken back.
     """

@@ -225,6 +225,13 @@ class SnapshotStore(ReadableStore):
         """What a layer's files hold, hard links counted once. Raises `SnapshotCorrupt`."""
         return sum(entry.size for entry in self._layers.manifest(layer).entries.values() if not entry.link)
 
+    def layer_files(self, layer: LayerId) -> list[str]:
+        """The paths that a layer changes or removes, sorted; no folders, and nothing volatile."""
+        entries = self._layers.manifest(layer).entries
+        return sorted(
+            path for path, at in entries.items() if at.kind is not EntryKind.DIR and path not in self._volatile
+        )
+
     def flush(self) -> None:
         """All snapshots made so far are on disk when this returns: one flush of the file system, if any is needed."""
         with the_disks_errors(self.root):

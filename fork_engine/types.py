@@ -32,7 +32,7 @@ class EntryKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one path is. `digest` is the sha256 of a file's bytes or of a link's target, "" for a folder."""
+    """What one path is. `digest` is of a file's bytes or of a link's target, "" for a folder."""
 
     kind: EntryKind
     mode: int = 0  # permission bits only (S_IMODE)

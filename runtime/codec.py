@@ -20,6 +20,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
+from types import FunctionType
 from typing import Any, cast
 from uuid import UUID
 
@@ -40,12 +41,12 @@ _SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] =
 _DECODE_SIMPLE = {name: decode for name, _, decode in _SIMPLE.values()}
 
 
-def encode(value: object) -> str:
-    """JSON of a value, ASCII only. Raises `NotSerialisable` naming the place inside the value."""
+def encode(value: object, what: str = "value") -> str:
+    """JSON of a value, ASCII only. Raises `NotSerialisable` naming the place inside the value, which is `what`."""
     try:
-        return json.dumps(_encode(value, "value"), separators=(",", ":"), ensure_ascii=True)
+        return json.dumps(_encode(value, what), separators=(",", ":"), ensure_ascii=True)
     except (RecursionError, ValueError) as error:  # a value that holds itself; an integer of thousands of digits
-        raise NotSerialisable(f"the value cannot be kept: {error}") from error
+        raise NotSerialisable(f"{what} cannot be kept: {error}") from error
 
 
 def decode(text: str) -> Any:
@@ -122,6 +123,10 @@ def _encode_object(value: object, where: str) -> Any:
             "t": _type_name(cls),
             "v": [_encode(v, f"{where}.{i}") for i, v in enumerate(value)],
         }
+    if isinstance(value, BaseException):
+        args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # which lack its file names
+        state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
+        return {_TAG: "error", "t": _type_name(cls), "v": [_encode(one, where) for one in (args, state)]}
     if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
         return {_TAG: "pydantic", "t": _type_name(cls), "v": value.model_dump(mode="json", by_alias=True)}
     if dataclasses.is_dataclass(value) and not isinstance(value, (*_BUILTIN, tuple)):
@@ -135,6 +140,10 @@ def _encode_object(value: object, where: str) -> Any:
         f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "
         "Pass JSON values, dataclasses, enums, paths, bytes, tuples, sets or pydantic models across a step"
     )
+
+
+_OF_ITS_RUN = ("__notes__", "__ramify_step__")
+"""Of an error: what the runtime wrote on it."""
 
 
 def _is_cached(cls: type, name: str) -> bool:
@@ -175,6 +184,12 @@ def _decode_tagged(kind: str, value: dict[str, Any]) -> Any:
 
 
 def _decode_object(kind: str, cls: Any, body: Any) -> Any:
+    if kind == "error" and issubclass(cls, BaseException):
+        args, state = map(_decode, body)
+        # not through an __init__ of the user's, which may take other arguments than it hands on
+        error = cls.__new__(cls, *args) if isinstance(cls.__init__, FunctionType) else cls(*args)
+        vars(error).update(state)
+        return error
     if kind == "enum" and issubclass(cls, Enum):
         return cls(_decode(body))
     if kind == "pydantic" and hasattr(cls, "__pydantic_validator__"):

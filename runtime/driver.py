@@ -86,7 +86,7 @@ class Launch:
 
 async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[Skipped, ...]]:
     """Import the workspace and write the run's first rows. From here on it can be resumed."""
-    args_json = codec.encode([list(launch.args), launch.kwargs])
+    args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
     workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
     async with Pins(services.locks).held():  # until the run names what is imported
         imported = await asyncio.to_thread(_import, services.snapshots, workspace)
@@ -134,6 +134,7 @@ async def drive(
     Raises `RunWaiting` where the workflow asks (another) one.
     """
     async with working_on(services.locks, services.store, record.id):
+        waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
         record, resumed = await _reopen(services, record, more_s)
         ops = await services.store.ops(record.id)
         llm = await services.store.llm(record.id)
@@ -144,6 +145,7 @@ async def drive(
             ops=ops,
             llm=llm,
             effects=ledger,
+            caught=[row for row in ops if waited and row.status is OpStatus.FAILED],
             flush=services.snapshots.flush,
             clock=services.clock,
             emit=services.emit,
@@ -227,7 +229,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
     args, kwargs = codec.decode(run.record.args_json)
     try:
         with entered(RunScope(run, run.root)):
-            result_json = codec.encode(await outcome(function(*args, **kwargs)))
+            result_json = codec.encode(await outcome(function(*args, **kwargs)), "its result")
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))

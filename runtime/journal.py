@@ -17,6 +17,7 @@ from enum import Enum, auto
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine import crash
 from ramify.fork_engine.types import Snapshot
+from ramify.runtime import codec
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.records import (
@@ -44,6 +45,10 @@ FORKED = "forked"
 """The key of the row that tells which run this one was forked from; most runs have none."""
 
 
+RAISED = "raised"
+"""The attribute of a FAILED row that holds its error, where that can be kept."""
+
+
 class Durable(Enum):
     """When rows have to be durable. Those of a run are so in the order in which they were recorded."""
 
@@ -58,7 +63,8 @@ LINGER_S = {Durable.NEXT_STEP: COMPANY_S, Durable.NEXT_ROW: 0.5}
 class Journal:
     """Serves what the run did already, and records what it does now.
 
-    `flush` puts all sealed layers on disk; it is called before rows that name a snapshot are durable.
+    `flush` puts all sealed layers on disk; it is called before rows that name a snapshot are durable. `caught`: rows
+    of failures after which the workflow is known to have gone on.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class Journal:
         ops: Sequence[OpRecord],
         llm: Sequence[LLMRecord],
         effects: Sequence[EffectRecord] = (),
+        caught: Sequence[OpRecord] = (),
         flush: Callable[[], None],
         clock: Callable[[], float],
         timer: Callable[[], float] = time.monotonic,
@@ -85,6 +92,7 @@ class Journal:
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
+        self._caught = {row.key: row for row in caught}
         self._effects = {effect.key: effect for effect in effects}
         forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
@@ -138,6 +146,18 @@ class Journal:
             return None
         self._emit(OpDone(row, replayed=True))
         return row
+
+    def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:
+        """What an operation raised, and the workflow caught, where that still holds and can be raised again."""
+        row = self._caught.get(key)
+        if row is None or RAISED not in row.attrs or (at is not None and row.snapshot_in not in (None, at.id)):
+            return None
+        try:
+            error = codec.decode(row.attrs[RAISED])
+        except Exception:  # noqa: BLE001  its class is another one by now: the step says for itself what it raises
+            return None
+        self._emit(OpDone(row, replayed=True))
+        return error if isinstance(error, Exception) else None
 
     def knows(self, key: str) -> bool:
         """Whether an operation of that key was done, in whatever state."""

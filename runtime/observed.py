@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ramify.compiler.plan import OpId, OpKind, StagePlan
 from ramify.runtime import codec
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
+from ramify.runtime.wrote import written
 from ramify.serving.types import ChatResult
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Observed:
         steps: dict[str, list[float]] = defaultdict(list)
         code: dict[str, list[float]] = defaultdict(list)
         widths: dict[OpId, list[int]] = defaultdict(list)
+        wrote: dict[str, list[Mapping[str, str]]] = defaultdict(list)
         seals: list[float] = []
         for row in ops:
             if row.status is not OpStatus.DONE or row.reused_from is not None:
@@ -83,6 +85,7 @@ class Observed:
                 around_ms = sum(float(row.attrs.get(name, 0.0)) for name in ("seal_ms", "fork_ms"))
                 steps[row.step].append(took)
                 code[row.step].append(max(0.0, took - around_ms / 1000))
+                wrote[row.step].append(row.attrs)
                 if "seal_ms" in row.attrs:
                     seals.append(float(row.attrs["seal_ms"]) / 1000)
             elif row.kind is OpKind.FORK and row.result_json is not None:
@@ -90,6 +93,7 @@ class Observed:
         self._steps = {name: median(found) for name, found in steps.items()}
         self._again = {name: median(found) for name, found in code.items()}
         self._widths = {op: max(found) for op, found in widths.items()}
+        self._wrote = {name: written(found) for name, found in wrote.items()}
         self._seal_s = median(seals) if seals else None
         self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
         for stage in call_stages(llm):
@@ -142,6 +146,9 @@ class Observed:
 
     def seal_s(self) -> float | None:
         return self._seal_s
+
+    def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
+        return self._wrote.get(step, {})
 
 
 def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:

@@ -29,7 +29,7 @@ async def outcome(made: Awaitable[Any] | AsyncGenerator[Any, None]) -> Any:
     items: list[Any] = []
     async with aclosing(made):
         async for item in made:
-            items.append(codec.decode(codec.encode(item)))  # as it will be when the run is resumed
+            items.append(codec.decode(codec.encode(item, "what it yielded")))  # as it will be when the run is resumed
             if hear is not None:
                 await hear(items[-1])
     return items

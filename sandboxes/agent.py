@@ -78,7 +78,8 @@ class Agent(Inhabitants):
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
-            processes.kill(self._all, self._reap)
+            if os.getpid() != 1:  # else the kernel does it, before it tells of our end
+                processes.kill(self._all, self._reap)
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Cancel):

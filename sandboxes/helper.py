@@ -17,7 +17,8 @@ from ramify.sandboxes.errors import BackendUnavailable, SandboxError, WorldDied,
 from ramify.sandboxes.links import AgentLink, LateLink, Line
 from ramify.sandboxes.namespaces.trees import Trees
 from ramify.sandboxes.safety import cgroups
-from ramify.sandboxes.safety.cgroups import Groups
+from ramify.sandboxes.safety.bounds import Bounds
+from ramify.sandboxes.safety.cgroups import Group, Groups
 from ramify.sandboxes.wire import Ready, Start
 
 ZYGOTE = Path(__file__).with_name("zygote.py")
@@ -32,6 +33,14 @@ class Spare(NamedTuple):
 
     line: Line
     exit_code: asyncio.Future[int]
+    group: asyncio.Future[Group] | None  # that it is, or will be, in
+
+
+class Child(NamedTuple):
+    """What the helper will tell of an agent."""
+
+    born: asyncio.Future[int]  # its pid
+    dead: asyncio.Future[int]  # its exit code
 
 
 class Helper:
@@ -47,7 +56,7 @@ class Helper:
         self._control: socket.socket | None = None
         self._numbers = itertools.count()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
-        self._exits: dict[int, asyncio.Future[int]] = {}
+        self._children: dict[int, Child] = {}
         self._spares: list[Spare] = []
         self._restocking: asyncio.Task[None] | None = None
         self.trees = Trees()
@@ -90,6 +99,8 @@ class Helper:
         async with self._starting:
             spare = await self._agent(start)
             link = AgentLink(self, spare.exit_code, spare.line)
+            if spare.group is not None:
+                link.hold(spare.group, start.bounds)
             try:
                 answer = await link.ask(start, passing)
             except SandboxError as error:
@@ -101,8 +112,6 @@ class Helper:
         if not isinstance(answer, Ready):
             raise WorldStartFailed(f"a world's agent answered {type(answer).__name__} to its start")
         link.pid = answer.pid
-        if isinstance(self.groups, Groups):
-            link.hold(self.groups, start.bounds)
         return link
 
     async def _agent(self, start: Start) -> Spare:
@@ -113,7 +122,7 @@ class Helper:
             spare = self._spares.pop(0)
             if not spare.exit_code.done():
                 return spare
-            await spare.line.close()
+            await self._discard(spare)
         return await self._fork("isolated")
 
     async def _fork(self, kind: str) -> Spare:
@@ -128,12 +137,31 @@ class Helper:
             except OSError as error:
                 ours.close()
                 raise WorldStartFailed(f"the helper process is gone ({self.last_words()})") from error
-        exit_code = self._exits[number] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        child = self._children[number] = Child(loop.create_future(), loop.create_future())
         try:
-            return Spare(await Line.over(ours), exit_code)
+            line = await Line.over(ours)
         except BaseException:
             ours.close()
             raise
+        return Spare(line, child.dead, self._grouped(child.born))
+
+    def _grouped(self, born: asyncio.Future[int]) -> asyncio.Future[Group] | None:
+        """Put an agent in a control group as soon as it is there: every fork on the machine waits for that."""
+        groups = self.groups
+        if not isinstance(groups, Groups):
+            return None
+
+        async def hold() -> Group:
+            return await asyncio.to_thread(groups.hold, await born)
+
+        return asyncio.ensure_future(hold())
+
+    async def _discard(self, spare: Spare) -> None:
+        link = AgentLink(self, spare.exit_code, spare.line)
+        if spare.group is not None:
+            link.hold(spare.group, Bounds())
+        await link.close()
 
     def _restock(self) -> None:
         """See that there are spares again, a little later: what was just started goes first."""
@@ -155,14 +183,13 @@ class Helper:
             self._restocking.cancel()
             await asyncio.wait({self._restocking})
         self.trees.close()
-        for spare in self._spares:
-            await spare.line.close()
+        await asyncio.gather(*(self._discard(spare) for spare in self._spares))
         self._spares.clear()
         asyncio.get_running_loop().remove_reader(self._control)
         self._control.close()
         self._control = None
         await asyncio.to_thread(end, self._process)
-        self._forget_exits()
+        self._forget_children()
 
     def _hear(self) -> None:
         if self._control is None:
@@ -175,16 +202,22 @@ class Helper:
             report = b""
         if not report:
             asyncio.get_running_loop().remove_reader(self._control)
-            self._forget_exits()
+            self._forget_children()
             return
-        number, code = report.split()
-        self._exits.pop(int(number)).set_result(int(code))
+        what, number, told = report.split()
+        if what == b"born":
+            self._children[int(number)].born.set_result(int(told))
+        else:
+            self._children.pop(int(number)).dead.set_result(int(told))
 
-    def _forget_exits(self) -> None:
+    def _forget_children(self) -> None:
         """Nobody will tell us any more how a world ended."""
-        for future in self._exits.values():
-            future.cancel()
-        self._exits.clear()
+        for child in self._children.values():
+            if not child.born.done():
+                child.born.set_exception(ProcessLookupError("the helper process is gone"))
+                child.born.exception()  # seen: there may be no control groups, and nobody who waits
+            child.dead.cancel()
+        self._children.clear()
 
     def last_words(self) -> str:
         text = self._log.read_text(errors="replace").strip()

@@ -7,12 +7,13 @@ import signal
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol, Self
 
 from ramify.sandboxes.errors import SandboxError, WorldDied
 from ramify.sandboxes.safety.bounds import Bounds
-from ramify.sandboxes.safety.cgroups import Group, Groups
+from ramify.sandboxes.safety.cgroups import Group
 from ramify.sandboxes.wire import LENGTHS, Cancel, Failed, Message, Run, decode, encode
 
 PATIENCE_S = 20.0  # with a world that was hung up on
@@ -111,15 +112,22 @@ class Deathbed(Protocol):
 class AgentLink:
     """The host's end of one world's socket. One question at a time: the world's lock sees to it."""
 
-    _group: asyncio.Future[Group] | None = None  # the world's control group, soon after the agent is ready
+    _group: asyncio.Future[Group] | None = None  # the world's control group, soon
 
     def __init__(self, helper: Deathbed, exit_code: asyncio.Future[int], line: Line) -> None:
         self._helper, self._exit_code, self._line = helper, exit_code, line
         self.pid = 0  # of the agent, known once it is ready
 
-    def hold(self, groups: Groups, bounds: Bounds) -> None:
-        """Put the world into a control group; meanwhile it runs, watched by its agent alone."""
-        self._group = asyncio.ensure_future(asyncio.to_thread(groups.hold, self.pid, bounds))
+    def hold(self, group: asyncio.Future[Group], bounds: Bounds) -> None:
+        """With these limits, soon; meanwhile it runs, watched by its agent alone."""
+
+        async def limit() -> Group:
+            held = await group
+            with suppress(OSError):  # then its agent goes on watching alone
+                await asyncio.to_thread(held.limit, bounds)
+            return held
+
+        self._group = asyncio.ensure_future(limit())
 
     @property
     def counts(self) -> bool:

@@ -25,7 +25,6 @@ class View:
 
     folder: str  # the world's own folder: all that it writes lies there
     store: str  # holds the layers
-    root: str  # an empty folder of the host's, to stand the new root on
     points: list[str]  # where the descriptors go, in their order: the places beside the tree, the tree last
     hidden: list[str]  # covered, so that commands cannot read them
     visible: list[str]  # shown although they lie under a hidden place

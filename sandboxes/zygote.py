@@ -1,7 +1,8 @@
 """The helper process that worlds are forked from. Run by file path.
 
     python -I -S zygote.py CONTROL_FD                       worlds without isolation
-    python -I -S zygote.py CONTROL_FD KEEPER_FD ANCHOR ...  worlds in namespaces; folders that hold layers and uppers
+    python -I -S zygote.py CONTROL_FD KEEPER_FD ANCHOR ...  worlds in namespaces; folders that hold layers and uppers,
+                                                            the last with an empty one to stand their roots on
 
 One for each backend. A fork of this small, single-threaded process costs a millisecond, where a new Python costs
 twenty and a fork of the host (threads, a gigabyte of model) is not safe. The host sends it one end of a world's
@@ -17,6 +18,7 @@ killed by PR_SET_PDEATHSIG when this process goes. A namespace's processes and m
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import select
 import signal
@@ -41,7 +43,7 @@ if __name__ == "__main__":
 from ramify.sandboxes.agent import Agent  # noqa: E402
 from ramify.sandboxes.namespaces import kernel  # noqa: E402
 from ramify.sandboxes.namespaces.keeper import keep  # noqa: E402
-from ramify.sandboxes.namespaces.view import Mounts  # noqa: E402
+from ramify.sandboxes.namespaces.view import ROOT, Mounts  # noqa: E402
 from ramify.sandboxes.safety import confine  # noqa: E402
 from ramify.sandboxes.wire import Failed, Link, Ready, Start  # noqa: E402
 
@@ -77,6 +79,7 @@ def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str
     for descriptor in (control.fileno(), host, wake):
         poll.register(descriptor, select.POLLIN)
     agents: dict[int, int] = {}  # by pid: the host's number for it
+    root = f"{anchors[-1]}/{ROOT}" if anchors else ""
     while True:
         for descriptor, _ in poll.poll():
             if descriptor == host:
@@ -92,7 +95,9 @@ def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str
                 os.set_inheritable(descriptors[0], False)
                 kind, number = message.split()
                 link = Link(socket.socket(fileno=descriptors[0]))
-                agents[_spawn(control, link, host, KINDS[kind])] = int(number)
+                pid = _spawn(control, link, host, KINDS[kind], root)
+                agents[pid] = int(number)
+                control.send(f"born {int(number)} {pid}".encode() if pid else f"dead {int(number)} 1".encode())
 
 
 def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anchors: list[str]) -> int:
@@ -123,10 +128,10 @@ def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int
             return False
         number = agents.pop(pid, None)
         if number is not None:  # else: an orphan of a world without a namespace
-            control.send(f"{number} {os.waitstatus_to_exitcode(status)}".encode())
+            control.send(f"dead {number} {os.waitstatus_to_exitcode(status)}".encode())
 
 
-def _spawn(control: socket.socket, link: Link, host: int, namespaces: int) -> int:
+def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root: str) -> int:
     """Fork a world's agent; its pid, 0 for none.
 
     PID 1 of a pid namespace must be forked after the unshare, so by a child in between.
@@ -139,7 +144,7 @@ def _spawn(control: socket.socket, link: Link, host: int, namespaces: int) -> in
         os.close(told)
         os.close(go_in)  # so that we hear of it where our parent ends before it has written
         if namespaces:
-            _become_namespace(link, host, go, told_in, namespaces)
+            _become_namespace(link, host, go, told_in, namespaces, root)
         _become_agent(link, host, go)
     os.close(told_in)
     agent = child
@@ -154,7 +159,7 @@ def _spawn(control: socket.socket, link: Link, host: int, namespaces: int) -> in
     return agent
 
 
-def _become_namespace(link: Link, host: int, go: int, told: int, namespaces: int) -> None:
+def _become_namespace(link: Link, host: int, go: int, told: int, namespaces: int, root: str) -> None:
     try:
         kernel.unshare(namespaces)
         pid = os.fork()
@@ -163,7 +168,7 @@ def _become_namespace(link: Link, host: int, go: int, told: int, namespaces: int
         os._exit(1)
     if pid == 0:
         os.close(told)
-        _become_agent(link, host, go)
+        _become_agent(link, host, go, Mounts(root, link))
     os.write(told, str(pid).encode())
     os._exit(0)
 
@@ -214,27 +219,28 @@ def _write(pid: int, name: str, text: str) -> None:
     Path(f"/proc/{pid}/{name}").write_text(text)
 
 
-def _become_agent(link: Link, host: int, go: int) -> None:
+def _become_agent(link: Link, host: int, go: int, mounts: Mounts | None = None) -> None:
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         pid = int(os.read(go, 16))
         kernel.die_with_parent()
         os.setsid()
+        if mounts is not None:
+            with contextlib.suppress(OSError):  # it is tried again, and told, when there is a world to be made
+                mounts.prepare()
         start = link.receive()  # a spare waits here until it is wanted
         if isinstance(start, Start):
-            _serve(start, link, host, pid)
+            _serve(start, link, host, pid, mounts)
     except BaseException as error:  # noqa: BLE001  (the last frame before the end: the host has to hear of it)
         link.send(Failed(f"{type(error).__name__}: {error}"))
     finally:
         os._exit(0)
 
 
-def _serve(start: Start, link: Link, host: int, pid: int) -> None:
-    mounts: Mounts | None = None
-    if start.view is not None:
-        mounts = Mounts(start.view, link)
-        mounts.build()
+def _serve(start: Start, link: Link, host: int, pid: int, mounts: Mounts | None) -> None:
+    if mounts is not None and start.view is not None:
+        mounts.build(start.view)
     else:
         kernel.adopt_orphans()
     agent = Agent(start, link, host, mounts)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ramify import paths
 from ramify.serving.errors import DownloadFailed, ModelCorrupt, ModelMissing
 
 Runner = Callable[[Sequence[str]], "subprocess.CompletedProcess[str]"]
@@ -54,8 +55,10 @@ def known(name: str) -> KnownModel:
 
 
 def path_of(home: Path, name: str = DEFAULT) -> Path:
-    """Where the weights lie, or would."""
-    return home / "models" / known(name).file
+    """Where the weights lie, or would: in that home, or, unless they are there, in the user's own, since runs are
+    what another home is for."""
+    here, usual = (one / "models" / known(name).file for one in (home, paths.home()))
+    return usual if usual.is_file() and not here.is_file() else here
 
 
 def locate(home: Path, name: str = DEFAULT) -> Path:

@@ -10,6 +10,7 @@ else: `ramify log`, the terminal browser and the page cannot disagree about what
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,11 +136,17 @@ class History:
         return () if step.op is None else tuple(one for one in self.effects if one.key == step.op.key)
 
     def result_of(self, row: OpRecord) -> str | None:
-        """JSON for people: what was recorded. What a LangGraph node returned is packed in its thread's own format,
-        which may load the user's types: of that its line, as in the lists of operations."""
-        if self.run.thread_id is not None and _is_packed(json.loads(row.result_json or "null")):
+        """JSON for people: what was recorded. What a LangGraph node returned is packed in its thread's own format:
+        it is laid open without the user's types, or, where it is damaged, told by its line."""
+        packed = None if self.run.thread_id is None else _packed(json.loads(row.result_json or "null"))
+        if packed is None:
+            return row.result_json
+        from ramify.runtime.langgraph.shown import shown
+
+        try:
+            return json.dumps(shown(*packed), ensure_ascii=False)
+        except ValueError:
             return json.dumps(row.summary, ensure_ascii=False)
-        return row.result_json
 
     @property
     def last_seq(self) -> int:
@@ -258,12 +265,12 @@ def _ancestry(path: BranchPath) -> list[BranchPath]:
     return [BranchPath("/".join(parts[: at + 1])) for at in range(len(parts))]
 
 
-def _is_packed(value: object) -> bool:
-    """Whether it is a serialiser's (kind, bytes)."""
+def _packed(value: object) -> tuple[str, bytes] | None:
+    """A serialiser's (kind, bytes), where it is one."""
     match value:
-        case {"$": "tuple", "v": [str(), {"$": "bytes"}]}:
-            return True
-    return False
+        case {"$": "tuple", "v": [str(kind), {"$": "bytes", "v": str(data)}]}:
+            return kind, base64.b64decode(data)
+    return None
 
 
 def _below(row: OpRecord) -> str:

@@ -106,9 +106,10 @@ class State:
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """What its branch did since the checkpoint before it on that branch: steps and model calls, in order."""
-        line = self.history.lines[self.checkpoint.branch]
-        before = max((one.seq for one in line.checkpoints if one.seq < self.checkpoint.seq), default=0)
-        return tuple(one for one in line.moments if before < one.seq <= self.checkpoint.seq)
+        branch, upto = self.checkpoint.branch, self.checkpoint.seq
+        states = (one.seq for one in self.history.checkpoints if one.branch == branch and one.seq < upto)
+        before = max(states, default=0)
+        return tuple(one for one in self.history.moments if one.branch == branch and before < one.seq <= upto)
 
     @property
     def calls(self) -> tuple[Moment, ...]:
@@ -159,12 +160,14 @@ def _of_thread(history: History, at: CheckpointRecord, database: str | Path | No
 
 
 def _of_steps(history: History, at: CheckpointRecord) -> Channels:
-    """The last result of each step on the branch and those above it, as it was journalled."""
+    """The last result of each step on the branch and those above it, as it was journalled; of those that return
+    something."""
     from ramify.runtime.past import as_it_was
 
     paths = _upwards(at.branch)
     rows = (row for row in as_it_was(history.ops, at.seq) if row.branch in paths and row.status is OpStatus.DONE)
-    return {row.step: json.loads(row.result_json or "null") for row in rows if row.step and row.kind is OpKind.RUN}
+    results = {row.step: json.loads(row.result_json or "null") for row in rows if row.step and row.kind is OpKind.RUN}
+    return {step: result for step, result in results.items() if result is not None}
 
 
 def _upwards(branch: str) -> set[str]:

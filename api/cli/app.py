@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -50,12 +51,22 @@ class App:
         self._need_runs()
         from ramify.runtime.store.reader import at_once, reading
 
-        with reading(self.database) as reader:
-            return at_once(work(reader))
+        gc.disable()  # what is read is kept: to look for garbage in it takes a quarter of the time
+        try:
+            with reading(self.database) as reader:
+                return at_once(work(reader))
+        finally:
+            gc.freeze()
+            gc.enable()
 
     @property
     def database(self) -> str | Path:
         return paths.database(self.home, self.database_given)
+
+    @property
+    def place(self) -> str | Path:
+        """Where the runs are, for people."""
+        return self.database_given or self.home
 
     @property
     def has_runs(self) -> bool:
@@ -76,7 +87,7 @@ class App:
 
     def _need_runs(self) -> None:
         if not self.has_runs:
-            raise RunNotFound(f"no runs yet in {self.home}: start one with `ramify run FILE.py:NAME`")
+            raise RunNotFound(f"no runs yet in {self.place}: start one with `ramify run FILE.py:NAME`")
 
     def snapshots(self) -> SnapshotStore:
         from ramify.fork_engine.store import SnapshotStore
@@ -115,17 +126,23 @@ async def find(store: RunStore | Reader, text: str) -> refs.Place:
     return refs.resolve(text, runs, every, await store.live_snapshots())
 
 
-async def find_with_history(store: RunStore | Reader, text: str) -> tuple[refs.Place, History | None]:
-    """The state that `text` names, and its run's history; None for a snapshot of no run. Reads each row once."""
+async def find_with_history(
+    store: RunStore | Reader, text: str, known: History | None = None
+) -> tuple[refs.Place, History | None]:
+    """The state that `text` names, and its run's history (`known`, where it is that run's); None for a snapshot of
+    no run. Reads each row once."""
     from ramify.browse.history import read
+
+    async def history(run: RunRecord) -> History:
+        return known if known is not None and known.run.id == run.id else await read(store, run.id)
 
     runs = await store.runs()
     run = refs.find_run(refs.parse(text), runs)
     if run is not None:
-        history = await read(store, run.id)
-        return refs.resolve(text, runs, history.checkpoints), history
+        mine = await history(run)
+        return refs.resolve(text, runs, mine.checkpoints), mine
     place = await find(store, text)
-    return place, None if place.run is None else await read(store, place.run.id)
+    return place, None if place.run is None else await history(place.run)
 
 
 async def find_run(store: RunStore | Reader, text: str) -> RunRecord | None:

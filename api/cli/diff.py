@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ramify.cli.app import App, find, pass_app, say_json, say_pages
+from ramify.cli.app import App, find_with_history, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
 from ramify.cli.naming import state_names
 from ramify.cli.words import clipped
@@ -18,7 +21,9 @@ from ramify.runtime.records import EffectRecord
 from ramify.runtime.refs import Place
 
 if TYPE_CHECKING:
-    from ramify.browse.state import Between, Channels
+    from ramify.browse.history import History
+    from ramify.browse.state import Between, State
+    from ramify.fork_engine.store import SnapshotStore
     from ramify.runtime.store.reader import Reader
 
 _LONGEST = 60
@@ -42,10 +47,12 @@ def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, a
     """
     from ramify.browse.state import Between, changed_channels
 
-    (first, second), effects = app.look(lambda store: _read(store, a, b))
+    sides = app.look(lambda store: _read(store, a, b))
     snapshots = app.snapshots()
-    keys = changed_channels(*(channels_of(app, place) for place in (first, second)))
-    between = Between(snapshots, *(snapshots.get(place.snapshot) for place in (first, second)))
+    states = [side.state(snapshots, app.database) for side in sides]
+    keys = changed_channels(*(None if state is None else state.channels for state in states))
+    effects = _on_one_side(sides, states)
+    between = Between(snapshots, *(snapshots.get(side.place.snapshot) for side in sides))
     if as_json:
         say_json(
             {
@@ -79,14 +86,6 @@ def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, a
         sys.stdout.buffer.write(text)
 
 
-def channels_of(app: App, place: Place) -> Channels | None:
-    """The state's keys, where it is a run's and they are kept."""
-    from ramify.cli.state import read_state
-
-    state = read_state(app, place)
-    return None if state is None else state.channels
-
-
 def _known(value: object) -> object:
     from ramify.browse.state import MISSING
 
@@ -96,35 +95,44 @@ def _known(value: object) -> object:
 def _key_line(key: str, before: object, after: object) -> str:
     from ramify.browse.state import MISSING
 
-    was, now = ("not set" if one is MISSING else clipped(shown(json.dumps(one)), _LONGEST) for one in (before, after))
+    was, now = (
+        "not set" if one is MISSING else clipped(shown(json.dumps(one, ensure_ascii=False)), _LONGEST)
+        for one in (before, after)
+    )
     return f"state: {shown(key)}: {was} -> {now}"
 
 
-async def _read(store: Reader, a: str, b: str | None) -> tuple[tuple[Place, Place], list[tuple[str, EffectRecord]]]:
-    """The two states, and the effects that only one of them knows, with its name."""
-    last = await find(store, a)
-    if b is None:
-        if last.run is None:
-            raise click.UsageError(f"{a} is a snapshot of no run by itself: name a second state to compare it with")
-        pair = (await find(store, f"{last.run.id}:base"), last)
-    else:
-        pair = (last, await find(store, b))
-    names = ("the workspace" if b is None else a, a if b is None else b)
-    known = [await _effects(store, place) for place in pair]
-    mine, other = ({one.idempotency_key for one in side} for side in known)
-    only = [(name, one) for name, side in zip(names, known, strict=True) for one in side]
-    return pair, [(name, one) for name, one in only if one.idempotency_key not in mine & other]
+@dataclass(frozen=True, slots=True)
+class _Side:
+    name: str
+    place: Place
+    history: History | None
+
+    def state(self, snapshots: SnapshotStore, database: str | Path) -> State | None:
+        """With all that its run tells of it; None of a bare snapshot."""
+        if self.history is None or self.place.checkpoint is None:
+            return None
+        from ramify.browse.state import state_at
+
+        return state_at(self.history, snapshots, self.place.checkpoint, database)
 
 
-async def _effects(store: Reader, place: Place) -> list[EffectRecord]:
-    """Those whose steps were done by then."""
-    if place.run is None or place.checkpoint is None:
-        return []
-    ledger = await store.effects(place.run.id)
-    if not ledger:
-        return []
-    done = {row.key for row in await store.ops(place.run.id) if row.seq <= place.checkpoint.seq}
-    return [one for one in ledger if one.key in done]
+async def _read(store: Reader, a: str, b: str | None) -> tuple[_Side, _Side]:
+    place, history = await find_with_history(store, a)
+    if b is not None:
+        return _Side(a, place, history), _Side(b, *await find_with_history(store, b, history))
+    if history is None:
+        raise click.UsageError(f"{a} is a snapshot of no run by itself: name a second state to compare it with")
+    base, _ = await find_with_history(store, f"{history.run.id}:base", history)
+    return _Side("the workspace", base, history), _Side(a, place, history)
+
+
+def _on_one_side(sides: Sequence[_Side], states: Sequence[State | None]) -> list[tuple[str, EffectRecord]]:
+    """The effects that only one of two states knows, with its name."""
+    known = [() if state is None else state.effects for state in states]
+    mine, other = ({one.idempotency_key for one in effects} for effects in known)
+    only = [(side.name, one) for side, effects in zip(sides, known, strict=True) for one in effects]
+    return [(name, one) for name, one in only if one.idempotency_key not in mine & other]
 
 
 def variable_lines(between: Between) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -151,6 +150,8 @@ async def _is_held(store: RunStore, locks: Path, run: RunRecord) -> bool:
 
 
 async def _until_free(store: RunStore, locks: Path, run: RunRecord, wait_s: float) -> None:
+    import asyncio  # not by the commands that only look
+
     if is_held(locks, run.id):
         ask_to_cancel(locks, run.id)
     until = time.monotonic() + wait_s

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,8 @@ from ramify.cli.app import App, headed, need_run, pass_app, say_json, say_pages
 from ramify.cli.errors import TargetBroken, is_ours
 from ramify.cli.naming import run_names
 from ramify.cli.words import clipped, count, seconds, table
-from ramify.compiler.plan import Plan
+from ramify.compiler.affected import readers
+from ramify.compiler.plan import OpId, Plan
 from ramify.runtime.costs import Regret, regrets
 from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
 
@@ -32,6 +33,7 @@ class Changed:
     workflow: bool = False
     steps: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
+    readers: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)  # operations that read what those write
 
 
 @click.command("explain")
@@ -55,7 +57,16 @@ def explain_command(app: App, run: str, as_json: bool) -> None:
         said = {"run": record.id, "passes": list(plan.passes), "stage_error": error}
         chosen = [{**asdict(each), "regret_s": each.regret_s} for each in choices]
         operations = [asdict(s) for s in stories]
-        say_json({**said, "operations": operations, "choices": chosen, "changed": asdict(changed)})
+        may_conflict = {op.id: op.attrs["conflicts"] for op in plan.ops if "conflicts" in op.attrs}
+        say_json(
+            {
+                **said,
+                "conflicts": may_conflict,
+                "operations": operations,
+                "choices": chosen,
+                "changed": asdict(changed),
+            }
+        )
         return
     say_pages(_told(record, plan, stories, error, choices, changed))
 
@@ -76,6 +87,7 @@ def _told(
     yield f"{count(len(stories), 'operation')}, {skipped} of them skipped; {count(snapshots, 'snapshot')} taken"
     if error is not None:
         yield f"stages of model calls: predicted and actual seconds differ by {error:.0%} in the median"
+    yield from conflict_lines(plan)
     yield from choice_lines(choices)
     yield from change_lines(changed)
 
@@ -99,7 +111,7 @@ def what_changed(run: RunRecord, plan: Plan) -> Changed:
     digests = {step.name: step.code_digest for step in now.steps}
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)
-    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops)
+    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, readers(plan, steps))
 
 
 def _plan_now(run: RunRecord) -> Plan:
@@ -140,7 +152,20 @@ def change_lines(changed: Changed) -> list[str]:
         found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")
     if changed.steps:
         found.append(f"changed since: {', '.join(changed.steps)}; affected: {', '.join(changed.ops)}")
+    if changed.readers:
+        each = (f"{op} ({', '.join(what)})" for op, what in changed.readers.items())
+        found.append(f"after them, reading what they may write: {'; '.join(each)}")
     return found
+
+
+def conflict_lines(plan: Plan) -> list[str]:
+    """Merges of which both sides may have written the same files."""
+    named = ((op, op.attrs.get("conflicts", ())) for op in plan.ops)
+    return [
+        f"{op.id}{f' @ {op.site}' if op.site else ''} may conflict: {', '.join(paths)}"
+        for op, paths in named
+        if paths
+    ]
 
 
 def lines(stories: Sequence[OpStory]) -> list[str]:

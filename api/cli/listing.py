@@ -33,7 +33,7 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
     if as_json:
         say_json([_object(run, tallies[run.id], app.status(run)) for run in runs])
     elif not runs:
-        say(f"no runs yet in {app.home}: start one with `ramify run FILE.py:NAME`", err=True)
+        say(f"no runs yet in {app.place}: start one with `ramify run FILE.py:NAME`", err=True)
     else:
         say_pages(headed(listing(runs, tallies, {run.id: app.status(run) for run in runs}, app.clock())))
         if len(runs) == limit:

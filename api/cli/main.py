@@ -36,7 +36,7 @@ whole tracebacks, NO_COLOR=1 turns colours off.
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where runs, snapshots and models are kept.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
+    help="Where runs and snapshots are kept.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
 )
 @click.option(
     "--database",

@@ -18,7 +18,6 @@ from ramify.cli.operations import op_lines, op_object
 from ramify.cli.words import clipped, count, instant, seconds, table
 from ramify.compiler.plan import OpKind, PlanError
 from ramify.runtime.costs import Regret, regrets
-from ramify.runtime.refs import Place
 
 if TYPE_CHECKING:
     from ramify.browse.calls import CallTimes
@@ -40,18 +39,6 @@ def show_state(app: App, text: str, as_json: bool) -> None:
         say_json(_state_object(snapshot, state))
         return
     say_pages(_lines(app, snapshot, state))
-
-
-def read_state(app: App, place: Place) -> State | None:
-    """The state with all that its run tells of it; None of a bare snapshot."""
-    if place.checkpoint is None:
-        return None
-    from ramify.browse.history import read
-
-    assert place.run is not None  # a checkpoint is a run's
-    run = place.run.id
-    history = app.look(lambda store: read(store, run))
-    return state_at(history, app.snapshots(), place.checkpoint, app.database)
 
 
 def _lines(app: App, snapshot: Snapshot, state: State | None) -> Iterator[str]:
@@ -89,7 +76,10 @@ def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterato
 def channel_lines(channels: Channels | None) -> list[str]:
     if not channels:
         return []
-    rows = [(shown(name), clipped(shown(json.dumps(value)), _LONGEST)) for name, value in sorted(channels.items())]
+    rows = [
+        (shown(name), clipped(shown(json.dumps(value, ensure_ascii=False)), _LONGEST))
+        for name, value in sorted(channels.items())
+    ]
     return table(("KEY", "VALUE"), rows)
 
 

@@ -58,7 +58,9 @@ class Calls:
         info = step_info(target)
         if info is not None:
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
-            tracer.add(Run(self._step(info, target, tracer), tracer.site(node), caught=caught))
+            together = tracer.among or not awaited
+            run = Run(self._step(info, target, tracer), tracer.site(node), caught=caught, together=together)
+            tracer.add(run)
         elif is_fork(target):
             tracer.unseen("fork(...) is not opened by an `async with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
@@ -79,8 +81,10 @@ class Calls:
                 raise WorkflowError(what, where=tracer.scope.function.where(), mend="put @step on a `def`")
             self.steps[info.name], self.codes[info.name] = (info, self.sources.function(function)), function
         elif known[0].module != info.module or self._other_code(known[1], target):
-            what = f"two steps are called {info.name}, of {known[0].module} and of {info.module}"
-            raise WorkflowError(what, where=tracer.scope.function.where(), mend="rename one of them")
+            function = plain_function(target)
+            other = info.module if function is None else self.sources.function(function).where()
+            what = f"two steps are called {info.name}, at {known[1].where()} and at {other}"
+            raise WorkflowError(what, where=other, mend="rename one of them")
         return info.name
 
     def _other_code(self, known: Function, target: object) -> bool:
@@ -95,9 +99,11 @@ class Calls:
         elif info is not None:
             step = self._step(info, tracer.scope.resolve(node.args[0]), tracer)
             caught = info.retried or tracer.caught or any(keyword.arg == "errors" for keyword in node.keywords)
-            tracer.add(Run(step, tracer.site(node), over=tracer.up(fork), caught=caught))
+            every = func.attr == "map"
+            tracer.add(Run(step, tracer.site(node), over=tracer.up(fork), caught=caught, every=every))
         else:
-            tracer.add(Adopt(tracer.site(node), tracer.up(fork)))
+            settled = any(keyword.arg != "strategy" or not _is_fail(keyword.value) for keyword in node.keywords)
+            tracer.add(Adopt(tracer.site(node), tracer.up(fork), settled))
 
     def _local(self, tracer: Tracer, node: ast.Call, func: ast.expr, awaited: bool) -> None:
         found = tracer.scope.definition(func.id) if isinstance(func, ast.Name) else None
@@ -202,6 +208,10 @@ def _number(node: ast.Call, name: str) -> int | None:
         if keyword.arg == name and isinstance(keyword.value, ast.Constant) and type(keyword.value.value) is int:
             return keyword.value.value
     return None
+
+
+def _is_fail(strategy: ast.expr) -> bool:
+    return isinstance(strategy, ast.Constant) and strategy.value == "fail"
 
 
 def _text(node: ast.expr) -> str:

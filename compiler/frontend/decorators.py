@@ -7,6 +7,7 @@ from typing import Any
 
 from ramify.compiler.frontend.calls import Calls
 from ramify.compiler.frontend.digest import dependencies, digest, used_names
+from ramify.compiler.frontend.files import files_of
 from ramify.compiler.frontend.held_worlds import refuse_worlds
 from ramify.compiler.frontend.misplaced import refuse_workflows
 from ramify.compiler.frontend.resolve import is_llm, is_wrapped, workflow_info
@@ -53,4 +54,5 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
         info.in_fork,
         calls_llm,
         function.where(),
+        files=files_of(function.node, nodes),
     )

@@ -67,12 +67,12 @@ def check_nodes(builder: Any, codes: Mapping[str, NodeCode], sources: Sources) -
             nodes = dependencies(code.function, sources)
             refuse_worlds(f"node {name}", code.function, nodes)
             refuse_calls_of_ours(name, code.function)
-    for source, together in _together(builder).items():
+    for source, together in together_of(builder).items():
         for one, other in combinations(together, 2):
             _conflict(builder, source, codes[one], codes[other])
 
 
-def _together(builder: Any) -> dict[str, list[str]]:
+def together_of(builder: Any) -> dict[str, list[str]]:
     """By node, those that always follow it in one superstep: its plain edges."""
     table: dict[str, list[str]] = {}
     for start, end in sorted(builder.edges):
@@ -91,6 +91,19 @@ def _conflict(builder: Any, source: str, one: NodeCode, other: NodeCode) -> None
                 where=_at(other),
                 mend=f"give {channel} a reducer, as in `Annotated[list, operator.add]`, or an edge between the nodes",
             )
+    for path in _always(one).keys() & _always(other).keys():
+        if _always(one)[path] != _always(other)[path]:
+            after = "START" if source == "__start__" else source
+            raise WorkflowError(
+                f"two nodes of one superstep always write {path}, each something else: "
+                f"{after} -> {one.name} ({_at(one)}) and {after} -> {other.name} ({_at(other)})",
+                where=_at(other),
+                mend="write different files, or put an edge between the nodes",
+            )
+
+
+def _always(code: NodeCode) -> dict[str, str]:
+    return {} if code.files is None else dict(code.files.always)
 
 
 def _at(code: NodeCode) -> str:

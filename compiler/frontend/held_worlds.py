@@ -21,7 +21,7 @@ def refuse_worlds(what: str, function: Function, nodes: Iterable[ast.AST]) -> No
                 where=function.where(name),
                 mend="take the world as a parameter annotated `Sandbox`: each step is given its own",
             )
-    worlds = {argument.arg for argument in _arguments(node) if _annotated_a_world(argument)}
+    worlds = worlds_of(node)
     for given in _handed_out(node) if worlds else ():
         for inner in ast.walk(given):
             if isinstance(inner, ast.Name) and inner.id in worlds:
@@ -30,6 +30,11 @@ def refuse_worlds(what: str, function: Function, nodes: Iterable[ast.AST]) -> No
                     where=function.where(inner),
                     mend="return what was read from the world, not a function that reads it later",
                 )
+
+
+def worlds_of(node: Definition) -> set[str]:
+    """The parameters that take a world."""
+    return {argument.arg for argument in _arguments(node) if _annotated_a_world(argument)}
 
 
 def _is_a_world(value: object) -> bool:

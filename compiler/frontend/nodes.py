@@ -10,12 +10,14 @@ from typing import Any
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.access import ANY, Access, access
-from ramify.compiler.frontend.graph_checks import check_nodes, check_schemas
+from ramify.compiler.frontend.digest import dependencies
+from ramify.compiler.frontend.files import files_of
+from ramify.compiler.frontend.graph_checks import check_nodes, check_schemas, together_of
 from ramify.compiler.frontend.resolve import plain_function
 from ramify.compiler.frontend.sources import Definition, Function, Sources
 from ramify.compiler.frontend.tools import strongest, tools_of
 from ramify.compiler.plan import Effect
-from ramify.compiler.spec import Machine, Spec, StepSpec
+from ramify.compiler.spec import Files, Machine, Spec, StepSpec
 
 ROOT = "__root__"  # the one channel of a state that has no names
 
@@ -27,6 +29,7 @@ class NodeCode:
     name: str
     function: Function | None
     access: Access
+    files: Files | None = None
     code: object = None  # the function itself: several nodes may share it
 
 
@@ -41,7 +44,8 @@ def with_state(spec: Spec, graph: Any) -> Spec:
     check_schemas(spec.name, builder, kept=bool(getattr(graph, "checkpointer", None)))
     check_nodes(builder, codes, sources)
     steps = (_step(step, builder, codes[step.name], sources) for step in spec.steps)
-    return replace(spec, steps=tuple(steps))
+    together = tuple(tuple(ends) for ends in together_of(builder).values())
+    return replace(spec, steps=tuple(steps), body=replace(spec.body, together=together))
 
 
 def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, Access]) -> NodeCode:
@@ -57,14 +61,16 @@ def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, 
     own = isinstance(wrapped, FunctionType) and wrapped is plain  # not a method, whose first parameter is no state
     if own and function.node not in seen:
         seen[function.node] = access(function.node)
-    return NodeCode(name, function, seen[function.node] if own else ANY, plain)
+    files = files_of(function.node, dependencies(function, sources)) if own else None
+    return NodeCode(name, function, seen[function.node] if own else ANY, files, plain)
 
 
 def _step(step: StepSpec, builder: Any, code: NodeCode, sources: Sources) -> StepSpec:
     where = "" if code.function is None else code.function.where()
     tools = tools_of(builder.nodes[step.name].runnable, sources)
     reads, writes = _channels(builder, step.name, code.access)
-    step = replace(step, where=where, reads=reads, writes=writes, tools=tools)
+    by = "" if reads is None else "schema" if code.access.reads is None else "syntax"
+    step = replace(step, where=where, reads=reads, writes=writes, reads_by=by, tools=tools, files=code.files)
     if not tools:
         return step
     most = strongest(tools)

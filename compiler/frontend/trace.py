@@ -44,6 +44,7 @@ class Tracer:
     ) -> None:
         self.call, self.scope, self.forks = call, scope, forks
         self.caught = caught  # what fails here may be caught, and the workflow goes on
+        self.among = False  # an argument of another call: what runs here may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
 
@@ -191,7 +192,9 @@ class Tracer:
             case ast.Await(value):
                 if isinstance(value, ast.Call):
                     self.awaits[value] = node
+                outer, self.among = self.among, False
                 self.expr(value, awaited=True)
+                self.among = outer
             case ast.Call():
                 self.operands(node)
                 self.call(self, node, awaited)
@@ -230,9 +233,11 @@ class Tracer:
         """A call's receiver and arguments. What is handed to a gatherer of awaitables is awaited by it."""
         awaited = isinstance(node.func, ast.Attribute | ast.Name) and _last_name(node.func) in _GATHERERS
         self.expr(node.func)
+        outer, self.among = self.among, True
         with self.catching():  # gather(..., return_exceptions=True), wait, create_task
             self.exprs(node.args, awaited)
             self.exprs((keyword.value for keyword in node.keywords), awaited)
+        self.among = outer
 
     def comprehension(self, node: _Comprehension, results: list[ast.expr], awaited: bool) -> None:
         first, *rest = node.generators

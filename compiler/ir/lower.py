@@ -29,6 +29,7 @@ from ramify.compiler.spec import (
     Machine,
     Run,
     Spec,
+    StepSpec,
     Try,
     Unseen,
     Way,
@@ -46,7 +47,7 @@ def lower(spec: Spec) -> Graph:
         lower_machine(build, spec.body, spec.steps)
         blocks = renumber(threaded(straightened(build.freeze()), CHANNELS, _takes_channels))
     else:
-        _Lowering(build).workflow(spec.body)
+        _Lowering(build, spec.steps).workflow(spec.body)
         blocks = tidy(build.freeze())
     return Graph(spec.name, spec.frontend, steps, blocks)
 
@@ -66,8 +67,9 @@ class _Scope:
 
 
 class _Lowering:
-    def __init__(self, build: Builder) -> None:
+    def __init__(self, build: Builder, steps: tuple[StepSpec, ...]) -> None:
         self.build = build
+        self.files = {step.name: {"files": step.files.attrs()} for step in steps if step.files is not None}
         self.scopes: list[_Scope] = []
         self.forks: list[tuple[OpId, int]] = []  # the open ones, outermost first, and the place of the world forked
         self.current = 0  # the place, among the open worlds, of the one that steps act on
@@ -114,7 +116,9 @@ class _Lowering:
             case Run(step, site):
                 on = self.current if item.over is None else len(at.worlds) - 1 - item.over
                 op_id = self.build.name("run", ("run", site))
-                attrs = {"caught": True} if item.caught else {}
+                marks = {"caught": item.caught, "together": item.together, "every": item.every}
+                attrs: dict[str, object] = {name: True for name, value in marks.items() if value}
+                attrs |= self.files.get(step, {})
                 self.build.add(at, op_id, OpKind.RUN, (on,), site=site, step=step, attrs=attrs)
             case CallLlm(method, site, n):
                 op_id = self.build.name("llm", ("llm", site))
@@ -128,7 +132,8 @@ class _Lowering:
                 place = len(at.worlds) - 1 - up
                 op_id = self.build.name("merge", ("merge", site))
                 fork, parent = self.forks[place - 1]
-                self.build.add(at, op_id, OpKind.MERGE, (parent, place), site=site, attrs={"fork": fork})
+                of_fork = {"fork": fork, "settled": True} if item.settled else {"fork": fork}
+                self.build.add(at, op_id, OpKind.MERGE, (parent, place), site=site, attrs=of_fork)
             case Fork():
                 self.fork(item, at)
             case Enter(up, body):

@@ -58,6 +58,10 @@ def _node(build: Builder, block: OpenBlock, node: Node, step: StepSpec, place: i
     for name, channels in (("reads", step.reads), ("writes", step.writes)):
         if channels is not None:
             attrs[name] = list(channels)
+    if step.reads_by:
+        attrs["reads_by"] = step.reads_by
+    if step.files is not None:
+        attrs["files"] = step.files.attrs()
     if step.tools:
         attrs["tools"] = {tool.name: tool.effect.value for tool in step.tools}
     kind = OpKind.CALL_TOOL if step.tools else OpKind.RUN

@@ -14,6 +14,7 @@ from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.verify import verify
 from ramify.compiler.passes.common import common
+from ramify.compiler.passes.conflicts import conflicts
 from ramify.compiler.passes.effects import effects
 from ramify.compiler.passes.fork_points import fork_points
 from ramify.compiler.passes.liveness import liveness
@@ -32,6 +33,7 @@ class Pass:
 
 PIPELINE = (
     Pass("effects", effects, needed=True),  # what each step may do, why that is known, and the chain of effects
+    Pass("conflicts", conflicts, needed=True),  # what the sides of a merge write
     Pass("fork_points", fork_points, needed=True),  # where a snapshot is taken, and what each fork stands on
     Pass("placement", placement),  # no snapshot where none is needed
     Pass("parallel", parallel),  # steps that only read run beside each other, each in a world of its own

@@ -13,13 +13,12 @@ import ramify
 import ramify.graph
 from examples.coder_graph.edits import shown
 from examples.coder_graph.graph import build
-from examples.ending import errors_told
-from ramify import paths
+from examples.ending import command, errors_told
 
 PROJECT = Path(__file__).parent / "project"
 
 
-async def demo(app: ramify.graph.WorldGraph, thread: str) -> None:
+async def demo(app: ramify.graph.WorldGraph, thread: str, home: Path | None = None) -> None:
     config = {"configurable": {"thread_id": thread}}
     print(f"Repairing {PROJECT.name}/ (thread {thread})")
     await follow(app, {}, config)
@@ -42,7 +41,7 @@ async def demo(app: ramify.graph.WorldGraph, thread: str) -> None:
         )
         print(f"\n{change.path}: {last} at the end, {then} at step {back.metadata['step']},")
         print(f"and {began} where the branch began: the files went back with the state")
-    print(f"Both lines: ramify tree {app.session.last_run_id}")
+    print(f"Both lines: {command(f'tree {app.session.last_run_id}', home)}")
 
 
 async def follow(app: ramify.graph.WorldGraph, inputs: object, config: object) -> None:
@@ -74,23 +73,22 @@ def main() -> None:
     parser.add_argument("--base-url", help="an OpenAI-compatible server (default: the embedded model)")
     parser.add_argument("--model", help="its model")
     options = parser.parse_args()
-    home = paths.home(options.home)
     with (
         errors_told(),
-        ramify.graph.Saver(home / "threads.db") as saver,
+        ramify.graph.saver(options.home) as saver,
         ramify.compile(
             build(),
             PROJECT,
             deadline="10m",
             checkpointer=saver,
             name="coder",
-            home=home,
+            home=options.home,
             sandbox=options.sandbox,
             base_url=options.base_url,
             model=options.model,
         ) as app,
     ):
-        asyncio.run(demo(app, f"coder-{uuid.uuid4().hex[:8]}"))
+        asyncio.run(demo(app, f"coder-{uuid.uuid4().hex[:8]}", options.home))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ramify import Runtime
 
-from ..ending import errors_told
+from ..ending import command, errors_told
 from .workflow import clean_table
 
 
@@ -20,7 +20,8 @@ async def run(options: argparse.Namespace) -> None:
             for cell in column.left:
                 print(f"         still wrong: {cell!r}")
         run = runtime.last_run_id
-        print(f"the table: ramify checkout {run} DIR; what was tried: ramify tree {run}")
+        table, tried = (command(words, options.home) for words in (f"checkout {run} DIR", f"tree {run}"))
+        print(f"the table: {table}; what was tried: {tried}")
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ramify import Runtime
 
-from ..ending import errors_told
+from ..ending import command, errors_told
 from .workflow import research
 
 OWN_DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -28,7 +28,7 @@ async def ask(options: argparse.Namespace) -> None:
         for note in report.notes:
             how = "summed up" if note.summed_up else "quoted for want of time"
             print(f"{note.file}: {how}, from {', '.join(note.sources)}", file=sys.stderr)
-        print(f"its worlds: ramify tree {runtime.last_run_id}", file=sys.stderr)
+        print(f"its worlds: {command(f'tree {runtime.last_run_id}', options.home)}", file=sys.stderr)
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 import json
 import sys
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from ramify import Runtime, paths
 from ramify.cli import errors
 from ramify.cli.progress import Progress
 
+from ..ending import command
 from .report import RepairReport
 from .suite import find_programs
 from .traced import serving
@@ -63,6 +65,8 @@ def main(
     as_json: bool,
 ) -> None:
     """Repair small Python programs by search over copy-on-write worlds, with a small model's help."""
+    if importlib.util.find_spec("pytest") is None:
+        raise click.UsageError("the programs' tests need pytest: pip install -e '.[examples]'")
     names = [name for name in find_programs(programs) if not only or name in only]
     if missing := set(only) - set(names):
         raise click.UsageError(f"no such program in {programs}: {', '.join(sorted(missing))}")
@@ -109,8 +113,9 @@ def main(
         )
     else:
         click.echo(str(report))
-        where = f"written to {programs}" if apply else f"`ramify diff {run_id}`, `ramify checkout {run_id} DIR`"
-        click.echo(f"the edits: {where}; the search: `ramify tree {run_id}`", err=True)
+        diff, files, tree = (command(f"{words} {run_id}", home) for words in ("diff", "checkout", "tree"))
+        where = f"written to {programs}" if apply else f"`{diff}`, `{files} DIR`"
+        click.echo(f"the edits: {where}; the search: `{tree}`", err=True)
     sys.exit(0 if report.repaired == report.broken else 1)
 
 

@@ -12,7 +12,7 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.runtime.records import LLMRecord, OpRecord
 
-from ..ending import errors_told
+from ..ending import command, errors_told
 from .workflow import Trajectory, collect
 
 
@@ -49,7 +49,8 @@ async def run(options: argparse.Namespace) -> None:
         found = await runtime.run(collect, options.rollouts, options.turns, options.temperature)
         options.output.write_text("".join(json.dumps(asdict(one)) + "\n" for one in found))
         print(report(found, Shared.of(await runtime.journal()), await runtime.llm_calls()))
-        print(f"trajectories in {options.output}; their worlds: ramify tree {runtime.last_run_id}")
+        worlds = command(f"tree {runtime.last_run_id}", options.home)
+        print(f"trajectories in {options.output}; their worlds: {worlds}")
 
 
 def main() -> None:

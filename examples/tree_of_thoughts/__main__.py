@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ramify import Runtime
 
-from ..ending import errors_told
+from ..ending import command, errors_told
 from .workflow import solve
 
 
@@ -20,7 +20,7 @@ async def play(numbers: list[int], beam: int, home: Path | None, base_url: str |
             f"{answer.solution} = 24" if answer.solution else f"no way to 24 was found with {beam} thoughts a table"
         )
         print(f"{answer.worlds} worlds forked, {len(await runtime.llm_calls())} model calls")
-        print(f"the tree of thoughts: ramify tree {runtime.last_run_id}")
+        print(f"the tree of thoughts: {command(f'tree {runtime.last_run_id}', home)}")
         return 0 if answer.solution else 1
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from langgraph._internal._constants import INTERRUPT
 from sqlalchemy import select
 
-from ramify.runtime.langgraph.forking import shown, thread_rows
+from ramify.runtime.langgraph.forking import thread_rows
 from ramify.runtime.langgraph.saver.engines import open_engine
 from ramify.runtime.langgraph.saver.tables import writes
 from ramify.runtime.langgraph.saver.values import load
+from ramify.runtime.langgraph.shown import shown
 from ramify.runtime.records import RunRecord
 
 
@@ -30,7 +31,7 @@ def questions(address: str | Path, record: RunRecord) -> list[object]:
             written = [one for text in rows for one in json.loads(text)]
             ids = [id for _, channel, id in written if channel == INTERRUPT]
             found = load(connection, ids)
-            return [_value(one) for id in ids for one in _several(shown(found[id]))]
+            return [_value(one) for id in ids for one in _several(shown(found[id].kind, found[id].data))]
     finally:
         engine.dispose()
 

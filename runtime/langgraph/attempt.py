@@ -16,6 +16,8 @@ import reprlib
 from dataclasses import replace
 from typing import Any
 
+from langgraph.types import Command
+
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
@@ -29,6 +31,7 @@ from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.worlds import Branch
+from ramify.runtime.wrote import CHANNELS, files_written
 from ramify.serving.types import ChatRequest, ChatResult
 
 _LINE = 80
@@ -159,7 +162,8 @@ class Attempt:
         if self.stands:
             return False
         self._over = True
-        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=shown(value))
+        attrs = channels_written(value)
+        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=shown(value), attrs=attrs)
         return True
 
     def fail_clean(self, error: Exception) -> bool:
@@ -280,7 +284,7 @@ class Attempt:
         await self.stand()
         try:
             with self.run.journal.ending(self.branch.path):
-                return await self._done(shown(value), codec.encode(result))
+                return await self._done(shown(value), codec.encode(result), channels_written(value))
         except BaseException:
             await self._let_go()
             raise
@@ -328,7 +332,7 @@ class Attempt:
         if self.face is not None:
             await self.run.worlds.drop(self.branch)
 
-    async def _done(self, summary: str, result: str) -> Env | None:
+    async def _done(self, summary: str, result: str, wrote: dict[str, str]) -> Env | None:
         run, branch = self.run, self.branch
         seal_op = run.seal_op(self.op)
         entry, was_unsealed = self._step.start.snapshot, branch.unsealed
@@ -340,6 +344,8 @@ class Attempt:
                 branch.unsealed = True
         out = sealed.id if sealed is not None else None if branch.unsealed else branch.snapshot.id
         changed = was_unsealed or out != entry.id
+        if sealed is not None:
+            wrote |= files_written(run.services.snapshots, entry, sealed)
         row = self._row(
             branch.path,
             result_json=result,
@@ -347,7 +353,7 @@ class Attempt:
             summary=summary,
             snapshot_in=entry.id if self.has_world else None,
             snapshot_out=out if self.has_world else None,
-            attrs={} if self._fork_s is None else {"fork_ms": f"{self._fork_s * 1000:.3f}"},
+            attrs=wrote if self._fork_s is None else {"fork_ms": f"{self._fork_s * 1000:.3f}", **wrote},
         )
         if not changed:
             run.note(row)  # LangGraph has what the node returned, and there is nothing else to lose
@@ -435,6 +441,13 @@ def shown(value: Any) -> str:
     """A value in a line for people; of a large one only its beginning is looked at."""
     text = "" if value is None else value[:_LINE] if isinstance(value, str) else _SHORT.repr(value)
     return text.partition("\n")[0][:_LINE]
+
+
+def channels_written(value: Any) -> dict[str, str]:
+    """For a row: the channels that a node's result names, by itself or as a Command's update."""
+    update = value.update if isinstance(value, Command) else value
+    names = [name for name in update if isinstance(name, str)] if isinstance(update, dict) else []
+    return {CHANNELS: "\n".join(names)} if names else {}
 
 
 def _told(error: Exception) -> dict[str, str]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ormsgpack
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer, _msgpack_ext_hook_to_json
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import Connection, Row, inspect, select
 
 from ramify.compiler.plan import OpKind
@@ -29,6 +28,7 @@ from ramify.runtime.langgraph.saver.shared import opened
 from ramify.runtime.langgraph.saver.tables import Statements, checkpoints, threads, values, writes
 from ramify.runtime.langgraph.saver.upkeep import thread_id
 from ramify.runtime.langgraph.saver.values import ThreadId, Values, closure, insert_copies, load
+from ramify.runtime.langgraph.shown import shown
 from ramify.runtime.langgraph.thread import join_key
 from ramify.runtime.records import CheckpointRecord, OpRecord, RunId, RunRecord
 
@@ -99,7 +99,7 @@ def channels_at(
             row = next(row for row in thread_rows(connection, record) if row.id == id)
             named = {name: id for name, id in json.loads(row.channels).items() if _is_users(name)}
             found = load(connection, named.values())
-            return {name: shown(found[id]) for name, id in named.items()}
+            return {name: shown(found[id].kind, found[id].data) for name, id in named.items()}
     finally:
         engine.dispose()
 
@@ -223,14 +223,3 @@ def _write(row: Row[Any], thread: ThreadId, ids: Mapping[ValueId, ValueId]) -> d
 def _is_users(channel: str) -> bool:
     """Not one that LangGraph or Ramify made for itself: edges, joins, the world."""
     return not channel.startswith(("__", "branch:", "join:"))
-
-
-def shown(value: Serialised) -> object:
-    """A JSON value that says what was kept, without the user's classes."""
-    if value.kind in ("null", "empty"):
-        return None
-    if value.kind == "json":
-        return json.loads(value.data)
-    if value.kind == "msgpack":
-        return ormsgpack.unpackb(value.data, ext_hook=_msgpack_ext_hook_to_json, option=ormsgpack.OPT_NON_STR_KEYS)
-    return f"{len(value.data)} bytes ({value.kind})"

@@ -132,11 +132,12 @@ class Reader:
         with in_our_words(self.address), closing(self._connection.cursor()) as cursor:
             cursor.execute(query.replace("?", self._mark), tuple(values))
             names = [column[0] for column in cursor.description]
-            found = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-        for row in found:
-            for name, value in row.items():
-                if type(value) is str and value.startswith(ESCAPED):
-                    row[name] = as_read(value)
+            fetched = cursor.fetchall()
+        found = [dict(zip(names, row, strict=True)) for row in fetched]
+        for name, column in zip(names, zip(*fetched, strict=True), strict=False):
+            if ESCAPED in "".join([value for value in column if type(value) is str]):  # in few columns ever
+                for row in found:
+                    row[name] = as_read(row[name]) if type(row[name]) is str else row[name]
         return found
 
 

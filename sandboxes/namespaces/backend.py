@@ -28,10 +28,10 @@ from ramify.sandboxes.forking import all_of
 from ramify.sandboxes.helper import Helper
 from ramify.sandboxes.links import AgentLink
 from ramify.sandboxes.living import DEFAULT_PATH, Ground
-from ramify.sandboxes.namespaces.folders import READY, Folders
+from ramify.sandboxes.namespaces.folders import Folders
 from ramify.sandboxes.namespaces.orders import Over
 from ramify.sandboxes.namespaces.surroundings import Beside, Surroundings, bash_in
-from ramify.sandboxes.namespaces.view import PRIVATE, SCRATCH_PLACES
+from ramify.sandboxes.namespaces.view import PRIVATE, ROOT, SCRATCH_PLACES
 from ramify.sandboxes.recording import ShellState
 from ramify.sandboxes.scratch import remove_tree
 from ramify.sandboxes.tiers import criu, tracing
@@ -59,8 +59,7 @@ class NamespaceBackend(AgentBackend):
         assert self._helper is not None
         self._around = Surroundings(self._session.folder, self._helper.trees, Path("~").expanduser())
         self._images: dict[tuple[str, int], LayerId] = {}
-        (self._session.folder / "root").mkdir()
-        self._folders = Folders(self._session.folder / READY)
+        self._folders = Folders(self._session.folder)
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -69,11 +68,15 @@ class NamespaceBackend(AgentBackend):
 
     def _new_helper(self) -> Helper:
         anchors = (Path(self._store.root).resolve(), self._session.folder)
+        (self._session.folder / ROOT).mkdir()
         return Helper(self._session.folder / "helper.log", anchors)
 
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec, self._folders.give(ground.folder))
+        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
+
+    def _new_folder(self) -> Path:
+        return self._folders.take()
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         return (await self.fork(snapshot, spec, 1))[0]
@@ -110,10 +113,9 @@ class NamespaceWorld(AgentWorld):
         around: Surroundings,
         snapshot: Snapshot,
         spec: WorldSpec,
-        fresh: bool,
     ) -> None:
         super().__init__(ground, snapshot, spec)
-        self._fresh = fresh  # its folders are there, empty
+        self._fresh = self._folder.exists()  # the folders of its first mount are there, empty
         self._helper, self._around = helper, around
         self._base = snapshot  # what is mounted below the uppers: older than the last seal, where that had to copy
         self._beside: list[Beside] = []
@@ -152,7 +154,6 @@ class NamespaceWorld(AgentWorld):
             view=View(
                 folder=str(self._folder),
                 store=str(self._ground.hidden[0]),
-                root=str(self._folder.parent / "root"),
                 points=[*(beside.point for beside in self._beside), self._tree_inside()],
                 hidden=[*map(str, self._ground.hidden), *self._around.exposed],
                 visible=[str(path) for path in self._visible()],

@@ -1,8 +1,7 @@
 """Folders for worlds to come.
 
-A fork makes four folders on the store's file system. That takes ext4 from 0.1 ms to several, where many files were
-removed in the last minute (it does not give their inodes out again at once), so they are made while nobody waits, and
-a fork takes its own by one rename.
+A fork makes four folders on the store's file system, which takes a disk's time where much else is made and removed.
+So they are made while nobody waits, and a fork takes its own, name and all.
 """
 
 from __future__ import annotations
@@ -13,31 +12,26 @@ from pathlib import Path
 
 from ramify.sandboxes.forking import to_the_end
 
-READY = "ready"  # in a backend's folder
 STOCK = 4
 AFTER_S = 0.02  # so that what took the last goes first
 
 
 class Folders:
-    """Some, empty, for one backend. What a crash leaves of them goes with the backend's folder."""
+    """Some, empty, in a backend's folder. What a crash leaves of them goes with that."""
 
     def __init__(self, place: Path) -> None:
         self._place = place
         self._ready: list[Path] = []
         self._making: asyncio.Task[None] | None = None
-        place.mkdir()
         self._restock()
 
-    def give(self, folder: Path) -> bool:
-        """Put one at `folder`, the upper and the work folder of its first mount in it; False where none is ready."""
+    def take(self) -> Path:
+        """Where a new world is to be: there with the upper and work folders of its first mount, or not there yet."""
         self._restock()
-        if not self._ready:
-            return False
-        try:
-            self._ready.pop().rename(folder)
-        except FileNotFoundError:
-            return False  # somebody took it away; whoever forks makes their own
-        return True
+        return self._ready.pop() if self._ready else self._new()
+
+    def _new(self) -> Path:
+        return self._place / uuid.uuid4().hex[:12]
 
     def _restock(self) -> None:
         if self._making is None or self._making.done():
@@ -46,7 +40,7 @@ class Folders:
     async def _make(self) -> None:
         await asyncio.sleep(AFTER_S)
         while len(self._ready) < STOCK:
-            folder = self._place / uuid.uuid4().hex[:12]
+            folder = self._new()
             try:
                 await to_the_end(asyncio.to_thread(_make, folder))
             except OSError:

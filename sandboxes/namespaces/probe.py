@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ramify.sandboxes.helper import PATIENCE_S, end, launch
 from ramify.sandboxes.namespaces.orders import BIGGEST, Answer, Mount, Order, Over, pack, unpack
-from ramify.sandboxes.namespaces.view import PRIVATE
+from ramify.sandboxes.namespaces.view import PRIVATE, ROOT
 from ramify.sandboxes.wire import Failed, Link, Ran, Ready, Run, Start, View
 
 INSIDE = "/tmp/tree"
@@ -16,7 +16,7 @@ INSIDE = "/tmp/tree"
 
 def failure(folder: Path, bash: str) -> str:
     """Make a world in the empty `folder` and write a file in it. What failed, "" for nothing. Blocks."""
-    for name in ("root", "lower"):
+    for name in (ROOT, "lower"):
         (folder / name).mkdir()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeping, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -41,7 +41,7 @@ def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket
     )
     if answer.error:
         return answer.error
-    view = View(str(folder), str(folder), str(folder / "root"), [INSIDE], hidden=[str(folder)], visible=[])
+    view = View(str(folder), str(folder), [INSIDE], hidden=[str(folder)], visible=[])
     start = Start(INSIDE, PRIVATE, bash, env={}, cwd="", max_output=4096, view=view)
     ours, its = socket.socketpair()
     ours.settimeout(PATIENCE_S)

@@ -17,6 +17,7 @@ from ramify.sandboxes.namespaces import kernel
 from ramify.sandboxes.wire import Link, View
 
 PRIVATE = "/run/ramify"
+ROOT = "root"  # in a backend's folder, empty: what a world's root stands on
 SCRATCH_PLACES = ("/tmp", "/var/tmp", "/run")
 TMPFS = "size=25%"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -24,38 +25,75 @@ SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
 class Mounts:
-    """The world's view. What lies on the root, from the first place beside the tree to the tree, is one stack."""
+    """The world's view. What lies on the root, from the first place beside the tree to the tree, is one stack.
 
-    def __init__(self, view: View, link: Link) -> None:
-        self._view, self._link = view, link
+    `root` is an empty folder of the host's, to stand the new root on.
+    """
+
+    _view: View
+
+    def __init__(self, root: str, link: Link) -> None:
+        self._root, self._link = root, link
+        self._prepared = False
+        self.pids = -1
+        self._scratches: list[str] = []  # mounted
         self._stack: list[str] = []  # mount points, in the order of mounting
         self._store = self._folder = self.pids = -1
         self._shown: list[tuple[str, int]] = []  # the visible places, while they are taken away
 
-    def build(self) -> None:
-        """The whole view. After it, the calling process lives in the new root."""
+    def prepare(self) -> None:
+        """Everything that is alike in all worlds over the host's root: a spare does it before it is wanted."""
+        root = self._root
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
-        root, passed = self._view.root, self._take()
-        self._store, self._folder = (
-            os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (self._view.store, self._view.folder)
-        )
-        shown = [(path, kernel.clone_tree(path, recursive=True)) for path in self._view.visible]
-        if self._view.image:
+        kernel.bind("/", root)
+        harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
+        kernel.set_attributes(root, harmless, recursive=True)
+        self._furnish_kernels(root)
+        for place in SCRATCH_PLACES:
+            if (
+                place != "/tmp" and Path(place).is_dir() and Path(place).resolve() == Path(place)
+            ):  # /tmp is in most views
+                self._scratch(root, place)
+        _loopback_up()
+        self._prepared = True
+
+    def build(self, view: View) -> None:
+        """The whole view. After it, the calling process lives in the new root."""
+        if not self._prepared:
+            self.prepare()
+        self._view, root, passed = view, self._root, self._take()
+        self._store, self._folder = (os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (view.store, view.folder))
+        shown = [(path, kernel.clone_tree(path, recursive=True)) for path in view.visible]
+        if view.image:
+            kernel.umount(root, kernel.MNT_DETACH)
             kernel.attach(passed.pop(0), root)
-        else:
-            kernel.bind("/", root)
-            harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
-            kernel.set_attributes(root, harmless, recursive=True)
-        _devices(f"{root}/dev")
-        kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+            self._furnish_kernels(root)
+            self._scratches.clear()
         os.chdir(root)
         kernel.pivot_root_here()
-        self._scratch()
+        for place in ("/run",) if view.image else SCRATCH_PLACES:
+            if (
+                place not in (*view.points, *self._scratches)
+                and Path(place).is_dir()
+                and not Path(place).is_symlink()
+            ):
+                self._scratch("", place)
+        Path(PRIVATE).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._furnish(passed, shown)
-        self.pids = os.open("/proc/sys/kernel/ns_last_pid", os.O_RDWR)  # before /proc is protected
+
+    def _furnish_kernels(self, root: str) -> None:
+        """/dev, /proc, and what of it the agent alone may write to."""
+        _devices(f"{root}/dev")
+        kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        if self.pids < 0:  # before /proc is protected
+            self.pids = os.open(f"{root}/proc/sys/kernel/ns_last_pid", os.O_RDWR)
         if os.geteuid() == 0:
-            _protect_proc()
-        _loopback_up()
+            _protect_proc(f"{root}/proc")
+
+    def _scratch(self, root: str, place: str) -> None:
+        mode = "0755" if place == "/run" else "1777"
+        kernel.mount("tmpfs", root + place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode={mode}")
+        self._scratches.append(place)
 
     def _take(self) -> list[int]:
         passed, self._link.passed = self._link.passed, []
@@ -64,13 +102,6 @@ class Mounts:
     def _beside(self) -> list[str]:
         """The places beside the tree that are mounts of their own and come and go."""
         return self._view.points[1 if self._view.image else 0 : -1]
-
-    def _scratch(self) -> None:
-        for place in ("/run",) if self._view.image else SCRATCH_PLACES:
-            if place not in self._view.points and Path(place).is_dir() and not Path(place).is_symlink():
-                mode = "0755" if place == "/run" else "1777"
-                kernel.mount("tmpfs", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode={mode}")
-        Path(PRIVATE).mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def _furnish(self, passed: list[int], shown: list[tuple[str, int]]) -> None:
         """Everything from the first place beside the tree on."""
@@ -174,10 +205,10 @@ def _devices(dev: str) -> None:
     kernel.mount("tmpfs", f"{dev}/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode=1777")
 
 
-def _protect_proc() -> None:
+def _protect_proc(proc: str) -> None:
     """Root inside is root's uid outside, and /proc/sys asks for the uid alone: make the host's knobs read-only."""
     for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):
-        path = f"/proc/{name}"
+        path = f"{proc}/{name}"
         if Path(path).exists():
             kernel.bind(path, path)
             kernel.set_attributes(path, kernel.ATTR_RDONLY, recursive=True)

@@ -49,6 +49,16 @@ class Group:
                     with suppress(ProcessLookupError):  # it ended meanwhile
                         (place / "cgroup.procs").write_text(str(one))
 
+    def limit(self, bounds: Bounds) -> None:
+        if bounds.memory_bytes is not None:
+            memory = self.places["memory"]
+            most = memory / "memory.max"
+            (most if most.exists() else memory / "memory.limit_in_bytes").write_text(
+                str(bounds.memory_bytes + MEMORY_AHEAD)
+            )
+        if bounds.processes is not None:
+            (self.places["pids"] / "pids.max").write_text(str(bounds.processes + FORKS_AHEAD))
+
     def out_of_memory(self) -> int:
         """How many processes the kernel has killed here for memory. Raises `ValueError` once the group is removed."""
         if self._kills is None:
@@ -87,11 +97,14 @@ class Groups:
     places: Mapping[str, Path]
     owner: str
 
-    def hold(self, pid: int, bounds: Bounds) -> Group:
-        """A group for the world whose agent is `pid`, with all its processes in it. Blocks for up to some 10 ms."""
+    def hold(self, pid: int) -> Group:
+        """A group for the world whose agent is `pid`, with all its processes in it. Blocks for up to some 10 ms, and
+        with it every process of the machine that forks: the sooner in a world's life, the better."""
         group = self.group()
         try:
-            self._fill(group, pid, bounds)
+            for place in set(group.places.values()):
+                place.mkdir()
+            group.add(pid)
         except OSError:
             group.remove()
             raise
@@ -101,19 +114,6 @@ class Groups:
         """One that nobody else has; not made yet."""
         name = f"{self.owner}-{next(_numbers)}"
         return Group({controller: place / name for controller, place in self.places.items()})
-
-    def _fill(self, group: Group, pid: int, bounds: Bounds) -> None:
-        for place in set(group.places.values()):
-            place.mkdir()
-        if bounds.memory_bytes is not None:
-            memory = group.places["memory"]
-            most = memory / "memory.max"
-            (most if most.exists() else memory / "memory.limit_in_bytes").write_text(
-                str(bounds.memory_bytes + MEMORY_AHEAD)
-            )
-        if bounds.processes is not None:
-            (group.places["pids"] / "pids.max").write_text(str(bounds.processes + FORKS_AHEAD))
-        group.add(pid)
 
 
 def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | str:

@@ -91,6 +91,7 @@ class Supervisor:
                 stdout=out,
                 stderr=out,
                 env={**os.environ, **threads},
+                start_new_session=True,  # Ctrl-C is for the gateway, which then stops it
             )
         await self._answers(self._process)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
 import ramify
-from ramify import Runtime, Sandbox, step, workflow
+from ramify import Runtime, Sandbox, llm, step, workflow
 from ramify.fork_engine.types import Snapshot
+from ramify.runtime.errors import RunFailed
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.copying import CopyBackend
 
@@ -56,3 +58,18 @@ def test_a_graph_goes_where_the_environment_says(home: Path, monkeypatch: pytest
     graph.add_edge(START, "place")
     with ramify.compile(graph, home=home) as app:
         assert app.invoke({})["place"].startswith(str(home))
+
+
+@workflow
+async def asks() -> int:
+    return (await llm.choose("Anybody?", ["yes", "no"])).best
+
+
+async def test_a_model_address_where_nothing_listens_is_said_before_any_call(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound, and not listening: a connection is refused
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
+        async with Runtime(home=tmp_path, sandbox="copy", base_url=address) as runtime:
+            with pytest.raises(RunFailed, match=r"no server at http://127\.0\.0\.1:.*--base-url"):
+                await runtime.run(asks)
+            assert await runtime.llm_calls() == []

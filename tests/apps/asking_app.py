@@ -66,3 +66,32 @@ async def asking_step() -> None:
 @workflow
 async def asks_in_a_step() -> None:
     await asking_step()
+
+
+class Refused(Exception):
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__(f"refused with {code}")
+
+
+BROKEN = [True]  # the outside: while it is true, `fails` does
+
+
+@step
+async def fails(sandbox: Sandbox) -> str:
+    DONE.append("fails")
+    (sandbox.path / "half").touch()
+    if BROKEN[0]:
+        raise Refused(7)
+    return "done"
+
+
+@workflow
+async def asks_after_a_failure() -> list[object]:
+    try:
+        said: object = await fails()
+    except Refused as error:
+        said = error.code
+    if await interrupt(f"it said {said}, go on?") == "no":
+        raise RuntimeError("stopped")
+    return [said, await note("after")]

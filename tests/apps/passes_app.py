@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import ramify
 from ramify import Sandbox, fork, llm, step, workflow
 
 MEETING: asyncio.Barrier | None = None  # where readers wait for each other
@@ -27,6 +28,19 @@ async def meet(sandbox: Sandbox) -> str:
     assert MEETING is not None
     await MEETING.wait()
     return (sandbox.path / "log").read_text()
+
+
+@step
+async def glance(sandbox: Sandbox) -> str:
+    """As `meet`; that it only reads is nowhere declared."""
+    assert MEETING is not None
+    await MEETING.wait()
+    return (sandbox.path / "log").read_text()
+
+
+@step
+async def hides(sandbox: Sandbox) -> None:
+    (getattr(ramify, "current_" + "sandbox")().path / "hidden").write_text("by a way that the compiler does not see")
 
 
 @step(reuse=True)
@@ -64,6 +78,29 @@ async def reads() -> list[str]:
 async def meets(n: int) -> list[str]:
     await write("one")
     return list(await asyncio.gather(*(meet() for _ in range(n))))
+
+
+@workflow
+async def glances(n: int) -> list[str]:
+    await write("one")
+    return list(await asyncio.gather(*(glance() for _ in range(n))))
+
+
+@workflow
+async def hides_beside() -> list[object]:
+    return list(await asyncio.gather(hides(), count()))
+
+
+@step
+async def same(sandbox: Sandbox, item: int) -> None:
+    (sandbox.path / "same").write_text(str(item))
+
+
+@workflow
+async def adopts_both() -> None:
+    async with fork([1, 1]) as branches:
+        for each in await branches.map(same):
+            await each.adopt()
 
 
 @workflow
@@ -123,3 +160,27 @@ async def asks_in_a_loop(rounds: int) -> list[str]:
         await write(f"round {at}")
         said += await llm.propose(f"what about {at}?", n=2)
     return said
+
+
+@step
+async def peek(sandbox: Sandbox) -> str:
+    return (sandbox.path / "log").read_text()
+
+
+@workflow
+async def everything(question: str) -> list[str]:
+    """Something for each pass to do."""
+    await write("one")
+    await write("two")
+    seen = await asyncio.gather(peek(), peek())
+    ideas = await llm.propose(question, n=2)
+    async with fork(ideas) as branches:
+        outcomes = await branches.map(keep)
+        await outcomes[0].adopt()
+    return [*seen, *(outcome.value for outcome in outcomes), await peek()]
+
+
+@step(reuse=True)
+async def keep(sandbox: Sandbox, idea: str) -> str:
+    (sandbox.path / "idea").write_text(idea)
+    return idea

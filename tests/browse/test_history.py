@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import ormsgpack
 import pytest
 from story import STARTED, Story, op, story
 
 from ramify.browse.history import End, History, read
 from ramify.browse.tui.facts import moment_lines
+from ramify.browse.web.search import search
 from ramify.browse.web.views import moment_view
 from ramify.compiler.plan import OpKind
 from ramify.runtime import codec
@@ -102,11 +105,21 @@ async def test_a_run_that_went_back_is_read_anew(store: RunStore, told: Story) -
     assert [(one.seq, one.status) for one in after.ops][2:] == [(5, OpStatus.UNDONE), (20, OpStatus.DONE)]
 
 
-PACKED = codec.encode(("msgpack", b"\x82\xa1x"))
+PACKED = codec.encode(("msgpack", ormsgpack.packb({"next": "ümlaut " * 60, "raw": b"\xff"})))
+DAMAGED = codec.encode(("msgpack", b"\x82\xa1x"))
 
 
-def test_what_a_langgraph_node_returned_is_told_by_its_line_on_every_face(told: Story) -> None:
-    node = op(17, OpKind.RUN, step="plan", result_json=PACKED, summary="{'next': 'ümlaut'}")
+def test_what_a_langgraph_node_returned_is_whole_on_every_face_and_found(told: Story) -> None:
+    node = op(17, OpKind.RUN, step="plan", result_json=PACKED, summary="{'next': 'ümlaut…")
+    thread = replace(of(told), run=replace(told.run, thread_id="t"), ops=(node,), llm=())
+    (moment,) = thread.moments
+    assert json.loads(moment_view(moment, thread).result or "") == {"next": "ümlaut " * 60, "raw": "\ufffd"}
+    assert sum(line.text.count("ümlaut") for line in moment_lines(moment, thread, 80)) == 60
+    assert [hit.where for hit in search(thread, "Ümlaut ümlaut")] == ["result"]
+
+
+def test_a_langgraph_result_that_cannot_be_read_is_told_by_its_line(told: Story) -> None:
+    node = op(17, OpKind.RUN, step="plan", result_json=DAMAGED, summary="{'next': 'ümlaut'}")
     own = replace(node, seq=18, result_json='{"kept": 1}')
     thread = replace(of(told), run=replace(told.run, thread_id="t"), ops=(node, own))
     views = [moment_view(one, thread) for one in thread.moments if one.op is not None]
@@ -114,4 +127,4 @@ def test_what_a_langgraph_node_returned_is_told_by_its_line_on_every_face(told: 
     seen = [line.text for one in thread.moments if one.op is not None for line in moment_lines(one, thread, 80)]
     assert any("{'next': 'ümlaut'}" in line for line in seen)
     assert not any("msgpack" in line for line in seen)
-    assert replace(thread, run=told.run).result_of(node) == PACKED  # of a workflow: such a pair is its own
+    assert replace(thread, run=told.run).result_of(node) == DAMAGED  # of a workflow: such a pair is its own

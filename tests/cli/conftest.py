@@ -89,6 +89,12 @@ def ramify(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., S
 
 
 @pytest.fixture
+def no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's own home, where weights are looked for too, is an empty one."""
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "usual"))
+
+
+@pytest.fixture
 def set_status(home: Home) -> Callable[[RunStatus], None]:
     """Changes what the story's row says of its end."""
 

@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ramify import __version__
+
+pytestmark = pytest.mark.usefixtures("no_weights")
 
 
 def test_the_verdict_is_the_exit_status(ramify: Any, tmp_path: Any) -> None:

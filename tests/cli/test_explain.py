@@ -8,7 +8,7 @@ from typing import Any
 import passes_app
 
 from ramify import Runtime
-from ramify.cli.explain import choice_lines
+from ramify.cli.explain import Changed, change_lines, choice_lines
 from ramify.compiler.plan import OpId, Plan
 from ramify.runtime.costs import Regret
 from ramify.runtime.observed import observed
@@ -40,7 +40,8 @@ def test_the_plan_beside_what_happened(ramify: Any, tmp_path: Path, workspace: P
     assert (found["run.2"]["done"], found["merge.1"]["done"], found["break.unseen"]["done"]) == (3, 1, 0)
     assert found["run.1"]["predicted_s"] > 0  # from the other run
     assert found["llm.1"]["predicted_s"] is not None
-    assert said.json["changed"] == {"known": True, "why": "", "workflow": False, "steps": [], "ops": []}
+    nothing: dict[str, object] = {"known": True, "why": "", "workflow": False, "steps": [], "ops": [], "readers": {}}
+    assert said.json["changed"] == nothing
     text = ramify("explain").out
     assert "break.unseen" in text
     assert "skipped" in text
@@ -67,6 +68,19 @@ def test_code_that_has_changed_since_is_named(ramify: Any, tmp_path: Path, works
     changed = ramify("explain", "--json").json["changed"]
     assert (changed["workflow"], changed["steps"], changed["ops"]) == (True, ["write"], ["run.1", "run.2"])
     assert "changed since: write; affected: run.1, run.2" in ramify("explain").out
+    told = change_lines(Changed(True, "", steps=("write",), ops=(OpId("run.1"),), readers={OpId("run.3"): ("log",)}))
+    assert told[-1] == "after them, reading what they may write: run.3 (log)"
+
+
+def test_merges_that_may_conflict_are_named(ramify: Any, tmp_path: Path, workspace: Path) -> None:
+    async def run(model: LLMClient) -> None:
+        async with Runtime(home=tmp_path / "home", sandbox="copy", llm=model) as runtime:
+            await runtime.run(passes_app.adopts_both, workspace=workspace)
+
+    asyncio.run(scripted(run))
+    assert "merge.1 @ apps/passes_app.py" in (text := ramify("explain").out)
+    assert "may conflict: same" in text
+    assert ramify("explain", "--json").json["conflicts"] == {"merge.1": ["same"]}
 
 
 def test_predictions_come_from_the_runs_of_the_workflow(tmp_path: Path, workspace: Path) -> None:

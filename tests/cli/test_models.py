@@ -2,7 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ramify.serving import models
+
+pytestmark = pytest.mark.usefixtures("no_weights")
 
 
 def test_ls_says_what_is_missing(ramify: Any) -> None:

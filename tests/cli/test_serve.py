@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 
 def test_it_says_where_it_listens_and_ends_at_ctrl_c(tmp_path: Path) -> None:
@@ -22,6 +23,7 @@ def test_it_says_where_it_listens_and_ends_at_ctrl_c(tmp_path: Path) -> None:
     assert (process.returncode, "Traceback" in rest) == (0, False)
 
 
+@pytest.mark.usefixtures("no_weights")
 def test_without_weights_it_says_how_to_get_them(ramify: Any) -> None:
     said = ramify("serve", "--port", "0")
     assert (said.status, said.out) == (1, "")

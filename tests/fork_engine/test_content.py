@@ -11,7 +11,7 @@ import pytest
 
 from ramify.fork_engine import content
 
-HOLE = 1 << 20
+HOLE = MIB = 1 << 20
 
 
 @pytest.mark.parametrize("kind", ["empty", "dense", "hole first", "hole last", "only hole"])
@@ -74,3 +74,33 @@ def test_a_digest_asks_for_large_holes_and_reads_none(
     assert content.digest_fd(fd) == by_reading.hexdigest()
     assert sum(read) <= 2 << 20
     os.close(fd)
+
+
+@pytest.mark.parametrize("zeros", ["holes", "written"])
+def test_a_large_files_digest_is_of_what_it_holds_beside_zeros(tmp_path: Path, zeros: str) -> None:
+    size = content.LARGE + (5 << 20) + 3
+    pieces = {0: b"a", (7 << 20) - 1: b"bc", size - 1: b"d"}
+    seen = hashlib.blake2b(digest_size=32)
+    blocks = {0: b"a", 6: bytes(MIB - 1) + b"b", 7: b"c", size // MIB: bytes(2) + b"d"}
+    for number, data in blocks.items():
+        whole = min(MIB, size - number * MIB)
+        seen.update(number.to_bytes(8, "big") + data.ljust(whole, b"\0"))
+    seen.update(size.to_bytes(8, "big"))
+    with (tmp_path / "large").open("wb+") as file:
+        os.truncate(file.fileno(), size)
+        if zeros == "written":
+            os.pwrite(file.fileno(), bytes(20 * MIB), 0)
+        for offset, data in pieces.items():
+            os.pwrite(file.fileno(), data, offset)
+        assert content.digest_fd(file.fileno()) == seen.hexdigest()
+        os.pwrite(file.fileno(), b"x", 300 * MIB)
+        assert content.digest_fd(file.fileno()) != seen.hexdigest()
+
+
+def test_a_hole_of_many_terabytes_is_digested_at_once(tmp_path: Path) -> None:
+    """Were it read, or hashed as zeros, no patience would be enough."""
+    with (tmp_path / "sparse").open("wb+") as file:
+        os.truncate(file.fileno(), 8 << 40)
+        empty = content.digest_fd(file.fileno())
+        os.pwrite(file.fileno(), b"x", 4 << 40)
+        assert content.digest_fd(file.fileno()) != empty

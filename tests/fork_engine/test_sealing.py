@@ -96,6 +96,19 @@ def test_roots_own_spelling_is_normalised(bench: Any) -> None:
     assert os.listxattr(bench.store.lower_dirs(sealed)[-1] / "d") == ["user.overlay.opaque"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="file capabilities are root's to give")
+def test_a_capability_is_in_no_layer_however_it_is_made(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    for move in (False, True):
+        upper = bench.upper(base)
+        (upper / "able").write_text("x")
+        os.utime(upper / "able", ns=(5, 5))
+        os.setxattr(upper / "able", "security.capability", bytes.fromhex("0100000200200000" + "00" * 12))
+        sealed = bench.store.seal_upper(upper, base, **bench.seal, move=move)
+        assert os.listxattr(bench.store.lower_dirs(sealed)[-1] / "able") == []
+        assert not bench.store.fsck().problems
+
+
 def test_what_was_only_copied_up_is_no_change(bench: Any) -> None:
     base = bench.base({"d/e/f": "1"})
     upper = bench.upper(base)

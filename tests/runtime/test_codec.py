@@ -181,9 +181,36 @@ holds_itself.append(holds_itself)
 
 @pytest.mark.parametrize(
     "value",
-    [Name("x"), Grown(1), Broken(1), type("Bag", (set,), {})(), holds_itself, 10**5000, range(3)],
+    [Name("x"), Grown(1), type("Bag", (set,), {})(), holds_itself, 10**5000, range(3)],
     ids=lambda value: type(value).__name__,
 )
 def test_what_would_come_back_otherwise_is_refused(value: Any) -> None:
     with pytest.raises(NotSerialisable):
         codec.encode(value)
+
+
+class Coded(Exception):
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__(f"code {code}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Coded(7),
+        Broken(1),
+        KeyError("x"),
+        OSError(2, "gone", "file"),
+        ExceptionGroup("both", [ValueError("a"), Coded(1)]),
+        UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_errors_come_back_as_they_were_raised(error: Exception) -> None:
+    error.add_note("by the runtime")
+    back = codec.decode(codec.encode(error))
+    assert (type(back), str(back), back.args != ()) == (type(error), str(error), error.args != ())
+    assert {name: vars(back)[name] for name in vars(back)} == {
+        n: v for n, v in vars(error).items() if n != "__notes__"
+    }

@@ -16,7 +16,8 @@ from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpId, OpKind, Plan
 from ramify.runtime import codec
-from ramify.runtime.observed import CallStage
+from ramify.runtime.errors import HiddenWrites, StepFailed
+from ramify.runtime.observed import CallStage, observed
 from ramify.runtime.records import OpStatus
 from ramify.serving.client import LLMClient
 
@@ -87,16 +88,39 @@ async def test_a_reader_leaves_no_snapshot_and_nothing_behind(runtime: Runtime, 
     ]
 
 
+@pytest.mark.parametrize("workflow", [passes_app.meets, passes_app.glances])
 async def test_readers_run_beside_each_other(
-    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, workflow: Any
 ) -> None:
     monkeypatch.setattr(passes_app, "MEETING", asyncio.Barrier(3))
     async with asyncio.timeout(60):
-        assert await runtime.run(passes_app.meets, 3, workspace=workspace) == ["one\n"] * 3
+        assert await runtime.run(workflow, 3, workspace=workspace) == ["one\n"] * 3
+    readings = [row for row in await runtime.journal() if row.step in ("meet", "glance")]
+    assert len({row.snapshot_out for row in readings}) == 1
 
 
+async def test_a_write_that_the_compiler_did_not_see_is_an_error_where_it_would_be_lost(
+    runtime: Runtime, workspace: Path
+) -> None:
+    with pytest.raises(StepFailed, match=r"hides.*its own code writes to no file.*effect=\"revertible\"") as caught:
+        await runtime.run(passes_app.hides_beside, workspace=workspace)
+    assert isinstance(caught.value.__cause__, HiddenWrites)
+    alone = plan_of(passes_app.hides_beside, "parallel")
+    assert await runtime.run(passes_app.hides_beside, workspace=workspace, plan=alone) == [None, 2]
+
+
+async def test_what_steps_wrote_is_in_their_rows_and_in_the_next_plan(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(passes_app.writes, workspace=workspace)
+    seen = await observed(runtime.store, passes_app.writes.__ramify_workflow__.ref)
+    assert seen.wrote("write") == {"files": ("log",)}
+    assert seen.wrote("count") == {}
+    plan = plan_of(passes_app.writes, estimates=seen)
+    assert plan.op("run.1").attrs["wrote"] == {"files": ["log"], "by": "recorded"}
+
+
+@pytest.mark.parametrize("workflow", [passes_app.meets, passes_app.glances])
 async def test_without_parallel_readers_wait_for_each_other(
-    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, workflow: Any
 ) -> None:
     class Alone:
         inside = 0
@@ -108,8 +132,8 @@ async def test_without_parallel_readers_wait_for_each_other(
             self.inside -= 1
 
     monkeypatch.setattr(passes_app, "MEETING", Alone())
-    plan = plan_of(passes_app.meets, "parallel")
-    assert await runtime.run(passes_app.meets, 3, workspace=workspace, plan=plan) == ["one\n"] * 3
+    plan = plan_of(workflow, "parallel")
+    assert await runtime.run(workflow, 3, workspace=workspace, plan=plan) == ["one\n"] * 3
 
 
 async def test_no_snapshot_after_a_step_that_is_cheap_to_do_again(runtime: Runtime, workspace: Path) -> None:

@@ -41,6 +41,28 @@ async def test_it_stops_and_goes_on_with_the_answer(runtime: Runtime, workspace:
     assert await runtime.resume(run.id) == {"answer": {"yes": True}, "files": ["after", "before", "hello.txt"]}
 
 
+async def test_a_failure_that_was_caught_before_the_question_is_not_tried_again(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await question(runtime.run(asking_app.asks_after_a_failure, workspace=workspace)) == "it said 7, go on?"
+    run = str(runtime.last_run_id)
+    monkeypatch.setattr(asking_app, "BROKEN", [False])
+    with pytest.raises(RunFailed):
+        await runtime.resume(run, answer="no")
+    assert asking_app.DONE == ["fails"]
+    assert await question(runtime.resume(run)) == "it said done, go on?"
+    assert asking_app.DONE == ["fails", "fails"], "after the run itself has failed, any of them may be why"
+
+
+async def test_the_workflow_goes_the_way_that_it_went_when_it_asked(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await question(runtime.run(asking_app.asks_after_a_failure, workspace=workspace)) == "it said 7, go on?"
+    monkeypatch.setattr(asking_app, "BROKEN", [False])
+    assert await runtime.resume(str(runtime.last_run_id), answer="yes") == [7, ["after", "hello.txt"]]
+    assert asking_app.DONE == ["fails", "after"]
+
+
 async def test_the_same_question_again_is_another_one(runtime: Runtime) -> None:
     assert await question(runtime.run(asking_app.asks_in_a_loop)) == "more?"
     run = str(runtime.last_run_id)

@@ -73,9 +73,13 @@ async def settled(backend: NamespaceBackend) -> None:
     """The spares are there again, and have become what they wait as."""
     assert backend._helper is not None
     deadline = time.monotonic() + PATIENCE_S
-    while len(backend._helper._spares) < SPARES or len(processes.descendants(helper_of(backend))) != SPARES + 1:
+    spares = backend._helper._spares
+    while len(spares) < SPARES or len(processes.descendants(helper_of(backend))) != SPARES + 1:
         assert time.monotonic() < deadline, processes.descendants(helper_of(backend))
         await asyncio.sleep(0.01)
+    await asyncio.wait(
+        {spare.group for spare in spares if spare.group is not None} or {asyncio.ensure_future(asyncio.sleep(0))}
+    )
 
 
 def gone(family: list[processes.Process]) -> None:
@@ -122,7 +126,7 @@ async def test_forks_and_releases_leave_nothing(
     def left() -> tuple[object, ...]:
         files = [path.name for path in standing()]
         mounted = mounts(os.getpid(), scratch), mounts(keeper, PLACES)
-        return mounted, files, control_groups(), namespaces._worlds
+        return mounted, files, len(control_groups()), namespaces._worlds
 
     await settled(namespaces)
     before, open_before = left(), held()

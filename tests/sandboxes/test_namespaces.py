@@ -37,10 +37,10 @@ async def test_the_host_cannot_be_written(world: World, stands_in_tmp: set[str],
         result = await world.run(["touch", str(place / "ramify-was-here")])
         assert result.exit_code != 0
         assert not (place / "ramify-was-here").exists()
-    await out(world, "touch ~/ramify-was-here /tmp/mine /var/tmp/mine /dev/shm/mine")
+    await out(world, "touch ~/ramify-was-here /tmp/ramify-was-here /var/tmp/ramify-was-here /dev/shm/mine")
     seen = (await out(world, "ls /tmp; ls -d ~/ramify-was-here")).split()
-    assert {*seen} == {"mine", str(Path.home() / "ramify-was-here")} | stands_in_tmp
-    assert not Path("/tmp/mine").exists()
+    assert {*seen} == {"ramify-was-here", str(Path.home() / "ramify-was-here")} | stands_in_tmp
+    assert not Path("/tmp/ramify-was-here").exists()
     assert not (Path.home() / "ramify-was-here").exists()
     assert (await world.run("mount -o remount,rw / || umount /proc || mount -t tmpfs none /mnt")).exit_code != 0
 

@@ -86,7 +86,8 @@ def test_a_group_takes_in_what_was_started_before_and_goes_with_the_last() -> No
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        group = FOUND.hold(parent.pid, Bounds(memory_bytes=50 * MIB, processes=5))
+        group = FOUND.hold(parent.pid)
+        group.limit(Bounds(memory_bytes=50 * MIB, processes=5))
         for place in group.places.values():
             inside = {int(pid) for pid in (place / "cgroup.procs").read_text().split()}
             assert inside == {parent.pid, child}
@@ -104,7 +105,7 @@ def test_backends_of_one_process_take_no_group_from_each_other() -> None:
     assert isinstance(first, Groups)
     assert isinstance(second, Groups)
     with subprocess.Popen(["sleep", "99"]) as one, subprocess.Popen(["sleep", "99"]) as other:
-        held = [first.hold(one.pid, Bounds(processes=5)), second.hold(other.pid, Bounds(processes=5))]
+        held = [first.hold(one.pid), second.hold(other.pid)]
         for process, group in zip((one, other), held, strict=True):
             assert (group.places["pids"] / "cgroup.procs").read_text().split() == [str(process.pid)]
             process.kill()

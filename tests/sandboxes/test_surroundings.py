@@ -71,13 +71,16 @@ async def test_home_and_tmp_go_with_a_snapshot_and_never_reach_the_host(
     out: Out,
 ) -> None:
     assert await out(world, "pwd; cat ~/notes") == f"{spec.mount_at}\nas they were\n"
-    await out(world, "echo changed > ~/notes; rm ~/.config/editor; mkdir -p ~/.cache/x; echo t > /tmp/t; echo w > w")
+    await out(
+        world,
+        "echo changed > ~/notes; rm ~/.config/editor; mkdir -p ~/.cache/x; echo t > /tmp/ramify-was-here; echo w > w",
+    )
     one = await world.seal()
-    await out(world, "rm /tmp/t; echo again > ~/notes; mkdir ~/.config/editor")
+    await out(world, "rm /tmp/ramify-was-here; echo again > ~/notes; mkdir ~/.config/editor")
     two = await world.seal()
     assert (await world.seal()).id == two.id
     fork = await namespaces.materialise(one, spec)
-    assert await out(fork, "cat ~/notes /tmp/t w; ls -A ~/.config ~/.cache") == (
+    assert await out(fork, "cat ~/notes /tmp/ramify-was-here w; ls -A ~/.config ~/.cache") == (
         f"changed\nt\nw\n{home}/.cache:\nx\n\n{home}/.config:\n"
     )
     other = await namespaces.materialise(two, spec)
@@ -87,7 +90,7 @@ async def test_home_and_tmp_go_with_a_snapshot_and_never_reach_the_host(
     assert await out(other, "cat ~/notes ~/.config/editor; test ! -e w") == "as they were\nmine"
     assert (home / "notes").read_text() == "as they were\n"
     assert (home / ".config" / "editor").read_text() == "mine"
-    assert not Path("/tmp/t").exists()
+    assert not Path("/tmp/ramify-was-here").exists()
 
 
 async def test_a_home_in_tmp_is_kept_too(
@@ -99,7 +102,7 @@ async def test_a_home_in_tmp_is_kept_too(
         monkeypatch.setenv("HOME", folder)
         async with NamespaceBackend(store, scratch) as backend:
             world = await backend.materialise(base, spec)
-            await out(world, "echo changed > ~/notes; echo t > /tmp/t")
+            await out(world, "echo changed > ~/notes; echo t > /tmp/ramify-was-here")
             sealed = await world.seal()
             assert (await world.seal()).id == sealed.id
             assert await out(await backend.materialise(sealed, spec), "cat ~/notes") == "changed\n"

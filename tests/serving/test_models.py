@@ -67,6 +67,15 @@ def test_a_second_pull_does_nothing_and_verify_reads_the_bytes(tmp_path: Path) -
     assert path.read_bytes() == WEIGHTS
 
 
+def test_weights_of_the_users_own_home_serve_every_other_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path / "usual"))
+    run, called = index()
+    usual, other = tmp_path / "usual", tmp_path / "other"
+    path = models.pull(usual, "tiny", runner=run)
+    assert models.pull(other, "tiny", runner=run) == models.locate(other, "tiny") == path
+    assert len(called) == 1
+
+
 def test_half_a_file_is_missing_and_is_fetched_again(tmp_path: Path) -> None:
     run, _ = index()
     path = models.path_of(tmp_path, "tiny")

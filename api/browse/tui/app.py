@@ -32,6 +32,7 @@ from ramify.runtime.records import CheckpointId, CheckpointRecord, RunId, RunRec
 
 POLL_S = 0.5
 _SHARE = 4  # looking for what is new takes at most one part in so many of the time
+_BAR = 400  # columns: the head is a bar from side to side
 _WIDE = 110  # columns from which branches and details stand side by side
 _RUNS = 500
 _REST_S = 0.02  # while a key is held down nothing is told of the nodes that it passes
@@ -57,7 +58,8 @@ class Browser(Acting, Finding):
         Binding("r", "resume", "Resume"),
         Binding("R", "runs", "Runs"),
         Binding("question_mark", "keys", "Keys", key_display="?"),
-        Binding("q,ctrl+c", "quit", "Quit", key_display="q"),
+        Binding("q", "quit", "Quit"),
+        Binding("ctrl+c", "quit", show=False, priority=True),  # also where something is asked
         Binding("o", "output", show=False),
         Binding("x", "stop_resume", show=False),
         Binding("F", "follow", show=False),
@@ -159,10 +161,12 @@ class Browser(Acting, Finding):
         parts += [f"deadline {deadline_line(now.run)}"] if now.run.deadline_s is not None else []
         parts += [f"marked {self._marked.id[:10]}"] if self._marked is not None else []
         parts += ["following"] if self._following and self._status == "running" else []
-        said = safe("  ".join(parts))
+        said = " " + safe("  ".join(parts))
         if said != self._head:
             self._head = said
-            self.query_one("#head", Static).update(Text(said, no_wrap=True, overflow="ellipsis"), layout=False)
+            self.query_one("#head", Static).update(
+                Text(said.ljust(_BAR), no_wrap=True, overflow="crop"), layout=False
+            )
 
     def _say_tabs(self) -> None:
         text = Text(no_wrap=True)
@@ -199,7 +203,17 @@ class Browser(Acting, Finding):
     def _subject(self, of: Graph, node: Node) -> Subject:
         against = self._marked if self._comparing and self._tab is Tab.FILES else None
         width = max(20, self._pane.size.width)
-        return Subject(of, node, self.snapshots, self._status, self.home.clock(), width, self._whole_run, against)
+        return Subject(
+            of,
+            node,
+            self.snapshots,
+            self.home.database,
+            self._status,
+            self.home.clock(),
+            width,
+            self._whole_run,
+            against,
+        )
 
     @on(LineView.Moved, "#branches")
     def _moved(self) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ramify.browse.state import Between, State, state_at
@@ -36,6 +37,7 @@ class Subject:
     graph: Graph
     node: Node
     snapshots: SnapshotStore
+    database: str | Path
     status: str  # of the run
     now: float
     width: int
@@ -55,7 +57,7 @@ class Subject:
     def state(self) -> State | None:
         """None of an open end. Raises `SnapshotNotFound` where it is not kept any more."""
         one = self.node.checkpoint
-        return None if one is None else state_at(self.graph.history, self.snapshots, one)
+        return None if one is None else state_at(self.graph.history, self.snapshots, one, self.database)
 
     @cached_property
     def change(self) -> Between | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.table import Table
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
@@ -16,23 +17,28 @@ from ramify.browse.tui.resuming import Resuming
 from ramify.browse.tui.view import LineView
 from ramify.runtime.records import RunId
 
-HELP = """\
-j k ↓ ↑       next, previous line        g G    first, last
-space ctrl+b  a page down, up            h l    left, right
-tab           branches or details        1-6 [ ]  State, Files, Timeline, Calls, Shell, Effects
-enter         from a list: to its part below; from a bar of the timeline: to its checkpoint
-z             the part with the cursor alone, or both
-/ n N         search, next, previous. In the branches: in labels, steps, results, prompts, answers, paths
-a             the node alone, or all of the run (Timeline, Calls, Shell, Effects)
-m d           mark a node; files since the marked one, or since the parent
-f             fork the run at this node, as a new run
-r             resume the run: go on with it, or answer what it waits for
-o             what the resume says           x    stop it (it can be resumed again)
-R             the runs                       F    follow what is new, or stay
-? q           these keys; leave
-
-● checkpoint   ○ done after the last checkpoint   ✎ model calls   ↺ taken over   ✗ something failed
-"""
+KEYS = (
+    ("j k ↓ ↑", "next, previous line"),
+    ("g G", "first, last line"),
+    ("space ctrl+b", "a page down, up"),
+    ("h l", "left, right"),
+    ("tab", "branches or details"),
+    ("1-6 [ ]", "State, Files, Timeline, Calls, Shell, Effects"),
+    ("enter", "from a list: to its part below; from a bar of the timeline: to its checkpoint"),
+    ("z", "the part with the cursor alone, or both"),
+    ("/ n N", "search, next, previous. In the branches: in labels, steps, results, prompts, answers, paths"),
+    ("a", "the node alone, or all of the run (Timeline, Calls, Shell, Effects)"),
+    ("m d", "mark a node; files since the marked one, or since the parent"),
+    ("f", "fork the run at this node, as a new run"),
+    ("r", "resume the run: go on with it, or answer what it waits for"),
+    ("o x", "what the resume says; stop it (it can be resumed again)"),
+    ("R", "the runs"),
+    ("F", "follow what is new, or stay"),
+    ("? q", "these keys; leave"),
+    ("", ""),
+    ("● ○", "checkpoint; done after the last checkpoint"),
+    ("✎ ↺ ✗", "model calls; taken over; something failed"),
+)
 
 
 class Over(ModalScreen[str | None]):
@@ -41,20 +47,33 @@ class Over(ModalScreen[str | None]):
     BINDINGS: ClassVar = [Binding("escape,q", "dismiss(None)", "Back")]
     DEFAULT_CSS = """
     Over { align: center middle; }
-    Over > Vertical { width: 90%; max-width: 110; height: auto; max-height: 90%; border: round ansi_cyan;
-        padding: 0 1; background: ansi_default; }
+    Over > Vertical, Over > VerticalScroll { width: 90%; max-width: 110; height: auto; max-height: 90%;
+        border: round ansi_cyan; padding: 0 1; background: ansi_default; }
     Over Static { width: 100%; height: auto; }
     Over LineView { height: auto; max-height: 30; min-height: 1; }
     """
 
 
 class Keys(Over):
-    BINDINGS: ClassVar = [Binding("question_mark,enter", "dismiss(None)", "Back")]
+    BINDINGS: ClassVar = [
+        Binding("question_mark,enter", "dismiss(None)", "Back"),
+        Binding("j", "down", show=False),
+        Binding("k", "up", show=False),
+    ]
 
     def compose(self) -> ComposeResult:
-        with Vertical() as box:
+        table = Table.grid("", "", padding=(0, 2, 0, 0))
+        for keys, what in KEYS:
+            table.add_row(keys, what)
+        with VerticalScroll() as box:
             box.border_title = "Keys"
-            yield Static(HELP, markup=False)
+            yield Static(table)
+
+    def action_down(self) -> None:
+        self.query_one(VerticalScroll).scroll_down(animate=False)
+
+    def action_up(self) -> None:
+        self.query_one(VerticalScroll).scroll_up(animate=False)
 
 
 class Question(Over):

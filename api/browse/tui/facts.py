@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,18 +27,22 @@ def lines(of: Subject) -> Iterator[Line]:
         said = "What this branch did after its last checkpoint. It was not sealed, so it has no state of its own."
         yield from wrapped(said, of.width, Look.NOTE)
         yield from fact_lines([("branch", of.node.branch), ("after", ", ".join(of.node.parents) or "none")])
-    else:
+    elif of.state is not None:
         yield from fact_lines(checkpoint_facts(of.state))
-        if of.state is not None:
-            yield from fact_lines(snapshot_facts(of.state.snapshot))
-            if of.state.snapshot.env:
-                yield from heading("Variables of the shell")
-                yield from fact_lines(sorted(of.state.snapshot.env.items()))
+        yield from fact_lines(snapshot_facts(of.state.snapshot))
     told = [moment for moment in of.node.moments if moment.kind not in _QUIET and moment.llm is None]
     if told:
         yield from heading("What was done")
     for moment in told:
         yield from moment_lines(moment, of.graph.history, of.width)
+    if of.state is not None and of.state.channels:
+        yield from heading("State")
+        for name, value in of.state.channels.items():
+            yield line(name, Look.DIM)
+            yield from json_lines(json.dumps(value), of.width)
+    if of.state is not None and of.state.snapshot.env:
+        yield from heading("Variables of the shell")
+        yield from fact_lines(sorted(of.state.snapshot.env.items()))
     yield from heading("The run")
     yield from fact_lines(run_facts(of.graph.history.run, of.status))
     for name, value in (("arguments", of.graph.history.run.args_json), ("result", of.graph.history.run.result_json)):

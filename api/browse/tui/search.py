@@ -29,7 +29,7 @@ def texts(history: History, snapshots: SnapshotStore, node: Node) -> Iterator[st
         yield f"{moment.name} {moment.summary}"
         if moment.op is not None:
             yield moment.op.error or ""
-            yield _read(moment.op.result_json)
+            yield _read(history.result_of(moment.op))
         if moment.llm is not None:
             yield _read(moment.llm.request_json)
             yield _read(moment.llm.result_json)

@@ -120,6 +120,9 @@ class LineView(ScrollView, can_focus=True):
             if again:
                 self.action_choose()
 
+    def on_resize(self) -> None:
+        self._keep_in_sight()
+
     def on_focus(self) -> None:
         self.refresh()
 

@@ -70,12 +70,12 @@ class _Answers:
 
     async def state(self, request: Request) -> object:
         history, one = await self._state(request, "run", "state")
-        return await asyncio.to_thread(views.state_view, history, self._reader.snapshots, one)
+        return await asyncio.to_thread(views.state_view, history, self._reader.snapshots, one, self._reader.database)
 
     async def diff(self, request: Request) -> object:
         before = await self._state(request, "run", "state")
         after = await self._state(request, "other_run", "other_state")
-        return await asyncio.to_thread(views.diff_view, self._reader.snapshots, before, after)
+        return await asyncio.to_thread(views.diff_view, self._reader.snapshots, before, after, self._reader.database)
 
     async def call(self, request: Request) -> object:
         history = await self._reader.history(_run(request))

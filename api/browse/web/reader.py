@@ -6,6 +6,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ramify.browse.history import History, read_now
 from ramify.browse.web import rows
@@ -35,6 +36,11 @@ class Reader:
         self._status = status
         self._known: OrderedDict[RunId, _Known] = OrderedDict()
         self._locks: dict[RunId, asyncio.Lock] = {}
+
+    @property
+    def database(self) -> str | Path:
+        address = self.store.address
+        return address.file or address.url.render_as_string(hide_password=False)
 
     async def runs(self) -> list[RunRow]:
         """Newest first, `RUNS` at most."""

@@ -24,7 +24,7 @@ def search(history: History, words: str) -> list[Hit]:
     for moment in history.moments:
         if moment.kind is OpKind.SEAL:  # says what the step before it said
             continue
-        for where, text in _texts(moment):
+        for where, text in _texts(history, moment):
             excerpt = _excerpt(text, wanted)
             if excerpt is not None:
                 found.append(Hit(moment.seq, moment.branch, moment.name, where, excerpt))
@@ -34,13 +34,13 @@ def search(history: History, words: str) -> list[Hit]:
     return found
 
 
-def _texts(moment: Moment) -> Iterator[tuple[str, str]]:
+def _texts(history: History, moment: Moment) -> Iterator[tuple[str, str]]:
     yield "name", moment.name
     yield "summary", moment.summary
     yield "branch", moment.branch
     if moment.op is not None:
         yield "error", moment.op.error or ""
-        yield "result", _plain(moment.op.result_json)
+        yield "result", _plain(history.result_of(moment.op))
     if moment.llm is not None:
         answer: ChatResult = codec.decode(moment.llm.result_json)
         yield "answer", answer.text
@@ -57,6 +57,7 @@ def _strings(value: object) -> Iterator[str]:
         coded = "$" in value
         for name, item in value.items():
             if not (coded and name in ("$", "t")):
+                yield "" if coded else name
                 yield from _strings(item)
     elif isinstance(value, list):
         for item in value:

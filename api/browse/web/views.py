@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 
 from ramify.browse.beside import stage_error, story
 from ramify.browse.history import History, Moment
 from ramify.browse.patch import FilePatch, patches
-from ramify.browse.state import Between, state_at
+from ramify.browse.state import MISSING, Between, changed_channels, state_at
 from ramify.browse.web import rows
 from ramify.browse.web.errors import NotThere
 from ramify.browse.web.wire import (
@@ -16,6 +17,7 @@ from ramify.browse.web.wire import (
     Changes,
     DiffView,
     FileRow,
+    KeyRow,
     MessageRow,
     MomentView,
     PlanOpRow,
@@ -30,7 +32,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind
 from ramify.runtime import codec
 from ramify.runtime.observed import Observed
-from ramify.runtime.records import CheckpointId, CheckpointRecord, EffectRecord, OpStatus
+from ramify.runtime.records import CheckpointId, CheckpointRecord
 from ramify.serving.types import ChatRequest, ChatResult
 
 _FILES = 400  # patches of so many files are made at once; more are named
@@ -54,12 +56,14 @@ def moment(history: History, seq: int) -> Moment:
     return found
 
 
-def state_view(history: History, snapshots: SnapshotStore, one: CheckpointRecord) -> StateView:
+def state_view(
+    history: History, snapshots: SnapshotStore, one: CheckpointRecord, database: str | Path | None = None
+) -> StateView:
     row = rows.checkpoint_row(one)
     try:
-        state = state_at(history, snapshots, one)
+        state = state_at(history, snapshots, one, database)
     except SnapshotNotFound as error:
-        return StateView(row, None, str(error), 0, "", {}, (), None, None, (), ())
+        return StateView(row, None, str(error), 0, "", {}, (), None, None, None, (), ())
     snapshot, kept = state.snapshot, state.snapshot.processes
     return StateView(
         checkpoint=row,
@@ -71,30 +75,35 @@ def state_view(history: History, snapshots: SnapshotStore, one: CheckpointRecord
         unset=snapshot.env_unset,
         processes=Processes(kept.tier.value, kept.dropped, kept.reason, bool(kept.shell)),
         changes=None if state.change is None else changes(state.change),
+        channels=state.channels,
         moments=tuple(made.seq for made in state.moments),
         effects=tuple(map(rows.effect_row, state.effects)),
     )
 
 
 def diff_view(
-    snapshots: SnapshotStore, before: tuple[History, CheckpointRecord], after: tuple[History, CheckpointRecord]
+    snapshots: SnapshotStore,
+    before: tuple[History, CheckpointRecord],
+    after: tuple[History, CheckpointRecord],
+    database: str | Path | None = None,
 ) -> DiffView:
     """Raises `SnapshotNotFound` where one of the two is not kept any more."""
-    old, new = (snapshots.get(one.snapshot_id) for _, one in (before, after))
-    mine, theirs = _effects(*before), _effects(*after)
+    old, new = (state_at(history, snapshots, one, database) for history, one in (before, after))
+    mine, theirs = ({effect.idempotency_key: effect for effect in state.effects} for state in (old, new))
     return DiffView(
         before=rows.checkpoint_row(before[1]),
         after=rows.checkpoint_row(after[1]),
-        changes=changes(Between(snapshots, old, new)),
+        keys=tuple(
+            KeyRow(name, _json(was), _json(now)) for name, was, now in changed_channels(old.channels, new.channels)
+        ),
+        changes=changes(Between(snapshots, old.snapshot, new.snapshot)),
         effects_before=tuple(rows.effect_row(one) for key, one in mine.items() if key not in theirs),
         effects_after=tuple(rows.effect_row(one) for key, one in theirs.items() if key not in mine),
     )
 
 
-def _effects(history: History, one: CheckpointRecord) -> dict[str, EffectRecord]:
-    """Those whose steps were done by then, by idempotency key."""
-    done = {row.key for row in history.ops if row.seq <= one.seq and row.status is OpStatus.DONE}
-    return {effect.idempotency_key: effect for effect in history.effects if effect.key in done}
+def _json(value: object) -> str | None:
+    return None if value is MISSING else json.dumps(value)
 
 
 def changes(between: Between) -> Changes:

@@ -177,14 +177,25 @@ class StateView:
     unset: tuple[str, ...]
     processes: Processes | None
     changes: Changes | None
+    channels: Mapping[str, object] | None  # what the program knew there, whole; None where that is not kept
     moments: tuple[int, ...]  # seqs: what its branch did since the checkpoint before
     effects: tuple[EffectRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRow:
+    """A key of the state that differs: JSON, None where it was not set."""
+
+    name: str
+    before: str | None
+    after: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class DiffView:
     before: CheckpointRow
     after: CheckpointRow
+    keys: tuple[KeyRow, ...]
     changes: Changes
     effects_before: tuple[EffectRow, ...]  # that only this side knows
     effects_after: tuple[EffectRow, ...]

@@ -30,6 +30,11 @@ def one(thread: str, ns: str, id: str | None) -> Select[Any]:
     return (query if id is None else query.where(checkpoints.c.id == id)).limit(1)
 
 
+def newest_id(thread: str, ns: str) -> Select[Any]:
+    query = select(checkpoints.c.id).join(threads, threads.c.id == checkpoints.c.thread)
+    return query.where(threads.c.name == thread, checkpoints.c.ns == ns).order_by(checkpoints.c.id.desc()).limit(1)
+
+
 def several(config: RunnableConfig | None, before: RunnableConfig | None, limit: int | None) -> Select[Any]:
     conf = config["configurable"] if config is not None else {}
     query = _rows()

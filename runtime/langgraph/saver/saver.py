@@ -31,6 +31,7 @@ from langgraph.checkpoint.base import (
 from sqlalchemy import Connection, select
 
 from ramify.runtime.langgraph.saver import reading, upkeep
+from ramify.runtime.langgraph.saver.order import go_on_after
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
 from ramify.runtime.langgraph.saver.shared import Opened
 from ramify.runtime.langgraph.saver.tables import Prepared, Statements, checkpoints, one_trip
@@ -38,7 +39,7 @@ from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
 from ramify.runtime.langgraph.saver.writer import Writer
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.packing import compress
-from ramify.runtime.store.texts import written
+from ramify.runtime.store.texts import as_read, written
 
 _BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
 _WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
@@ -301,6 +302,9 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         place = _Place.of(config)
         self._writer.drain()
         with self._engine.connect() as connection:
+            newest = connection.execute(reading.newest_id(place.thread, place.ns)).scalar()
+            if newest is not None:
+                go_on_after(as_read(newest))
             query = reading.one(place.thread, place.ns, get_checkpoint_id(config))
             found = reading.tuples(connection, query, self.serde)
             return next(iter(found), None)

@@ -209,7 +209,8 @@ def test_such_nodes_are_not_refused_where_one_may_leave_the_channel_alone() -> N
     class Joined(TypedDict):
         x: Annotated[int, operator.add]
 
-    assert compiled(fans(left, perhaps)).plan.op("run.left").attrs == {"reads": ["x"], "writes": ["x"]}
+    attrs = compiled(fans(left, perhaps)).plan.op("run.left").attrs
+    assert attrs == {"reads": ["x"], "writes": ["x"], "reads_by": "syntax"}
     assert compiled(fans(left, right, Joined))
     later = fans(left, right)
     later.nodes["right"].defer = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -60,8 +61,9 @@ def test_candidates_stay_in_the_function_that_the_test_is_named_after() -> None:
 
 
 def test_without_weights_it_says_what_to_do(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "examples.coder_graph", "--home", str(tmp_path), "--sandbox", "copy"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=PROJECT.parents[2])
+    command = [sys.executable, "-m", "examples.coder_graph", "--sandbox", "copy"]
+    home = {**os.environ, "RAMIFY_HOME": str(tmp_path)}
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=PROJECT.parents[2], env=home)
     assert ran.returncode == 1
     assert "ramify models pull" in ran.stderr
     assert "Traceback" not in ran.stderr

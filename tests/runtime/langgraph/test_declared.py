@@ -1,4 +1,4 @@
-"""Steps as nodes: what only workflows honour is refused by name."""
+"""Steps as nodes: what only workflows honour is refused by name; and what nodes did is recorded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any, TypedDict
 
 import pytest
 from langgraph.graph import START, StateGraph
+from langgraph.types import Command
 
 import ramify
-from ramify import Sandbox, step
+from ramify import Sandbox, SyncSandbox, step
 from ramify.runtime.langgraph.errors import UnsupportedGraph
+from ramify.runtime.observed import Observed
 
 
 class State(TypedDict, total=False):
@@ -33,3 +35,18 @@ def test_what_a_node_cannot_declare(declared: dict[str, Any], named: str, home: 
     built = StateGraph(State).add_node("act", step(**declared)(act)).add_edge(START, "act")
     with pytest.raises(UnsupportedGraph, match=named):
         ramify.compile(built, workspace, home=home, sandbox="copy")
+
+
+def test_what_nodes_wrote_is_in_their_rows(compile_graph: Any, kept: Any) -> None:
+    def act(state: State, sandbox: SyncSandbox) -> State:
+        (sandbox.path / "made").write_text("1")
+        return {"n": 1}
+
+    def end(state: State) -> Any:
+        return Command(update={"n": 2})
+
+    app = compile_graph(StateGraph(State).add_sequence([act, end]).add_edge(START, "act"))
+    app.invoke({})
+    seen = Observed(kept(app).ops)
+    assert seen.wrote("act") == {"files": ("made",), "channels": ("n",)}
+    assert seen.wrote("end") == {"channels": ("n",)}

@@ -160,7 +160,10 @@ async def test_a_gateway_that_stops_tells_those_it_leaves_unanswered(tmp_path: P
         await client.__aexit__(None, None, None)
 
 
-async def test_what_is_missing_is_said_before_anything_starts(tmp_path: Path) -> None:
+async def test_what_is_missing_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMIFY_HOME", str(tmp_path))
     with pytest.raises(ModelMissing, match="ramify models pull"):
         async with LocalGateway(home=tmp_path):
             pytest.fail("there are no weights")

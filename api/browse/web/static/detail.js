@@ -104,6 +104,7 @@ export class Detail {
     return [
       state.changes ? [h('p', {class: 'soft', style: {marginTop: '16px'}}, 'Against ', this.link(state.since.seq, state.since.label || state.since.id.slice(0, 8)), ', the state that it came from:'),
         changesView(state.changes)] : h('p', {class: 'soft'}, 'The workspace as the run found it.'),
+      keysView(state.channels ?? {}),
       calls.length ? [h('h3', {}, `Model calls since the state before`), h('ul', {}, calls.map((seq) => {
         const {call} = this.model.moments.get(seq);
         return h('li', {}, this.link(seq, `row ${seq}`), ` ${call.prompt_tokens} tokens in, ${call.completion_tokens} out, ${seconds(call.end_s)}`);
@@ -120,6 +121,12 @@ export class Detail {
         h('table', {}, h('tbody', {}, names.map((name) => h('tr', {}, h('td', {class: 'mono'}, name), h('td', {class: 'mono'}, state.environment[name])))))) : null,
     ];
   }
+}
+
+function keysView(channels) {
+  const keys = Object.entries(channels);
+  return keys.length ? [h('h3', {}, 'State'), keys.map(([name, value]) => h('div', {class: 'box'},
+    h('span', {class: 'who'}, name), h('pre', {}, typeof value === 'string' && value ? value : JSON.stringify(value, null, 2))))] : null;
 }
 
 function momentView(moment) {

@@ -106,10 +106,13 @@ export class Gantt {
     this.ticks = [];
     for (let at = Math.ceil(this.from / step) * step; at < this.to; at += step) this.ticks.push(at);
     const place = (value) => ({left: `${this.share(value) * 100}%`});
-    const marks = this.ticks.map((tick) => h('span', {style: place(tick)}, said(tick, step)));
+    const share = due === null ? null : this.share(due);
+    const inside = share !== null && share >= 0 && share <= 1;
+    const wide = this.axis.clientWidth || 400;
+    const begin = inside ? share * wide - (share > 0.75 ? 110 : 0) : Infinity; // of the deadline's label, of 110 pixels
+    const free = (tick) => this.share(tick) * wide > begin + 110 || this.share(tick) * wide + 45 < begin;
+    const marks = this.ticks.map((tick) => h('span', {style: place(tick)}, free(tick) ? said(tick, step) : ''));
     if (due !== null) {
-      const inside = due >= this.from && due <= this.to;
-      const share = this.share(due);
       const before = {right: `${(1 - share) * 100}%`, paddingRight: '4px', borderLeft: 'none', borderRight: '1px solid var(--bad)'};
       const look = !inside ? {right: '0', paddingRight: '8px'} : share > 0.75 ? before : place(due); // with room for its text
       marks.push(h('span', {class: 'deadline', style: look}, `deadline ${seconds(due)}${inside ? '' : ' ⟶'}`));

@@ -75,7 +75,7 @@ export class Graph {
       checkpoint && checkpoint.id === this.base?.id ? 'base' : ''];
     return h('div', {class: looks.join(' '), title: row.branch}, drawn,
       h('span', {class: 'name clip'}, nameOf(row)),
-      h('span', {class: 'text soft clip grow'}, moment?.summary ?? ''),
+      h('span', {class: 'text soft clip grow'}, moment && moment.summary !== nameOf(row) ? moment.summary : ''),
       marks(row), h('span', {class: 'took'}, took),
       h('span', {class: 'id mono'}, checkpoint ? checkpoint.id.slice(0, 8) : ''));
   }

@@ -2,7 +2,7 @@
 
 import {address, ask} from './api.js';
 import {changesView, effectsView} from './changes.js';
-import {STATUS_LOOKS, age, chip, count, h, seconds} from './dom.js';
+import {STATUS_LOOKS, age, chip, count, h, pretty, seconds} from './dom.js';
 
 const page = (...children) => h('div', {class: 'page', tabindex: 0}, children.flat(Infinity).filter(Boolean));
 
@@ -33,6 +33,8 @@ export async function diffPage([run, state, otherRun, otherState], signal) {
     h('div', {class: 'pair'}, side(run, said.before, 'before'),
       h('a', {href: `#/${address(otherRun, 'diff', otherState, run, state)}`, title: 'The other way round', 'aria-label': 'The other way round'}, '⇄'),
       side(otherRun, said.after, 'after')),
+    said.keys.length ? [h('h3', {}, `${count(said.keys.length, 'key')} of the state changed`), h('table', {}, h('tbody', {}, said.keys.map((key) => h('tr', {},
+      h('td', {class: 'mono'}, key.name), [key.before, key.after].map((value) => h('td', {}, value === null ? h('span', {class: 'faint'}, 'not set') : h('pre', {}, pretty(value))))))))] : null,
     changesView(said.changes), only(said.effects_before, 'first'), only(said.effects_after, 'second'));
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Annotated, Any, TypedDict
 import postgres
 import pytest
 from langgraph.checkpoint.base import ERROR, BaseCheckpointSaver, empty_checkpoint
+from langgraph.checkpoint.base import id as ids
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
@@ -83,6 +85,29 @@ def test_another_process_finds_it(saver: Saver) -> None:
     with Saver(saver.address) as again:
         assert history(graph(again)) == history(app)
         assert graph(again).invoke(Command(resume="late"), CONFIG)["log"][-1] == "late"
+
+
+@pytest.mark.parametrize("at", [0, -1], ids=["newest", "oldest"])
+def test_a_thread_goes_on_in_a_process_whose_clock_is_behind(
+    saver: Saver, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints are newer all the same. LangGraph's ids remember the time within a process only."""
+
+    def begun(app: Any) -> Any:
+        app.invoke({"log": []}, CONFIG, durability="sync")
+        return list(app.get_state_history(CONFIG))[at].config
+
+    def gone_on(app: Any, config: Any) -> list[Any]:
+        app.invoke({"log": ["late"]}, config, durability="sync")
+        return history(app)
+
+    steady = graph(InMemorySaver())
+    expected = gone_on(steady, begun(steady))
+    config, now = begun(graph(saver)), time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now() - 10**16)
+    monkeypatch.setattr(ids, "_last_v6_timestamp", None)
+    with Saver(saver.address) as again:
+        assert gone_on(graph(again), config) == expected
 
 
 def test_branches_of_a_thread_keep_their_own_values(saver: Saver) -> None:

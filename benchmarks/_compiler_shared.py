@@ -1,0 +1,60 @@
+"""What two passes bring when their plans run: steps beside each other, and work that branches share."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import _compiler_flows
+from _compiler_rows import Row, measured
+from _compiler_turns import with_runtime
+
+from ramify import Runtime
+from ramify.compiler.passes import OPTIONAL
+from ramify.compiler.pipeline import compile_workflow
+from ramify.serving.testing import Scripted
+from ramify.serving.types import ChatRequest
+
+MANY = 8
+THINKING_S = 0.2
+
+
+def parallel_rows(quick: bool) -> list[Row]:
+    """Nothing of the steps is declared: that they only read is seen in their code."""
+    name = f"{MANY} steps that read a file and ask a model ({THINKING_S:g} s) at once, the run"
+    return [_row("parallel", _compiler_flows.reviews, name, quick)]
+
+
+def common_rows(quick: bool) -> list[Row]:
+    """Each run is another's first: what one kept is not there for the next."""
+    name = f"{MANY} branches that begin with the same work of 0.2 s, the run"
+    return [_row("common", _compiler_flows.prepared, name, quick)]
+
+
+def _row(switch: str, flow: Any, name: str, quick: bool) -> Row:
+    """A run with the pass and without it, by turns."""
+    ref = flow.__ramify_workflow__.ref
+    both = {"with": OPTIONAL, "without": tuple(one for one in OPTIONAL if one != switch)}
+    plans = {key: compile_workflow(flow, ref=ref, passes=passes).plan for key, passes in both.items()}
+    times: dict[str, list[float]] = {"with": [], "without": []}
+
+    async def think(request: ChatRequest) -> Scripted:
+        await asyncio.sleep(THINKING_S)
+        return "fine"
+
+    for number in range(-1, 3 if quick else 20):  # the first is to warm up
+        for key, plan in plans.items():
+
+            async def work(runtime: Runtime, plan: Any = plan, key: str = key, number: int = number) -> None:
+                begun = time.perf_counter()
+                await runtime.run(flow, MANY, plan=plan)
+                if number >= 0:
+                    times[key].append(time.perf_counter() - begun)
+
+            with tempfile.TemporaryDirectory() as home:
+                asyncio.run(with_runtime(Path(home), think, work))
+    return measured(name, times["with"], "s", peer=f"without {switch}", peer_value=median(times["without"]))

@@ -1,0 +1,114 @@
+"""What the sides of a merge write, as far as it is known: by their syntax, and by what recorded runs changed.
+
+A path that both may have written since their fork is named on the MERGE, for `ramify explain`; one that both have
+surely written, each with other contents, and no strategy to settle it, is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+
+from ramify.compiler.errors import WorkflowError
+from ramify.compiler.estimates import Estimates
+from ramify.compiler.ir.graph import Facts, Graph, Operation, base_id, propagate
+from ramify.compiler.ir.ops import FAMILY, sort
+from ramify.compiler.passes.marks import marked
+from ramify.compiler.plan import OpId, OpKind
+from ramify.compiler.spec import Machine, Spec
+
+WROTE = "wrote"
+CONFLICTS = "conflicts"
+_NONE: Facts = frozenset()
+
+
+def conflicts(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
+    """Raises WorkflowError."""
+    graph = marked(graph, WROTE, _recorded(graph, estimates))
+    named = {op.step or "": _named(op) for op in graph.ops() if op.runs}
+    if not any(named.values()):
+        return graph
+    if isinstance(spec.body, Machine):
+        return marked(graph, CONFLICTS, _of_supersteps(graph, spec.body, named))
+    _refuse(graph)
+    return marked(graph, CONFLICTS, _of_merges(graph))
+
+
+def _recorded(graph: Graph, estimates: Estimates) -> dict[OpId, object]:
+    found: dict[OpId, object] = {}
+    for op in graph.ops():
+        if op.runs and op.step is not None and (wrote := estimates.wrote(op.step)):
+            found[op.id] = {**{kind: list(names) for kind, names in wrote.items()}, "by": "recorded"}
+    return found
+
+
+def _named(op: Operation) -> Facts:
+    files, wrote = op.attrs.get("files", {}), op.attrs.get(WROTE, {})
+    return frozenset((*files.get("writes", ()), *wrote.get("files", ())))
+
+
+def _of_supersteps(graph: Graph, machine: Machine, named: Mapping[str, Facts]) -> dict[OpId, object]:
+    pairs = (pair for group in machine.together for pair in combinations(group, 2))
+    both = {path for one, other in pairs for path in named.get(one, _NONE) & named.get(other, _NONE)}
+    return {op.id: sorted(both) for op in graph.ops() if op.kind is OpKind.MERGE} if both else {}
+
+
+def _of_merges(graph: Graph) -> dict[OpId, object]:
+    """A branch that was merged is part of what its fork's world wrote: so a second one meets the first."""
+
+    def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
+        if op.kind is OpKind.MERGE:
+            return (given[0] | given[1], given[1])
+        if op.kind is OpKind.FORK:
+            return (_NONE,) * len(op.outputs)
+        more = _named(op) if op.runs else _NONE
+        return tuple(before | more for before in given[: len(op.outputs)]) or (_NONE,) * len(op.outputs)
+
+    wrote = propagate(graph, transfer)
+    found: dict[OpId, set[str]] = {}
+    for op in graph.ops():
+        if op.kind is OpKind.MERGE and not op.attrs.get("settled"):
+            ours, theirs = (wrote.get(value, _NONE) for value in op.inputs[:2])
+            found.setdefault(base_id(op.id), set()).update(ours & theirs)
+    merges = (op for op in graph.ops() if op.kind is OpKind.MERGE)
+    return {op.id: sorted(paths) for op in merges if (paths := found.get(base_id(op.id)))}
+
+
+def _refuse(graph: Graph) -> None:
+    """Facts are what may *not* hold: (path, contents) that some way to a value did not leave there."""
+    every = {(path, digest) for op in graph.ops() for path, digest in _always(op).items()}
+    if len(every) < 2:
+        return
+    unsure = frozenset(map("\0".join, every))
+
+    def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
+        if not op.runs:
+            aside = op.kind in (OpKind.SEAL, OpKind.PREFORK)
+            return given if aside else (unsure,) * len(op.outputs)
+        stands, writes = _always(op), op.attrs.get("files", {}).get("writes")
+        left = frozenset(one for one in unsure if writes is None or one.partition("\0")[0] in writes)
+        surely = frozenset("\0".join(pair) for pair in stands.items())
+        return tuple((before | left) - surely for before in given[: len(op.outputs)])
+
+    missing = propagate(graph, transfer)
+    for op in graph.ops():
+        if op.kind is not OpKind.MERGE or op.attrs.get("settled"):
+            continue
+        ours, theirs = (
+            dict(one.split("\0") for one in unsure - missing.get(value, _NONE)) for value in op.inputs[:2]
+        )
+        for path in sorted(ours.keys() & theirs.keys()):
+            if ours[path] != theirs[path]:
+                raise WorkflowError(
+                    f"this merge must conflict: both sides always write {path}, each something else",
+                    where=op.place,
+                    mend="write different files, or say `adopt(strategy=...)`",
+                )
+
+
+def _always(op: Operation) -> Mapping[str, str]:
+    """What surely stands in every world that it runs on."""
+    if not op.runs or not op.worlds or op.attrs.get("caught"):
+        return {}
+    found: Mapping[str, str] = op.attrs.get("files", {}).get("always", {})
+    return found if sort(op.worlds[0]) != FAMILY or op.attrs.get("every") else {}

@@ -1,0 +1,50 @@
+"""What `--json` prints is what docs/reference/formats.md says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "formats.md"
+ROW = re.compile(r"^\| (`.+`) \| (a list|one object).* \| (.+) \|$", re.MULTILINE)
+TOLD = {
+    command: (shape, keys.split(", "))
+    for commands, shape, keys in ROW.findall(PAGE.read_text())
+    for command in re.findall(r"`(.+?)`", commands)
+}
+CALLS = {
+    "ls": ["ls"],
+    "tree": ["tree"],
+    "log": ["log"],
+    "show RUN": ["show"],
+    "show STATE": ["show", "@~1"],
+    "diff": ["diff", "@"],
+    "gc": ["gc", "--dry-run"],
+    "fsck": ["fsck"],
+    "doctor": ["doctor"],
+    "models ls": ["models", "ls"],
+}
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_it_prints_the_keys_that_the_page_names(command: str, home: Any, ramify: Any) -> None:
+    shape, keys = TOLD[command]
+    told = ramify(*CALLS[command], "--json").json
+    assert isinstance(told, list) == (shape == "a list")
+    for one in told if isinstance(told, list) else [told]:
+        assert list(one) == keys
+
+
+def test_every_command_with_json_is_on_the_page() -> None:
+    from ramify.cli.commands import ENTRIES
+    from ramify.cli.main import cli
+
+    with_json = {
+        name
+        for name in ENTRIES
+        if (command := cli.get_command(None, name)) and any("--json" in one.opts for one in command.params)
+    }
+    assert with_json <= {command.split()[0] for command in TOLD}

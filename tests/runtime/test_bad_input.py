@@ -1,0 +1,203 @@
+"""What bad input gets, in both front ends, as a user meets it: an error that names the place and the mend."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.graph import START, StateGraph
+
+import ramify
+from ramify import Runtime, Sandbox, SyncSandbox, step, workflow
+from ramify.runtime.errors import NotInARun
+
+HELD: list[Any] = []
+WORKFLOWS: dict[str, Any] = {}
+
+
+class State(TypedDict, total=False):
+    n: Any
+
+
+def raising(held: Any, update: Any) -> Any:
+    raise KeyError("no such key")
+
+
+class Reduced(TypedDict, total=False):
+    n: Annotated[int, raising]
+
+
+def node(state: State) -> State:
+    return {"n": 1}
+
+
+def hands_out(state: State, sandbox: SyncSandbox) -> State:
+    return {"n": lambda: sandbox.path}
+
+
+def gives_a_lock(state: State) -> State:
+    return {"n": threading.Lock()}
+
+
+async def runs_a_step(state: State) -> State:
+    return {"n": await WORKFLOWS["step"]()}
+
+
+def graph(*edges: tuple[str, str], schema: Any = State, **nodes: Any) -> Any:
+    made: Any = StateGraph(schema)
+    for name, action in nodes.items():
+        made.add_node(name, action)
+    for edge in ((START, next(iter(nodes))), *edges):
+        made.add_edge(*edge)
+    return made
+
+
+@step
+async def plain(sandbox: Sandbox, value: Any = None) -> Any:
+    return value
+
+
+@step(name="plain")
+async def plain_too(sandbox: Sandbox) -> None: ...
+
+
+@step
+async def a_lock(sandbox: Sandbox) -> Any:
+    return threading.Lock()
+
+
+@step
+async def holds(sandbox: Sandbox) -> None:
+    HELD.append(sandbox)
+
+
+@step
+async def uses(sandbox: Sandbox) -> None:
+    await HELD[-1].run("true")
+
+
+@step
+async def calls_a_workflow(sandbox: Sandbox) -> None:
+    await WORKFLOWS["inner"]()
+
+
+@workflow
+async def inner() -> None: ...
+
+
+WORKFLOWS |= {"inner": inner, "step": plain}
+
+
+@workflow
+async def two_of_a_name() -> None:
+    await plain()
+    await plain_too()
+
+
+@workflow
+async def without_exit() -> None:
+    while True:
+        await plain()
+
+
+@workflow
+async def gets_a_lock() -> None:
+    await a_lock()
+
+
+@workflow
+async def hands_a_lock() -> None:
+    await plain(threading.Lock())
+
+
+@workflow
+async def ends_with_a_lock() -> Any:
+    return threading.Lock()
+
+
+@workflow
+async def holds_a_world() -> None:
+    await holds()
+    await uses()
+
+
+@workflow
+async def nests() -> None:
+    await calls_a_workflow()
+
+
+def at(thing: Any) -> str:
+    """The line of its `def`."""
+    lines, first = inspect.getsourcelines(inspect.unwrap(thing))
+    decorated = next(number for number, line in enumerate(lines) if "def " in line)
+    return f"runtime/test_bad_input.py:{first + decorated}"
+
+
+FOUND: dict[str, tuple[Any, str, str]] = {
+    "a node that nothing leads to": (graph(a=node, b=node), at(node), "add an edge to it"),
+    "a cycle of nodes": (graph(("a", "b"), ("b", "a"), a=node, b=node), at(node), "leaves the cycle"),
+    "a cycle of steps": (without_exit, "runtime/test_bad_input.py:", "leave the loop by `break`"),
+    "two steps of one name": (two_of_a_name, f"{at(plain)} and at {at(plain_too)}", "rename one of them"),
+    "no reducer": (
+        graph(("a", "b"), ("a", "c"), a=lambda state: {}, b=node, c=node),
+        f"a -> b ({at(node)}) and a -> c",
+        "give n a reducer",
+    ),
+    "a reducer that raises": (graph(a=node, schema=Reduced), f"{at(raising)}: reducer", "make it join"),
+    "a channel that cannot be kept": (graph(a=gives_a_lock), "channel 'n'", "return plain values"),
+    "a result that cannot be kept": (gets_a_lock, "step 'a_lock': its result", "Pass JSON values"),
+    "an argument that cannot be kept": (hands_a_lock, "step 'plain': arguments['value']", "Pass JSON values"),
+    "a workflow's result": (ends_with_a_lock, "'ends_with_a_lock' raised NotSerialisable: its", "Pass JSON values"),
+    "a closure over a node's world": (graph(a=hands_out), "test_bad_input.py:", "return what was read"),
+    "a world beyond its step": (holds_a_world, "step 'uses'", "do all its work inside the step"),
+    "a workflow in a step": (nests, "workflow 'inner' was called in step 'calls_a_workflow'", "from a workflow"),
+    "a step in a node": (graph(a=runs_a_step), "node 'a'", "call a plain function there"),
+}
+
+
+@pytest.mark.parametrize("case", FOUND)
+async def test_it_names_the_place_and_the_mend(case: str, home: Path, workspace: Path) -> None:
+    given, place, mend = FOUND[case]
+    with pytest.raises(Exception, match=r".") as caught:
+        await (run_graph if isinstance(given, StateGraph) else run_workflow)(given, home, workspace)
+    said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert place in said
+    assert mend in said
+
+
+async def run_workflow(flow: Any, home: Path, workspace: Path) -> None:
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        await runtime.run(flow, workspace=workspace)
+
+
+async def run_graph(made: Any, home: Path, workspace: Path) -> None:
+    saver = ramify.graph.saver(home)
+    try:
+        app = ramify.compile(made, workspace, home=home, sandbox="copy", checkpointer=saver)
+        try:
+            await app.ainvoke({"n": 0}, {"configurable": {"thread_id": "1"}})
+        finally:
+            app.close()
+    finally:
+        saver.close()
+
+
+OUTSIDE: list[Callable[[], Any]] = [
+    plain,
+    lambda: ramify.llm.chat("?"),
+    lambda: ramify.fork([1]),
+    ramify.current_sandbox,
+    lambda: ramify.interrupt("?"),
+]
+
+
+@pytest.mark.parametrize("call", OUTSIDE)
+def test_what_is_called_outside_a_workflow_says_from_where_to(call: Callable[[], Any]) -> None:
+    with pytest.raises(NotInARun) as caught:
+        call()
+    assert re.search("called .*outside", str(caught.value))
