@@ -73,8 +73,8 @@ def replay(
     folder: Path,
     brisk: bool = True,
 ) -> Replayed:
-    """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may be
-    written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in twice the time."""
+    """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may
+    be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in twice the time."""
     return _Replay(programs, contender, setting, told, folder, brisk).run()
 
 
