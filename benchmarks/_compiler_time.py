@@ -98,6 +98,7 @@ def superstep_rows(quick: bool) -> list[Row]:
                     apps.measure(i, options)
                 apps.close()
             (ours, ours_cpu), (peer, peer_cpu) = apps.superstep(apps.ours), apps.superstep(apps.peers)
+            each = [one - other for one, other in zip(apps.each(apps.ours), apps.each(apps.peers), strict=True)]
             said = f"with a journal row for each node; {ours_cpu - peer_cpu:.3g} ms of processor time, all threads"
             rows.append(
                 Row(
@@ -107,12 +108,22 @@ def superstep_rows(quick: bool) -> list[Row]:
                     target=0.3,
                     peer="plain LangGraph, a superstep",
                     peer_value=peer,
+                    spread=(min(each), max(each)),
                     note=said,
                 )
             )
             if action is plain:
                 added = apps.least(apps.ours[SHORT])[0] - apps.least(apps.peers[SHORT])[0] - SHORT * (ours - peer)
-                rows.append(Row(f"added to an invocation on a new thread, {saver}", added, "ms", note="a run's rows"))
+                invocations = apps.differences(SHORT)
+                rows.append(
+                    Row(
+                        f"added to an invocation on a new thread, {saver}",
+                        added,
+                        "ms",
+                        spread=(min(invocations) - SHORT * (ours - peer), max(invocations) - SHORT * (ours - peer)),
+                        note="a run's rows",
+                    )
+                )
     return rows
 
 
@@ -151,6 +162,16 @@ class _Chains:
         """Milliseconds of one invocation: on the wall, and of processor time."""
         wall, cpu = zip(*self._took[id(app)], strict=True)
         return min(wall), min(cpu)
+
+    def each(self, apps: dict[int, Any]) -> list[float]:
+        """As `superstep`, on the wall, of each round by itself: what else the machine did is in them."""
+        pairs = zip(self._took[id(apps[SHORT])], self._took[id(apps[LONG])], strict=True)
+        return [(long[0] - short[0]) / (LONG - SHORT) for short, long in pairs]
+
+    def differences(self, length: int) -> list[float]:
+        """What was added to each invocation of that length."""
+        pairs = zip(self._took[id(self.ours[length])], self._took[id(self.peers[length])], strict=True)
+        return [ours[0] - peer[0] for ours, peer in pairs]
 
     def superstep(self, apps: dict[int, Any]) -> tuple[float, float]:
         (short, short_cpu), (long, long_cpu) = self.least(apps[SHORT]), self.least(apps[LONG])

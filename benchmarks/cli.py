@@ -37,12 +37,13 @@ from ramify.runtime.records import BranchPath, RunId  # noqa: E402
 from ramify.runtime.store import RunStore  # noqa: E402
 
 CHECKPOINTS, BRANCHES, OTHERS = 10_000, 100, 20
-TARGETS_S = {"start": 0.3, "ls": 0.3, "log -n 20": 0.4, "show @": 0.4}
+TARGETS_S = {"start": 0.3, "ls": 0.3, "log -n 20": 0.4, "show @": 0.4, "diff @~1": 0.4}
 COMMANDS: dict[str, tuple[str, ...]] = {
     "start": ("--version",),
     "ls": ("ls",),
     "log -n 20": ("log", "@", "-n", "20"),
     "show @": ("show", "@:root"),
+    "diff @~1": ("diff", "@~1", "@"),
 }
 
 

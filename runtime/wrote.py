@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 
-FILES, CHANNELS = "wrote_files", "wrote_channels"
+FILES = "wrote_files"  # a JSON list
+CHANNELS = "wrote_channels"  # one a line
 
 MOST = 16
 """Paths of one row. A step that changed more says nothing of which: the plan has no use for a list of thousands."""
@@ -22,17 +23,12 @@ def files_written(snapshots: SnapshotStore, before: Snapshot, after: Snapshot) -
     return {FILES: json.dumps(paths)} if len(paths) <= MOST else {}
 
 
-def channels_written(value: object) -> dict[str, str]:
-    """The same of a node's result: the channels that it names, by itself or as a Command's update."""
-    update = value if isinstance(value, dict) else getattr(value, "update", None)
-    return {CHANNELS: json.dumps(sorted(update))} if isinstance(update, dict) and 0 < len(update) <= MOST else {}
-
-
 def written(rows: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
     """All that rows of one step say: files, channels."""
     found: dict[str, set[str]] = {}
     for attrs in rows:
-        for kind in (FILES, CHANNELS):
-            if kind in attrs:
-                found.setdefault(kind.removeprefix("wrote_"), set()).update(json.loads(attrs[kind]))
+        if FILES in attrs:
+            found.setdefault("files", set()).update(json.loads(attrs[FILES]))
+        if CHANNELS in attrs:
+            found.setdefault("channels", set()).update(attrs[CHANNELS].split("\n"))
     return {kind: tuple(sorted(names)) for kind, names in found.items() if names}

@@ -106,9 +106,10 @@ class State:
     @cached_property
     def moments(self) -> tuple[Moment, ...]:
         """What its branch did since the checkpoint before it on that branch: steps and model calls, in order."""
-        line = self.history.lines[self.checkpoint.branch]
-        before = max((one.seq for one in line.checkpoints if one.seq < self.checkpoint.seq), default=0)
-        return tuple(one for one in line.moments if before < one.seq <= self.checkpoint.seq)
+        branch, upto = self.checkpoint.branch, self.checkpoint.seq
+        states = (one.seq for one in self.history.checkpoints if one.branch == branch and one.seq < upto)
+        before = max(states, default=0)
+        return tuple(one for one in self.history.moments if one.branch == branch and before < one.seq <= upto)
 
     @property
     def calls(self) -> tuple[Moment, ...]:

@@ -16,6 +16,8 @@ import reprlib
 from dataclasses import replace
 from typing import Any
 
+from langgraph.types import Command
+
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
@@ -29,7 +31,7 @@ from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.worlds import Branch
-from ramify.runtime.wrote import channels_written, files_written
+from ramify.runtime.wrote import CHANNELS, files_written
 from ramify.serving.types import ChatRequest, ChatResult
 
 _LINE = 80
@@ -439,6 +441,13 @@ def shown(value: Any) -> str:
     """A value in a line for people; of a large one only its beginning is looked at."""
     text = "" if value is None else value[:_LINE] if isinstance(value, str) else _SHORT.repr(value)
     return text.partition("\n")[0][:_LINE]
+
+
+def channels_written(value: Any) -> dict[str, str]:
+    """For a row: the channels that a node's result names, by itself or as a Command's update."""
+    update = value.update if isinstance(value, Command) else value
+    names = [name for name in update if isinstance(name, str)] if isinstance(update, dict) else []
+    return {CHANNELS: "\n".join(names)} if names else {}
 
 
 def _told(error: Exception) -> dict[str, str]:

@@ -57,7 +57,7 @@ class ConcordOptions:
     reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work
     refuse: bool = True  # else what cannot be met goes last
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
-    protect_tbt: bool = False  # bound the prefill of a step by the tightest time between tokens that runs
+    protect_tbt: bool = True  # bound the prefill of a step by the tightest time between tokens that runs
 
 
 class Concord:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify.serving.policy.types import SloClass
-from ramify.serving.replay.errors import Stuck
+from ramify.serving.replay.errors import Stuck, TooLong
 from ramify.serving.replay.lengths import Told
 from ramify.serving.replay.tagging import tags_of
 from ramify.serving.replay.types import Call, CallOutcome, Contender, Outcome, Program, Setting, Stock
@@ -73,8 +73,8 @@ def replay(
     folder: Path,
     brisk: bool = True,
 ) -> Replayed:
-    """Raises Stuck where the scheduler stops giving tokens. `folder` may be written to. Not `brisk`: vLLM goes
-    through every request in every step, which gives the same in twice the time."""
+    """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may
+    be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in twice the time."""
     return _Replay(programs, contender, setting, told, folder, brisk).run()
 
 
@@ -90,6 +90,8 @@ class _Replay:
     ) -> None:
         self._programs, self._contender, self._setting, self._told = programs, contender, setting, told
         context = max((call.prompt + call.output for p in programs for call in p.calls), default=1) + 1
+        if context > setting.kv_tokens:
+            raise TooLong(context, setting.kv_tokens)
         context = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
         self._engines = [_engine(contender, setting, context, folder, brisk) for _ in range(setting.replicas)]
         self._due = [(p.at, i, 0) for i, p in enumerate(programs)]  # arrival, program, stage

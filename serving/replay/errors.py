@@ -3,6 +3,7 @@
 ReplayError
 ├── NoVllm       no interpreter with vLLM's scheduler: there is nothing to replay on
 ├── BadTrace     a file of arrivals, or of a measured run, that cannot be read as one; `.path`
+├── TooLong      a call that the engine's KV cannot hold
 ├── BadSteps     a step-time model's file that cannot be read, or steps that no model fits
 ├── BadProbe     a live engine whose answers cannot be timed
 ├── Stuck        the scheduler has requests and gives none of them a token
@@ -28,6 +29,13 @@ class BadTrace(ReplayError, ValueError):
     def __init__(self, path: Path, problem: str) -> None:
         self.path = path
         super().__init__(f"{path}: {problem}")
+
+
+class TooLong(ReplayError):
+    """A call that the engine's KV cannot hold: it would wait for ever."""
+
+    def __init__(self, tokens: int, kv_tokens: int) -> None:
+        super().__init__(f"the trace has a call of {tokens} tokens, and the engine's KV holds {kv_tokens}")
 
 
 class BadSteps(ReplayError, ValueError):

@@ -119,7 +119,6 @@ class Setting:
     slots: int = 64
     pause_room: int = 16
     step_tokens: int = 8192  # most tokens of one step
-    context: int = 131_072
     kv_tokens: int = 800_000  # what 141 GB hold beside 16 GB of weights, at 128 KiB a token
     block_size: int = 16
     seconds: float = 600.0  # programs arrive for so long

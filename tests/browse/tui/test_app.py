@@ -145,6 +145,14 @@ async def test_a_part_can_be_seen_alone(browse: Any) -> None:
         assert "run_tests: 5/5" in it.screen
 
 
+@pytest.mark.parametrize("asking", ["question_mark", "R", "f"])
+async def test_ctrl_c_leaves_from_any_dialog(browse: Any, asking: str) -> None:
+    async with browse() as it:
+        await it.press(asking)
+        await it.press("ctrl+c")
+        assert it.app.return_code == 0
+
+
 async def test_keys_are_told_and_q_leaves(browse: Any) -> None:
     async with browse() as it:
         await it.press("question_mark")

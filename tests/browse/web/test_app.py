@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,8 @@ async def test_a_state_and_what_differs_between_two(client: httpx.AsyncClient, r
     patches = {file["path"]: file["patch"] for file in diff["changes"]["files"]}
     assert sorted(patches) == ["end.txt", "notes.txt"]
     assert "+attempt 3" in patches["notes.txt"]
+    changed = {key["name"]: (key["before"], json.loads(key["after"])) for key in diff["keys"]}
+    assert changed == {name: (None, value) for name, value in state["channels"].items()} != {}
     back = await said(client, f"diff/{run}/{last}/{run}/{base}")
     assert {file["change"] for file in back["changes"]["files"]} == {"removed"}
 

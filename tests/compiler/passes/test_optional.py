@@ -184,3 +184,23 @@ async def flow():
     assert compilation.plan.stages == 1
     off = compile_spec(compilation.spec, passes=[name for name in OPTIONAL if name != "stages"]).plan
     assert (off.stages, off.expected) == (None, ())
+
+
+def test_a_cheap_step_keeps_its_snapshot_for_readers_that_run_beside_others(
+    compile_source: Callable[..., Any],
+) -> None:
+    compilation = compile_source("""
+@step
+async def look(sandbox: Sandbox):
+    return (sandbox.path / "a").read_text()
+@workflow
+async def flow():
+    await edit()
+    later = look()
+    await edit()
+    await look()
+    await later
+""")
+    assert "seal.1" in {op.id for op in compile_spec(compilation.spec, estimates=Cheap()).plan.ops}
+    alone = compile_spec(compilation.spec, estimates=Cheap(), passes=["placement"]).plan
+    assert {op.attrs.get("beside") for op in alone.ops} == {None}

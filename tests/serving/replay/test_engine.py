@@ -13,6 +13,7 @@ import pytest
 from ramify.serving.policy.table import make_policy
 from ramify.serving.policy.types import SloClass
 from ramify.serving.replay.engine import Replayed, replay
+from ramify.serving.replay.errors import TooLong
 from ramify.serving.replay.lengths import Told
 from ramify.serving.replay.score import score
 from ramify.serving.replay.types import Call, Contender, Knowledge, Program, ProgramId, Setting, Stage, Stock
@@ -80,3 +81,10 @@ def test_two_replicas_share_what_comes(tmp_path: Path) -> None:
     one = played(programs, FCFS, tmp_path)
     two = played(programs, FCFS, tmp_path, replace(SETTING, replicas=2))
     assert max(o.ended or 0.0 for o in two.outcomes) < 0.7 * max(o.ended or 0.0 for o in one.outcomes)
+
+
+def test_an_agents_long_prompt_is_served_and_one_beyond_the_kv_is_said_to_be(tmp_path: Path) -> None:
+    long = Program(ProgramId(0), 0.0, SloClass.DEADLINE, (Stage((Call(200_000, 5),)),), deadline_s=60.0)
+    assert played([long], CONCORD, tmp_path, replace(SETTING, kv_tokens=300_000)).outcomes[0].met
+    with pytest.raises(TooLong, match="200006 tokens, and the engine's KV holds 40000"):
+        played([long], CONCORD, tmp_path)
