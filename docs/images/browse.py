@@ -1,4 +1,4 @@
-"""Makes docs/images/browse-*.png: `python docs/images/browse.py`, from the repository root.
+"""Makes docs/images/browse-*.png and browse-bars.svg: `python docs/images/browse.py`, from the repository root.
 
 The run is a real one: the repair example over three of its programs, with a scripted model behind a real gateway of
 two slots, so that calls queue as they do in front of a busy engine, and the pictures can be made on any machine that
@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from playwright.async_api import Page, async_playwright
+from terminal import draw
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))  # the examples are no package that is installed
@@ -57,7 +58,7 @@ async def make_runs(home: Path) -> tuple[RunId, RunId]:
         await runtime.run(solve, [1, 2, 3, 4], 5)  # so that the next one is expected to take as long
         await runtime.run(solve, [4, 7, 8, 8], 5)
         searched = runtime.last_run_id
-        await runtime.run(repair, NAMES, 40, workspace=PROGRAMS, deadline="45s")
+        await runtime.run(repair, NAMES, 40, workspace=PROGRAMS, deadline="90s")
         repaired = runtime.last_run_id
     assert searched is not None and repaired is not None
     return RunId(repaired), RunId(searched)
@@ -99,6 +100,7 @@ async def main() -> None:
                 await shoot(light, f"{url}#/{fragment}", name)
             await shoot(dark, f"{url}#/{views['state']}", "dark")
             await browser.close()
+        await draw(home, searched, "browse-bars", "3a")
 
 
 if __name__ == "__main__":
