@@ -57,9 +57,12 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
 
 MOUNTS = """
 import os, statistics, sys, tempfile, time
+from pathlib import Path
 from ramify.sandboxes.namespaces import kernel
+from ramify.sandboxes.scratch import spread
 took = []
 with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:
+    spread(Path(folder))
     kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
     for number in range(50):
         top = f"{folder}/{number}"

@@ -74,7 +74,8 @@ def replay(
     brisk: bool = True,
 ) -> Replayed:
     """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may
-    be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in twice the time."""
+    be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in twice
+    the time."""
     return _Replay(programs, contender, setting, told, folder, brisk).run()
 
 
