@@ -22,7 +22,7 @@ class _Barrier(NamedBarrierValue[Any]):
 
 def standing_still(channel: T) -> T:
     """The channel, in a copy where it is a barrier: the graph that was given stays as it is."""
-    if type(channel) is not NamedBarrierValue:  # that of a deferred node is reached all the same
+    if not isinstance(channel, NamedBarrierValue):  # that of a deferred node is reached all the same
         return channel
     mine = _Barrier(channel.typ, channel.names)
     mine.key = channel.key
