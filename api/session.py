@@ -165,7 +165,8 @@ class Runtime:
             ) from None
         # a plan made by hand is checked as one from a file is
         if plan is None:
-            plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref))
+            seen = await learned(self.store, workflow.__ramify_workflow__.ref)
+            plan = compile_plan(workflow, seen.on(workspace if workspace is not None else workflow.workspace))
         else:
             plan = Plan.from_json(plan.to_json())
         if plan.name != workflow.__ramify_workflow__.name:
@@ -196,7 +197,7 @@ class Runtime:
         if record.status is RunStatus.DONE and back_to is None:
             return codec.decode(record.result_json or "null")
         plan = Plan.from_json(record.plan_json)
-        if compile_plan(workflow).code_digest != plan.code_digest:
+        if code_digest(workflow) != plan.code_digest:
             raise WorkflowChanged(
                 f"{record.workflow} has changed since run {record.id} began, so its journal no longer fits. "
                 "Bring the code back as it was, or start anew with `ramify run`"
@@ -392,6 +393,13 @@ def _traces() -> Observer:
     from ramify.telemetry import Traces
 
     return Traces()
+
+
+def code_digest(workflow: Workflow[..., Any]) -> str:
+    """Of a workflow as its code stands now; of what it runs on nothing is asked, which may have changed since."""
+    from ramify.compiler.frontend.decorators import read_workflow
+
+    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref).code_digest
 
 
 def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:
