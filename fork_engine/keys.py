@@ -78,7 +78,7 @@ def identity(state: Snapshot) -> dict[str, object]:
 def base_digest(base: Manifest, volatile: Volatile) -> str:
     """What an imported folder holds, times and volatile paths aside: equal for equal folders, whenever imported."""
     files = _lines(((path, base.entries[path]) for path in base.paths), volatile)
-    return digest_bytes(canonical_json([base.root.content, files]))
+    return digest_bytes(canonical_json([_content(base.root), files]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def content_key(state: Snapshot, stacks: Stacks, volatile: Volatile) -> ContentK
         return UNDEFINED
     spelled: dict[str, object] = {
         "base": stacks.base,
-        "root": stacks.view.root.content,
+        "root": _content(stacks.view.root),
         "files": _differing(stacks.view, volatile),
         "env": dict(state.env),
         "env_unset": sorted(state.env_unset),
@@ -118,8 +118,11 @@ def _differing(view: View, volatile: Volatile) -> list[object]:
     return _lines(((path, view.get(path)) for path in changed), volatile)
 
 
-def _content(entry: Entry | None) -> tuple[str, int, str] | None:
-    return None if entry is None else entry.content
+def _content(entry: Entry | None) -> tuple[object, ...] | None:
+    """What a program can see of a path, times and hard links aside."""
+    if entry is None:
+        return None
+    return (*entry.content, entry.xattrs) if entry.xattrs else entry.content
 
 
 def _lines(entries: Iterable[tuple[str, Entry | None]], volatile: Volatile) -> list[object]:

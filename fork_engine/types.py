@@ -18,7 +18,7 @@ SnapshotId = NewType("SnapshotId", str)
 """sha256, hex, of everything that a restore brings back: layers (times and links included), environment, cwd."""
 
 ContentKey = NewType("ContentKey", str)
-"""sha256, hex, of what differs from the base by content, mode and type: no times, no volatile paths.
+"""sha256, hex, of what differs from the base by content, mode, type and attributes: no times, no volatile paths.
 Serves reuse, never restore."""
 
 
@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def content(self) -> tuple[str, int, str]:
-        """What the content key sees: kind, mode, digest."""
+        """Kind, mode, digest."""
         return (self.kind.value, self.mode, self.digest)
 
 

@@ -2,7 +2,8 @@
 
 JSON's own types stay as they are; everything else becomes `{"$": kind, …}`. No pickle: a stored value can name a
 dataclass, an enum or a pydantic model by module and qualified name, never code to run. What comes back is equal to
-what went in and of the same type, or `encode` refuses it. The order of a dict is kept, and is no part of a digest.
+what went in and of the same type, or `encode` refuses it. The order of a dict is kept, and is no part
+of a digest but that of `digest_as_given`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,11 @@ def digest_text(text: str) -> str:
     """sha256, hex, of what `encode` gave, whatever the order of its dicts."""
     canonical = json.dumps(_canonical(json.loads(text)), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def digest_as_given(text: str) -> str:
+    """The same, of dicts in their order: code may loop over one, and what it makes of it is another result then."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest(value: object) -> str:
@@ -128,7 +134,7 @@ def _encode_object(value: object, where: str) -> Any:
         state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
         return {_TAG: "error", "t": _type_name(cls), "v": [_encode(one, where) for one in (args, state)]}
     if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
-        return {_TAG: "pydantic", "t": _type_name(cls), "v": value.model_dump(mode="json", by_alias=True)}
+        return {_TAG: "pydantic", "t": _type_name(cls), "v": _encode_pydantic(cls, value, where)}
     if dataclasses.is_dataclass(value) and not isinstance(value, (*_BUILTIN, tuple)):
         fields = {f.name: _encode(getattr(value, f.name), f"{where}.{f.name}") for f in dataclasses.fields(value)}
         if more := [
@@ -140,6 +146,21 @@ def _encode_object(value: object, where: str) -> Any:
         f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "
         "Pass JSON values, dataclasses, enums, paths, bytes, tuples, sets or pydantic models across a step"
     )
+
+
+def _encode_pydantic(cls: Any, value: Any, where: str) -> Any:
+    """A model's own JSON, where it loses nothing: it blurs bytes and text in an `Any`, secrets, NaN, a subclass."""
+    body = value.model_dump(mode="json", by_alias=True)
+    try:
+        same = cls.model_validate(body) == value
+    except ValueError:  # pydantic's own is one
+        same = False
+    if not same:
+        raise NotSerialisable(
+            f"{where} is a {cls.__qualname__} that its own JSON does not bring back as it is. Give its fields types "
+            "that JSON keeps, without `exclude`, secrets or NaN"
+        )
+    return body
 
 
 _OF_ITS_RUN = ("__notes__", "__ramify_step__")

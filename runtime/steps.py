@@ -169,7 +169,7 @@ def _question(pending: Pending) -> Question | None:
         return None  # something that nobody declared runs in the world: no key says what the step would meet
     around = (run.reuse.environment, code_print(pending.step.function))
     scope = [f"run {run.record.id}"] if None in around else list(around)
-    operation = ["step", scope, pending.step.name, planned.code_digest, pending.args_digest]
+    operation = ["step", scope, pending.step.name, planned.code_digest, codec.digest_as_given(pending.arguments)]
     return Question(codec.digest(operation), branch.snapshot)
 
 

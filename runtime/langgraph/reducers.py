@@ -11,13 +11,14 @@ from typing import TypeVar
 from langgraph.channels.binop import BinaryOperatorAggregate
 
 from ramify.compiler.plan import site_file
+from ramify.runtime.langgraph.barriers import standing_still
 
 T = TypeVar("T")
 
 
 def placed(channels: Mapping[str, T]) -> dict[str, T]:
-    """The channels, those with reducers of the user's in copies: the graph that was given stays as it is."""
-    return {name: _placed(name, channel) for name, channel in channels.items()}
+    """The channels, joins and those with reducers of the user's in copies: the graph given stays as it is."""
+    return {name: _placed(name, standing_still(channel)) for name, channel in channels.items()}
 
 
 def _placed(name: str, channel: T) -> T:

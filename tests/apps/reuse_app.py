@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 from ramify import Sandbox, fork, step, workflow
@@ -22,6 +23,34 @@ async def build(sandbox: Sandbox, name: str) -> str:
     note("b")
     await sandbox.run(f"mkdir -p out && echo {name} > out/{name}", check=True)
     return name
+
+
+@step(reuse=True)
+async def spell(sandbox: Sandbox, value: object) -> str:
+    note("s")
+    return repr(value)
+
+
+@workflow
+async def spells(value: object) -> str:
+    return await spell(value)
+
+
+@step
+async def mark(sandbox: Sandbox, value: str) -> None:
+    os.setxattr(sandbox.path / "hello.txt", "user.mark", value.encode())
+
+
+@step(reuse=True)
+async def marked(sandbox: Sandbox) -> str:
+    note("m")
+    return os.getxattr(sandbox.path / "hello.txt", "user.mark").decode()
+
+
+@workflow
+async def attributes(value: str) -> str:
+    await mark(value)
+    return await marked()
 
 
 @step

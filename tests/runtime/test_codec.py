@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -14,7 +15,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, SecretStr
 
 from ramify.runtime import codec
 from ramify.runtime.errors import NotSerialisable
@@ -142,6 +143,12 @@ def test_a_stored_value_cannot_name_any_other_class(kind: str) -> None:
         codec.decode(hostile)
 
 
+class Blurred(BaseModel):
+    x: Any = None
+    secret: SecretStr = SecretStr("")
+    left_out: int = Field(default=0, exclude=True)
+
+
 class Access(enum.Flag):
     READ = 1
     WRITE = 2
@@ -181,7 +188,19 @@ holds_itself.append(holds_itself)
 
 @pytest.mark.parametrize(
     "value",
-    [Name("x"), Grown(1), type("Bag", (set,), {})(), holds_itself, 10**5000, range(3)],
+    [
+        Blurred(x=b"a"),
+        Blurred(x=(1,)),
+        Blurred(x=math.nan),
+        Blurred(secret=SecretStr("s")),
+        Blurred(left_out=1),
+        Name("x"),
+        Grown(1),
+        type("Bag", (set,), {})(),
+        holds_itself,
+        10**5000,
+        range(3),
+    ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_would_come_back_otherwise_is_refused(value: Any) -> None:

@@ -48,6 +48,24 @@ async def test_what_differs_is_done_again(runtime: Runtime, workspace: Path, log
     assert executed(log) == 3
 
 
+async def test_what_looks_equal_and_is_not_is_done_again(runtime: Runtime, workspace: Path, log: Path) -> None:
+    given = [{"a": 1, "b": [{"c": 1, "d": 2}]}, {"b": [{"c": 1, "d": 2}], "a": 1}, {"a": 1, "b": [{"d": 2, "c": 1}]}]
+    given += [{"a": one} for one in (True, 1, 1.0, -0.0, 0.0, "é", "e\u0301", [1], (1,))]
+    for value in given + given:
+        assert await runtime.run(reuse_app.spells, value, workspace=workspace) == repr(value)
+    assert executed(log) == len(given)
+
+
+@pytest.mark.parametrize("sandbox", SANDBOXES)
+async def test_attributes_are_part_of_a_state(
+    home: Path, model: LLMClient, workspace: Path, log: Path, sandbox: str
+) -> None:
+    async with Runtime(home=home, sandbox=sandbox, llm=model) as runtime:
+        for value in ("1", "2", "1"):
+            assert await runtime.run(reuse_app.attributes, value, workspace=workspace) == value
+    assert executed(log) == 2
+
+
 async def test_the_same_content_with_other_times_is_the_same_state(
     runtime: Runtime, workspace: Path, log: Path
 ) -> None:

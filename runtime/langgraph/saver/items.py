@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import orjson
 from langgraph.store.base import (
     BaseStore,
     GetOp,
+    InvalidNamespaceError,
     Item,
     ListNamespacesOp,
     MatchCondition,
@@ -43,7 +45,8 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 class Store(Opened, BaseStore):
     """`with Store.open("sqlite:///file.db") as store`, also on PostgreSQL, also `async with`.
 
-    Values are JSON objects. A search's `query` has no effect: as LangGraph has it for a store without an index.
+    Values are JSON objects; times, UUIDs, enums and dataclasses are kept as LangGraph's own keep them: as text and
+    objects. A search's `query` has no effect: as LangGraph has it for a store without an index.
     """
 
     supports_ttl = True
@@ -82,7 +85,9 @@ class Store(Opened, BaseStore):
 
     def _read(self, connection: Connection, op: Op) -> Result:
         if isinstance(op, GetOp):
-            found = self._rows(connection, _at(op.namespace, op.key), refresh=op.refresh_ttl)
+            found = self._rows(connection, _at(op.namespace, op.key))
+            if op.refresh_ttl:
+                self._refresh(connection, found)
             return _item(found[0]) if found else None
         if isinstance(op, SearchOp):
             return self._search(connection, op)
@@ -90,19 +95,25 @@ class Store(Opened, BaseStore):
             return self._namespaces(connection, op)
         return None
 
-    def _rows(self, connection: Connection, where: ColumnElement[bool], *, refresh: bool) -> list[Row[Any]]:
+    def _rows(self, connection: Connection, where: ColumnElement[bool]) -> list[Row[Any]]:
+        fresh = or_(items.c.expires_at.is_(None), items.c.expires_at > self._clock())
+        query = select(items).where(where, fresh).order_by(items.c.updated_at, items.c.key)
+        return list(connection.execute(query))
+
+    def _refresh(self, connection: Connection, rows: Iterable[Row[Any]]) -> None:
         now = self._clock()
-        fresh = and_(where, or_(items.c.expires_at.is_(None), items.c.expires_at > now))
-        found = connection.execute(select(items).where(fresh).order_by(items.c.updated_at, items.c.key)).all()
-        if refresh and any(row.ttl is not None for row in found):
-            later = items.update().where(fresh, items.c.ttl.is_not(None))
-            connection.execute(later.values(expires_at=now + items.c.ttl * _MINUTE))
-        return list(found)
+        for row in rows:
+            if row.ttl is not None:
+                same = and_(items.c.prefix == row.prefix, items.c.key == row.key)
+                connection.execute(items.update().where(same).values(expires_at=now + row.ttl * _MINUTE))
 
     def _search(self, connection: Connection, op: SearchOp) -> list[SearchItem]:
-        rows = self._rows(connection, _under(op.namespace_prefix), refresh=op.refresh_ttl)
+        rows = self._rows(connection, _under(op.namespace_prefix))
         fits = [row for row in rows if _matches(json.loads(row.value), op.filter)]
-        return [SearchItem(**_fields(row)) for row in fits[op.offset : op.offset + op.limit]]
+        shown = fits[op.offset : op.offset + op.limit]
+        if op.refresh_ttl:
+            self._refresh(connection, shown)
+        return [SearchItem(**_fields(row)) for row in shown]
 
     def _namespaces(self, connection: Connection, op: ListNamespacesOp) -> list[tuple[str, ...]]:
         now = self._clock()
@@ -117,11 +128,13 @@ class Store(Opened, BaseStore):
         if op.value is None:
             connection.execute(items.delete().where(_at(op.namespace, op.key)))
             return
+        if not isinstance(op.value, Mapping):
+            raise TypeError(f"the value of {op.key!r} is a {type(op.value).__name__}: a store keeps JSON objects")
         now = self._clock()
         row = {
-            "prefix": ".".join(op.namespace),
+            "prefix": _name(op.namespace),
             "key": op.key,
-            "value": json.dumps(op.value),
+            "value": json.dumps(op.value, default=_plain),
             "created_at": now,
             "updated_at": now,
             "ttl": op.ttl,
@@ -132,13 +145,25 @@ class Store(Opened, BaseStore):
         connection.execute(put.on_conflict_do_update(index_elements=["prefix", "key"], set_=changed))
 
 
+def _name(namespace: tuple[str, ...]) -> str:
+    """Refused with dots in a label, as `put` refuses them: two namespaces would be one."""
+    for label in namespace:
+        if "." in label:
+            raise InvalidNamespaceError(f"namespace {namespace!r}: its label {label!r} has a dot")
+    return ".".join(namespace)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for, in the form that LangGraph's own stores give it."""
+    return orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+
+
 def _at(namespace: tuple[str, ...], key: str) -> ColumnElement[bool]:
-    return and_(items.c.prefix == ".".join(namespace), items.c.key == key)
+    return and_(items.c.prefix == _name(namespace), items.c.key == key)
 
 
 def _under(prefix: tuple[str, ...]) -> ColumnElement[bool]:
-    """A namespace's labels hold no dots: LangGraph refuses them."""
-    name = ".".join(prefix)
+    name = _name(prefix)
     return or_(items.c.prefix == name, items.c.prefix.startswith(f"{name}." if name else "", autoescape=True))
 
 
@@ -161,11 +186,17 @@ def _matches(value: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool
 
 
 def _compare(value: Any, wanted: Any) -> bool:
-    if isinstance(wanted, dict) and any(key.startswith("$") for key in wanted):
+    """By LangGraph's rules: a filter's object asks for some of the value's keys; operators may be at any depth."""
+    if isinstance(wanted, dict):
+        if not any(key.startswith("$") for key in wanted):
+            return isinstance(value, dict) and _matches(value, wanted)
         unknown = wanted.keys() - _COMPARE.keys()
         if unknown:
             raise ValueError(f"no such operator: {', '.join(sorted(unknown))}; there are {', '.join(_COMPARE)}")
         return all(_COMPARE[operator](value, given) for operator, given in wanted.items())
+    if isinstance(wanted, list | tuple):
+        same = isinstance(value, list) and len(value) == len(wanted)
+        return same and all(map(_compare, value, wanted))
     return bool(value == wanted)
 
 

@@ -96,8 +96,8 @@ writes = Table(
 items = Table(
     "ramify_items",
     metadata,
-    Column("prefix", Text, primary_key=True),  # the namespace, its labels joined by U+001F
-    Column("key", Text, primary_key=True),
+    Column("prefix", Name, primary_key=True),  # the namespace, its labels joined by dots
+    Column("key", Name, primary_key=True),
     Column("value", Text, nullable=False),  # JSON
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
@@ -108,8 +108,8 @@ items = Table(
 cached = Table(
     "ramify_cache",
     metadata,
-    Column("prefix", Text, primary_key=True),
-    Column("key", Text, primary_key=True),
+    Column("prefix", Name, primary_key=True),
+    Column("key", Name, primary_key=True),
     Column("kind", Text, nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("expires_at", Float),

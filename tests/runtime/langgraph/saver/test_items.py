@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
-from langgraph.store.base import BaseStore, GetOp, MatchCondition, PutOp, SearchOp
+from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, MatchCondition, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 from ramify.graph import Store
@@ -19,6 +21,8 @@ def fill(store: BaseStore) -> BaseStore:
         (("users", "bob", "old"), "food", {"likes": "plums", "rank": 7}),
         (("users_x",), "food", {"likes": "none", "rank": 0}),
         (("a%b_c",), "k", {"x": None}),
+        (("deep",), "k", {"deep": {"n": 2, "m": 3, "list": [1, {"a": 2, "b": 1}]}}),
+        (("u",), "\0\ud800", {}),
     ]:
         store.put(place, key, value)
     return store
@@ -31,6 +35,10 @@ ASK: list[Callable[[BaseStore], Any]] = [
     lambda s: s.search(("users", "ann"), limit=1, offset=1),
     lambda s: s.search(("users",), filter={"likes": "plums"}),
     lambda s: s.search(("users",), filter={"rank": {"$gte": 3, "$lt": 7}}),
+    lambda s: s.search((), filter={"deep": {"n": {"$gt": 1}}}),
+    lambda s: s.search((), filter={"deep": {"list": [1, {"a": {"$ne": 3}}]}}),
+    lambda s: s.search((), filter={"deep": 1}),
+    lambda s: s.get(("u",), "\0\ud800"),
     lambda s: s.search(("a%b_c",)),
     lambda s: s.search(()),
     lambda s: s.list_namespaces(),
@@ -91,6 +99,35 @@ def test_what_has_a_time_to_live_goes(address: str) -> None:
         assert store.get(("n",), "short") is None
         assert [item.key for item in store.search(("n",))] == ["long"]
         assert store.sweep_ttl() == 1
+
+
+def test_a_search_lets_live_what_it_shows(address: str) -> None:
+    now = [1000.0]
+    with Store.open(address, clock=lambda: now[0]) as store:
+        for key in "ab":
+            store.put(("n",), key, {"v": key}, ttl=1)
+        now[0] += 50
+        assert [item.key for item in store.search(("n",), filter={"v": "a"})] == ["a"]
+        now[0] += 50
+        assert [item.key for item in store.search(("n",))] == ["a"]
+
+
+def test_what_json_has_no_form_for_is_kept_as_langgraphs_own_keeps_it(address: str) -> None:
+    at, id = datetime(2026, 1, 2, tzinfo=UTC), UUID(int=7)
+    with Store.open(address) as store:
+        store.put(("n",), "k", {"at": at, "id": id, "deep": [{"at": at}]})
+        found = store.get(("n",), "k")
+        assert found is not None
+        assert found.value == {"at": at.isoformat(), "id": str(id), "deep": [{"at": at.isoformat()}]}
+
+
+def test_what_would_spoil_a_namespace_is_refused(address: str) -> None:
+    with Store.open(address) as store:
+        with pytest.raises(TypeError, match="JSON objects"):
+            store.put(("n",), "k", [1])  # type: ignore[arg-type]
+        with pytest.raises(InvalidNamespaceError, match="dot"):
+            store.batch([PutOp(("a.b",), "k", {})])
+        assert store.search(()) == []
 
 
 def test_an_unknown_operator_is_named(address: str) -> None:

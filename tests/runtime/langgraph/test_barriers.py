@@ -1,0 +1,48 @@
+"""Joins under durability="async", with a checkpointer that is slower than the graph."""
+
+from __future__ import annotations
+
+import operator
+import time
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import START, StateGraph
+
+import ramify
+from ramify import Saver
+
+
+class State(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+
+class Slow(Saver):
+    def put(self, *given: Any) -> RunnableConfig:
+        time.sleep(0.05)
+        return super().put(*given)
+
+
+def joins() -> Any:
+    """`a` arrives a superstep before `b2`."""
+    graph: Any = StateGraph(State)
+    for name in ("a", "b", "b2", "join"):
+        graph.add_node(name, lambda state, name=name: {"log": [name]})
+    graph.add_edge(START, "a")
+    graph.add_edge(START, "b")
+    graph.add_edge("b", "b2")
+    graph.add_edge(["a", "b2"], "join")
+    return graph
+
+
+def test_a_joins_checkpoint_is_that_of_its_superstep(home: Path, tmp_path: Path) -> None:
+    config: RunnableConfig = {"configurable": {"thread_id": "1"}}
+    with (
+        Slow.open(tmp_path / "threads.db") as saver,
+        ramify.compile(joins(), home=home, sandbox="copy", checkpointer=saver, name="joins") as app,
+    ):
+        app.invoke({"log": []}, config, durability="async")
+        (first,) = [one for one in app.get_state_history(config) if one.metadata and one.metadata.get("step") == 1]
+        assert first.next == ("b2",)
+        assert app.invoke(None, first.config)["log"] == ["a", "b", "b2", "join"]
