@@ -163,15 +163,14 @@ class Runtime:
             raise BadArguments(
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
+        folder = workspace if workspace is not None else workflow.workspace
         # a plan made by hand is checked as one from a file is
         if plan is None:
-            seen = await learned(self.store, workflow.__ramify_workflow__.ref)
-            plan = compile_plan(workflow, seen.on(workspace if workspace is not None else workflow.workspace))
+            plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref, folder))
         else:
             plan = Plan.from_json(plan.to_json())
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
-        folder = workspace if workspace is not None else workflow.workspace
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
         services = self._services(self._settings)
         launch = driver.Launch(plan, args, dict(kwargs), None if folder is None else Path(folder), limit)

@@ -235,10 +235,11 @@ async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None
     return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
 
 
-async def learned(store: RunStore | Reader, workflow: str) -> Observed:
-    """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few."""
+async def learned(store: RunStore | Reader, workflow: str, workspace: str | Path | None = None) -> Observed:
+    """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few. The
+    `workspace` is what it will begin with."""
     runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
-    return await _observed(store, runs if len(runs) >= LEARN_AFTER else ())
+    return (await _observed(store, runs if len(runs) >= LEARN_AFTER else ())).on(workspace)
 
 
 async def _latest(store: RunStore | Reader, workflow: str) -> list[RunRecord]:
