@@ -203,10 +203,17 @@ class Engine:
                 raise
 
     def sweep(self, scratch: Path, living: Container[str]) -> int:
-        """Remove the containers of `scratch` whose session is not among the `living`; how many there were."""
+        """Remove the containers of `scratch` whose session is not among the `living`, and those that have ended and
+        whose own scratch folder is gone, so that nobody else will; how many there were."""
+
+        def abandoned(labels: Mapping[str, str], state: str) -> bool:
+            if labels[SCRATCH] == str(scratch):
+                return labels.get(SESSION) not in living
+            return state == "exited" and not Path(labels[SCRATCH]).exists()
+
         with told("listing containers"):
-            found = self._client.containers.list(all=True, filters={"label": f"{SCRATCH}={scratch}"}, sparse=True)
-        gone = [one.id for one in found if one.attrs["Labels"].get(SESSION) not in living]
+            found = self._client.containers.list(all=True, filters={"label": SCRATCH}, sparse=True)
+        gone = [one.id for one in found if abandoned(one.attrs["Labels"], one.attrs["State"])]
         for container in gone:
             self.remove(container)
         return len(gone)

@@ -25,6 +25,7 @@ from ramify.sandboxes.docker.engine import SCRATCH
 from ramify.sandboxes.docker.image import RootFs
 from ramify.sandboxes.docker.imports import HOST
 from ramify.sandboxes.errors import WorldDied, WorldStartFailed
+from ramify.sandboxes.scratch import remove_tree
 
 pytestmark = pytest.mark.docker
 
@@ -86,9 +87,11 @@ asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
 """
 
 
+@pytest.mark.parametrize("gone", [False, True])
 async def test_a_killed_host_takes_its_containers_with_it(
-    store: SnapshotStore, scratch: Path, workspace: Path, containers: Containers
+    store: SnapshotStore, scratch: Path, workspace: Path, containers: Containers, gone: bool
 ) -> None:
+    """Its scratch folder may be `gone` as well: then whoever is next sweeps up."""
     command = [sys.executable, "-c", HOST_PROGRAM, str(scratch.parent), str(workspace)]
     host = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert host.stdout is not None
@@ -100,9 +103,11 @@ async def test_a_killed_host_takes_its_containers_with_it(
     while any(one.status == "running" for one in containers()):
         assert time.monotonic() < deadline, "the container outlives its host"
         await asyncio.sleep(0.1)
-    async with DockerBackend(store, scratch):
+    if gone:
+        remove_tree(scratch)
+    async with DockerBackend(store, scratch.with_name("other") if gone else scratch):
         assert containers() == []
-    assert list(scratch.iterdir()) == []
+    assert gone or list(scratch.iterdir()) == []
 
 
 async def test_a_start_that_is_called_off_leaves_no_container(
