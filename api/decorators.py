@@ -113,7 +113,7 @@ def step(
     leave it out. `effect`: what it may do; without it, a step that takes a world is revertible, any other unknown.
     A "readonly" step gets a world of its own, a copy of its branch's that is dropped after it: such steps run beside
     each other and need no snapshot. So does one of which nothing is declared and whose own code writes to no file,
-    where it may meet others (in `gather`, say); if code that it calls writes after all, that is `HiddenWrites`.
+    where it may meet others (in `gather`, say); if code that it calls writes after all, it is run again in its turn.
     `reuse=True` declares it deterministic: equal code, arguments and world state, equal result. `retry`: how often
     it is run again from its entry state after it raised. `timeout`: of one attempt.
 

@@ -29,7 +29,7 @@ from ramify.runtime.driver import Services
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.events import Observer
 from ramify.runtime.langgraph.app import WorldApp, WorldGraph, env_at, instrument
-from ramify.runtime.langgraph.channel import ENV
+from ramify.runtime.langgraph.env import ENV
 from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
 from ramify.runtime.langgraph.saver import Cache, Saver, Store
 from ramify.runtime.langgraph.session import Session

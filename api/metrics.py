@@ -8,6 +8,7 @@ which the extra `serve` brings. No label is a user's own text, so their number i
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, write_to_textfile
@@ -60,8 +61,10 @@ class RunMetrics:
             self._steps.labels(outcome).inc()
             if not row.reused_from:
                 self._step_s.observe(max(0.0, row.ended_at - row.started_at))
-        elif row.kind in (OpKind.FORK, OpKind.MERGE) and row.status is OpStatus.DONE:
-            self._branches.labels("forked" if row.kind is OpKind.FORK else "merged").inc()
+        elif row.kind is OpKind.FORK and row.status is OpStatus.DONE:
+            self._branches.labels("forked").inc(json.loads(row.result_json or "{}").get("children", 1))
+        elif row.kind is OpKind.MERGE and row.status is OpStatus.DONE:
+            self._branches.labels("merged").inc()
 
     def _call(self, row: LLMRecord) -> None:
         self._calls.labels("reused" if row.reused_from else "done").inc()

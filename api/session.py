@@ -163,14 +163,14 @@ class Runtime:
             raise BadArguments(
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
+        folder = workspace if workspace is not None else workflow.workspace
         # a plan made by hand is checked as one from a file is
         if plan is None:
-            plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref))
+            plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref, folder))
         else:
             plan = Plan.from_json(plan.to_json())
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
-        folder = workspace if workspace is not None else workflow.workspace
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
         services = self._services(self._settings)
         launch = driver.Launch(plan, args, dict(kwargs), None if folder is None else Path(folder), limit)
@@ -196,7 +196,7 @@ class Runtime:
         if record.status is RunStatus.DONE and back_to is None:
             return codec.decode(record.result_json or "null")
         plan = Plan.from_json(record.plan_json)
-        if compile_plan(workflow).code_digest != plan.code_digest:
+        if code_digest(workflow) != plan.code_digest:
             raise WorkflowChanged(
                 f"{record.workflow} has changed since run {record.id} began, so its journal no longer fits. "
                 "Bring the code back as it was, or start anew with `ramify run`"
@@ -392,6 +392,13 @@ def _traces() -> Observer:
     from ramify.telemetry import Traces
 
     return Traces()
+
+
+def code_digest(workflow: Workflow[..., Any]) -> str:
+    """Of a workflow as its code stands now; of what it runs on nothing is asked, which may have changed since."""
+    from ramify.compiler.frontend.decorators import read_workflow
+
+    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref).code_digest
 
 
 def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:

@@ -68,6 +68,10 @@ class Estimates(Protocol):
         """The `files` and `channels` that it changed in recorded runs: no bound on what it may change."""
         ...
 
+    def begins_without(self, path: str) -> bool:
+        """Whether runs begin with nothing at that path of their workspace, and two who make it there must meet."""
+        ...
+
 
 class Unmeasured:
     """Nothing was recorded yet."""
@@ -95,6 +99,9 @@ class Unmeasured:
 
     def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
         return {}
+
+    def begins_without(self, path: str) -> bool:
+        return True  # on no workspace
 
 
 UNMEASURED = Unmeasured()

@@ -96,7 +96,7 @@ class Adopt:
 
     site: Site
     up: int
-    settled: bool = False  # a strategy is given for conflicts
+    settled: bool = False  # a strategy is given for conflicts, or who adopts may catch them
 
 
 @dataclass(frozen=True, slots=True)

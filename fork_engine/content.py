@@ -10,11 +10,11 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 _CHUNK = 1 << 20
-_ZEROS = memoryview(bytes(_CHUNK))
+_ZEROS = bytes(_CHUNK)
 _HOLES_WORTH = 64 << 20  # bytes of holes that are asked for, not read: reading fills the kernel's cache with zeros
 LARGE = 1 << 30
 """Bytes beyond which a digest is of what a file holds beside zeros: a hole of a terabyte takes no time."""
@@ -31,7 +31,7 @@ def digest_fd(fd: int) -> str:
     """Hex, of an open file from its start; holes count as zeros. sha256, but see `LARGE`."""
     size = os.fstat(fd).st_size
     if size > LARGE:
-        return _digest_large(fd, size)
+        return _digest_large(_blocks(fd, size), size)
     hasher = hashlib.sha256()
     offset = _hash_bytes(hasher, fd, 0, _CHUNK)
     if offset < _CHUNK:  # most files: no more questions
@@ -47,18 +47,31 @@ def digest_fd(fd: int) -> str:
     return hasher.hexdigest()
 
 
-def _digest_large(fd: int, size: int) -> str:
+def digest_file(data: bytes) -> str:
+    """What `digest_fd` says of a file that holds `data`."""
+    if len(data) <= LARGE:
+        return digest_bytes(data)
+    blocks = range(-(-len(data) // _CHUNK))
+    return _digest_large(((block, data[block * _CHUNK : (block + 1) * _CHUNK]) for block in blocks), len(data))
+
+
+def _digest_large(blocks: Iterable[tuple[int, bytes]], size: int) -> str:
     """Another function than the small files', so that none of them can be made to have a large one's digest."""
     hasher = hashlib.blake2b(digest_size=32)
-    next_ = 0  # block
-    for start, end in _segments(fd, os.fstat(fd)):
-        for block in range(max(next_, start // _CHUNK), -(-min(end, size) // _CHUNK)):
-            data = os.pread(fd, min(_CHUNK, size - block * _CHUNK), block * _CHUNK)
-            if data != _ZEROS[: len(data)]:
-                hasher.update(block.to_bytes(8, "big") + data)
-            next_ = block + 1
+    for block, data in blocks:
+        if data != _ZEROS[: len(data)]:
+            hasher.update(block.to_bytes(8, "big") + data)
     hasher.update(size.to_bytes(8, "big"))
     return hasher.hexdigest()
+
+
+def _blocks(fd: int, size: int) -> Iterator[tuple[int, bytes]]:
+    """Those that are not all hole, each once, by number."""
+    next_ = 0
+    for start, end in _segments(fd, os.fstat(fd)):
+        for block in range(max(next_, start // _CHUNK), -(-min(end, size) // _CHUNK)):
+            yield block, os.pread(fd, min(_CHUNK, size - block * _CHUNK), block * _CHUNK)
+            next_ = block + 1
 
 
 def _hash_bytes(hasher: hashlib._Hash, fd: int, start: int, end: int) -> int:

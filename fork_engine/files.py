@@ -34,6 +34,15 @@ def make_folder(path: Path) -> None:
         raise in_the_way(path) from None
 
 
+def inherit_nothing(folder: Path) -> None:
+    """What is made in it has no ACL, as no layer has: a default one, of a folder above, is passed on to all below."""
+    try:
+        os.removexattr(folder, "system.posix_acl_default")
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM):  # EPERM: another user's, kept as it is
+            raise
+
+
 def in_the_way(path: Path) -> StoreUnusable:
     return StoreUnusable(f"{path}: something else stands where the store keeps its own. Move it away, then try again")
 

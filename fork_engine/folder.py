@@ -23,7 +23,7 @@ from typing import NamedTuple
 from ramify.fork_engine import crash, descent
 from ramify.fork_engine.content import sync_file_system
 from ramify.fork_engine.descent import remove_tree
-from ramify.fork_engine.files import in_the_way, make_folder, open_folder, sweep
+from ramify.fork_engine.files import in_the_way, inherit_nothing, make_folder, open_folder, sweep
 
 _NOTE = re.compile(r"(layers|images|blobs|snapshots)-([0-9a-f]{64}(?:\.json)?)")
 
@@ -44,6 +44,7 @@ class StoreFolder:
         self._flushing = threading.Lock()
         for made in (root, self.tmp, self._unflushed, self._notes):
             make_folder(made)
+        inherit_nothing(self.tmp)
 
     # Making
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ramify.fork_engine import crash
-from ramify.fork_engine.content import digest_bytes
+from ramify.fork_engine.content import digest_file
 from ramify.fork_engine.descent import Descent, file, remove_tree
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt
 from ramify.fork_engine.files import make_folder, read_own, write_new
@@ -130,7 +130,7 @@ class Reader:
             parent, name = self.descent(located.layer).parent(path)
             with file(name, parent) as fd, os.fdopen(os.dup(fd), "rb") as stream:
                 data = stream.read()
-        if digest_bytes(data) != located.entry.digest:
+        if digest_file(data) != located.entry.digest:
             raise SnapshotCorrupt(
                 f"layer {located.layer}: {path} is not what was sealed. Go back to another snapshot"
             )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ramify.fork_engine.content import digest_bytes
+from ramify.fork_engine.content import digest_file
 from ramify.fork_engine.diff import above
 from ramify.fork_engine.keys import Volatile
 from ramify.fork_engine.lines import merge_lines
@@ -161,7 +161,7 @@ def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
     ]
     like = files[0] if files else Entry(EntryKind.FILE, 0o644)
     newest = max((entry.mtime_ns for entry in files), default=0)
-    entry = replace(like, size=len(data), digest=digest_bytes(data), mtime_ns=newest, link="")
+    entry = replace(like, size=len(data), digest=digest_file(data), mtime_ns=newest, link="")
     merged.changes[path] = Located(entry, NO_LAYER)
     merged.texts[path] = data
 
@@ -202,7 +202,7 @@ def _merge_both(
         if text is None:
             return sides.conflict(path, ConflictKind.BOTH_CHANGED, "contents")
         merged.texts[path] = text
-        entry = replace(ours, size=len(text), digest=digest_bytes(text), mtime_ns=_time(base, ours, theirs))
+        entry = replace(ours, size=len(text), digest=digest_file(text), mtime_ns=_time(base, ours, theirs))
     else:
         side = sides.ours if digest == ours.digest else sides.theirs
         found = side.locate(path)

@@ -17,7 +17,7 @@ RunError
 ├── Diverged              an irreversible step met again in another state than the one it was done in
 ├── EffectInDoubt         an irreversible step was begun, and nobody knows whether it happened
 ├── WrongReuse            what was taken for equal was computed again and differs
-├── HiddenWrites          a step that was seen to write nothing ran beside others, and changed files
+├── HiddenWrites          (inside) a step that was seen to write nothing changed files: it is run again in turn
 ├── Unrecoverable         a snapshot is gone, and what made it cannot be done again
 ├── EffectRefused         an irreversible step on a branch that may be thrown away
 ├── NestedWorkflow        a workflow called where it cannot be part of the run: in a step, or of another workspace
@@ -130,7 +130,8 @@ class WrongReuse(RunError):
 
 
 class HiddenWrites(RunError):
-    """A step ran in a world of its own, as its code writes to no file, and changed files all the same."""
+    """A step ran in a world of its own, as its code writes to no file, and changed files all the same. It is run
+    again on its branch."""
 
 
 class Unrecoverable(RunError):

@@ -163,6 +163,11 @@ class Journal:
         """Whether an operation of that key was done, in whatever state."""
         return key in self._ops
 
+    def changed(self, key: str) -> bool:
+        """Whether an operation of that key was done, and may have changed its world."""
+        row = self._ops.get(key)
+        return row is not None and row.snapshot_out != row.snapshot_in
+
     def computed(self, lineage_key: str) -> OpRecord | None:
         """A row of this run that did the work of that key, or took it over."""
         return self._computed.get(lineage_key)

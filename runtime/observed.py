@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpId, OpKind, StagePlan
+from ramify.fork_engine.keys import DEFAULT_VOLATILE, Volatile
 from ramify.runtime import codec
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 from ramify.runtime.wrote import written
@@ -28,6 +32,8 @@ RECENT = 100
 
 MOST_STAGES = 200
 """Of one run, in their order: what the tag `plan_rest` can hold."""
+
+_VOLATILE = Volatile(DEFAULT_VOLATILE)
 
 LEARN_AFTER = 3
 """Finished runs before a plan is made by them: of fewer, one odd run is the median."""
@@ -72,6 +78,7 @@ class Observed:
         codes: Mapping[RunId, Code] = MappingProxyType({}),
     ) -> None:
         self._recorded = ops, llm, codes = tuple(ops), tuple(llm), codes
+        self._workspace: Path | None = None
         steps: dict[str, list[float]] = defaultdict(list)
         code: dict[str, list[float]] = defaultdict(list)
         widths: dict[OpId, list[int]] = defaultdict(list)
@@ -117,7 +124,13 @@ class Observed:
         return Observed(
             [row for row in ops if holds(row.run_id, row.step, placed=row.kind is not OpKind.RUN)],
             [row for row in llm if holds(row.run_id, caller(row), placed=True)],
-        )
+        ).on(self._workspace)
+
+    def on(self, workspace: str | Path | None) -> Observed:
+        """The same, for runs that begin with the files of that folder."""
+        same = copy(self)
+        same._workspace = None if workspace is None else Path(workspace).expanduser()
+        return same
 
     def step_s(self, step: str) -> float | None:
         return self._steps.get(step)
@@ -149,6 +162,11 @@ class Observed:
 
     def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
         return self._wrote.get(step, {})
+
+    def begins_without(self, path: str) -> bool:
+        if path in _VOLATILE:
+            return False  # of such a path a merge keeps one side
+        return self._workspace is None or not os.path.lexists(self._workspace / path)
 
 
 def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:
@@ -217,10 +235,11 @@ async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None
     return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
 
 
-async def learned(store: RunStore | Reader, workflow: str) -> Observed:
-    """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few."""
+async def learned(store: RunStore | Reader, workflow: str, workspace: str | Path | None = None) -> Observed:
+    """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few. The
+    `workspace` is what it will begin with."""
     runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
-    return await _observed(store, runs if len(runs) >= LEARN_AFTER else ())
+    return (await _observed(store, runs if len(runs) >= LEARN_AFTER else ())).on(workspace)
 
 
 async def _latest(store: RunStore | Reader, workflow: str) -> list[RunRecord]:

@@ -77,14 +77,14 @@ async def seal_world(
 
 async def _refuse_changes(pending: Pending, world: World) -> None:
     """The compiler saw it write nothing; what it did write, by code that the compiler does not see into, must not be
-    lost quietly."""
+    lost."""
     before = world.snapshot
     async with pending.scope.run.reuse.pins.held():
         after = await world.seal(flush=False)
     if after.content_key != before.content_key:
         raise HiddenWrites(
             f"step {pending.step.name!r} ran beside others, since its own code writes to no file, but something that "
-            'it calls does: declare it, @step(effect="revertible"), and run it again'
+            'it calls does: it is run again in its turn; @step(effect="revertible") says so beforehand'
         )
 
 

@@ -83,13 +83,22 @@ async def _perform(pending: Pending) -> Any:
         async with branch.lock:
             if run.careful or pending.op.kind is OpKind.BREAK:
                 await sealed_before(pending.scope, pending.key)
-            reads = pending.step.effect is Effect.READONLY or "beside" in pending.op.attrs
-            if reads and await _is_all_sealed(branch):
-                beside = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
-                aside = replace(pending, aside=True, scope=replace(pending.scope, branch=beside))
-            if aside is None or not pending.op.attrs.get("beside"):
+            beside = "beside" in pending.op.attrs
+            wrote = beside and run.journal.changed(pending.key)  # before a resume: it waits as long as it did then
+            reads = beside or pending.step.effect is Effect.READONLY
+            if reads and not wrote and await _is_all_sealed(branch):
+                copy = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
+                aside = replace(pending, aside=True, scope=replace(pending.scope, branch=copy))
+            if not beside or (aside is None and not wrote):
                 return await _perform_on(aside or pending)
-        return await _perform_on(aside)
+        try:
+            if aside is not None:
+                return await _perform_on(aside)
+            await asyncio.sleep(0)  # what was called together with it begins where it began then
+        except HiddenWrites as error:  # it is no reader: again, in its turn on the branch
+            run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
+        async with branch.lock:
+            return await _perform_on(pending)
     finally:
         del run.working[task]
         if outer is not None:
@@ -235,7 +244,8 @@ async def _execute_and_commit(
                 why = f"step {pending.step.name!r}: {type(error).__name__}: {error}"
                 run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, why, run.clock() - begun))
                 continue
-            await record_failure(pending, error, face, begun, entry if on_world else None)
+            if not isinstance(error, HiddenWrites):
+                await record_failure(pending, error, face, begun, entry if on_world else None)
             raise
     row = pending.row(
         result_json=result_json,

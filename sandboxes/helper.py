@@ -42,6 +42,12 @@ class Child(NamedTuple):
     born: asyncio.Future[int]  # its pid
     dead: asyncio.Future[int]  # its exit code
 
+    def stillborn(self, why: str) -> None:
+        """It will have no pid, if it has none yet."""
+        if not self.born.done():
+            self.born.set_exception(ProcessLookupError(why))
+            self.born.exception()  # seen: there may be no control groups, and nobody who waits
+
 
 class Helper:
     """One helper process. It ends when this object is closed, or with the host, however the host ends.
@@ -208,14 +214,14 @@ class Helper:
         if what == b"born":
             self._children[int(number)].born.set_result(int(told))
         else:
-            self._children.pop(int(number)).dead.set_result(int(told))
+            child = self._children.pop(int(number))
+            child.stillborn("an agent could not be started")
+            child.dead.set_result(int(told))
 
     def _forget_children(self) -> None:
         """Nobody will tell us any more how a world ended."""
         for child in self._children.values():
-            if not child.born.done():
-                child.born.set_exception(ProcessLookupError("the helper process is gone"))
-                child.born.exception()  # seen: there may be no control groups, and nobody who waits
+            child.stillborn("the helper process is gone")
             child.dead.cancel()
         self._children.clear()
 

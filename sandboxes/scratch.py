@@ -14,6 +14,8 @@ import struct
 import uuid
 from pathlib import Path
 
+from ramify.fork_engine.files import inherit_nothing
+
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
 TOPDIR = 0x2_0000  # FS_TOPDIR_FL, `chattr +T`
 
@@ -40,6 +42,7 @@ class Session:
         self.folder = self._scratch / name
         self.folder.mkdir(mode=0o700)
         spread(self.folder)
+        inherit_nothing(self.folder)
 
     def close(self) -> None:
         if self._lock < 0:

@@ -96,7 +96,8 @@ def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str
                 kind, number = message.split()
                 link = Link(socket.socket(fileno=descriptors[0]))
                 pid = _spawn(control, link, host, KINDS[kind], root)
-                agents[pid] = int(number)
+                if pid:
+                    agents[pid] = int(number)
                 control.send(f"born {int(number)} {pid}".encode() if pid else f"dead {int(number)} 1".encode())
 
 
@@ -138,7 +139,13 @@ def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root:
     """
     go, go_in = os.pipe()
     told, told_in = os.pipe()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:  # no processes are left: the worlds that there are need not end with us
+        link.send(Failed(str(error)))
+        for descriptor in (go, go_in, told, told_in, link.sock.detach()):
+            os.close(descriptor)
+        return 0
     if child == 0:
         control.close()
         os.close(told)

@@ -83,13 +83,18 @@ async def _learned(store: Reader, target: str) -> Observed:
     return await learned(store, target if info is None else info.ref)
 
 
-def compiled(target: str, without: tuple[str, ...] = (), seen: Observed | None = None) -> Compilation:
-    """Of a workflow under `@workflow`, of a LangGraph graph, or of a function that makes one."""
+def compiled(
+    target: str, without: tuple[str, ...] = (), seen: Observed | None = None, workspace: str | None = None
+) -> Compilation:
+    """Of a workflow under `@workflow`, of a LangGraph graph, or of a function that makes one. `workspace`: another
+    than it is declared for."""
     from ramify.compiler.estimates import UNMEASURED
     from ramify.compiler.pipeline import compile_graph, compile_workflow
+    from ramify.runtime.observed import Observed
 
     found, passes, estimates = load(target), _passes(without), seen or UNMEASURED
     if (info := workflow_info(found)) is not None:
+        estimates = (seen or Observed(())).on(workspace or found.workspace)
         return compile_workflow(found, ref=info.ref, deadline_s=info.deadline_s, passes=passes, estimates=estimates)
     name = target.rpartition(":")[2]
     return compile_graph(load_graph(target, found), name=name, ref=target, passes=passes, estimates=estimates)

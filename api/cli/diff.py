@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -94,11 +93,9 @@ def _known(value: object) -> object:
 
 def _key_line(key: str, before: object, after: object) -> str:
     from ramify.browse.state import MISSING
+    from ramify.browse.values import spoken
 
-    was, now = (
-        "not set" if one is MISSING else clipped(shown(json.dumps(one, ensure_ascii=False)), _LONGEST)
-        for one in (before, after)
-    )
+    was, now = ("not set" if one is MISSING else clipped(shown(spoken(one)), _LONGEST) for one in (before, after))
     return f"state: {shown(key)}: {was} -> {now}"
 
 

@@ -101,7 +101,8 @@ def approve_command(app: App, run: str, step: str, done: bool, again: bool, resu
     if result is not None and not done:
         raise click.UsageError("--result goes with --done: what is done again gives its own result")
     effect = app.run(_approve(app, run, step, verdict, result))
-    say(f"step {shown(effect.step)} of run {effect.run_id} is {effect.status.value}: `ramify resume {effect.run_id}`")
+    what = "is taken as done" if effect.status is EffectStatus.APPROVED else "will be done again"
+    say(f"step {shown(effect.step)} of run {effect.run_id} {what}: `ramify resume {effect.run_id}` goes on")
 
 
 async def _approve(app: App, run: str, step: str, verdict: EffectStatus, result: str | None) -> EffectRecord:

@@ -118,7 +118,7 @@ def _plan_now(run: RunRecord) -> Plan:
     if run.frontend == DECORATORS:
         from ramify.cli.compile import compiled
 
-        return compiled(run.workflow).plan
+        return compiled(run.workflow, workspace=run.workspace).plan
     from ramify.cli.threads import find_app
 
     with find_app(run, None) as app:

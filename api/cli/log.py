@@ -12,6 +12,7 @@ from ramify.cli.app import App, find_with_history, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
 from ramify.cli.naming import state_names
 from ramify.cli.words import age, clipped
+from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.refs import Place, parse
 
@@ -93,7 +94,8 @@ def what(history: History, one: CheckpointRecord) -> str:
     if made is None or not made.summary:
         return shown(one.label)
     name = one.label or made.name
-    return shown(f"{name}: {made.summary}" if name not in made.summary else made.summary)
+    said_already = made.kind is OpKind.MERGE or name in made.summary
+    return shown(made.summary if said_already else f"{name}: {made.summary}")
 
 
 def _object(history: History, one: CheckpointRecord) -> dict[str, object]:

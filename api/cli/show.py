@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ramify.browse.values import spoken
 from ramify.cli.app import App, find_run, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
 from ramify.cli.naming import state_names
@@ -78,7 +79,7 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("model", count(tally.llm_calls, "call")),
     ]
     if run.result_json is not None:
-        facts.append(("result", clipped(shown(run.result_json), _LONGEST)))
+        facts.append(("result", clipped(shown(spoken(json.loads(run.result_json))), _LONGEST)))
     if run.error:
         facts.append(("error", clipped(shown(run.error), _LONGEST)))
     return [f"{name:<10} {value}" for name, value in facts]

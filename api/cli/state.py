@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -74,12 +73,11 @@ def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterato
 
 
 def channel_lines(channels: Channels | None) -> list[str]:
+    from ramify.browse.values import spoken
+
     if not channels:
         return []
-    rows = [
-        (shown(name), clipped(shown(json.dumps(value, ensure_ascii=False)), _LONGEST))
-        for name, value in sorted(channels.items())
-    ]
+    rows = [(shown(name), clipped(shown(spoken(value)), _LONGEST)) for name, value in sorted(channels.items())]
     return table(("KEY", "VALUE"), rows)
 
 

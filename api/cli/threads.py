@@ -133,7 +133,7 @@ async def _check_thread(graph: WorldApp, record: RunRecord, *, anywhere: bool) -
     """That the app keeps this thread, and that it stands in this run; with `anywhere`, in whichever."""
     from langgraph.checkpoint.base import BaseCheckpointSaver
 
-    from ramify.runtime.langgraph.channel import ENV
+    from ramify.runtime.langgraph.env import ENV
     from ramify.runtime.langgraph.errors import ThreadElsewhere
 
     thread = record.thread_id or ""

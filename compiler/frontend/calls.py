@@ -102,7 +102,8 @@ class Calls:
             every = func.attr == "map"
             tracer.add(Run(step, tracer.site(node), over=tracer.up(fork), caught=caught, every=every))
         else:
-            settled = any(keyword.arg != "strategy" or not _is_fail(keyword.value) for keyword in node.keywords)
+            given = any(keyword.arg != "strategy" or not _is_fail(keyword.value) for keyword in node.keywords)
+            settled = given or tracer.caught
             tracer.add(Adopt(tracer.site(node), tracer.up(fork), settled))
 
     def _local(self, tracer: Tracer, node: ast.Call, func: ast.expr, awaited: bool) -> None:

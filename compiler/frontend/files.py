@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 
 from ramify.compiler.frontend.held_worlds import worlds_of
 from ramify.compiler.frontend.sources import Definition
@@ -52,6 +53,8 @@ class _Seen:
     def read(self) -> bool:
         """Whether every use of the world, and of a path in it, is one that is known here."""
         nodes = [node for part in self.definition.body for node in ast.walk(part)]
+        if any(isinstance(node, ast.Name) and node.id == self.world and _is_bound(node) for node in nodes):
+            return False
         self._bind(nodes)
         for node in nodes:
             self._use(node)
@@ -84,7 +87,7 @@ class _Seen:
                     bound.setdefault(name, []).append(source)
                 case ast.Name(id=name, ctx=ast.Store()):
                     bound.setdefault(name, [])
-        stored = [node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)]
+        stored = [node.id for node in nodes if isinstance(node, ast.Name) and _is_bound(node)]
         for name, values in bound.items():
             paths = [self._path(value) or self._listed(value) for value in values if value is not None]
             if paths and all(path is not None for path in paths) and stored.count(name) == len(paths):
@@ -116,7 +119,7 @@ class _Seen:
         for part in parts:
             given = part.value if isinstance(part, ast.Constant) and isinstance(part.value, str) else None
             inside = given is not None and not given.startswith("/") and ".." not in given.split("/")
-            path = f"{path}/{given}".strip("/") if inside and path is not None else None
+            path = "/".join(PurePosixPath(path, given).parts) if inside and path is not None and given else None
         return (path,)
 
     def _listed(self, node: ast.expr) -> tuple[_Path] | None:
@@ -207,6 +210,10 @@ class _Seen:
             if content is not None and self.times[path] == 1:
                 found[path] = content
         return found
+
+
+def _is_bound(name: ast.Name) -> bool:
+    return not isinstance(name.ctx, ast.Load)
 
 
 def _content(call: ast.Call) -> str | None:

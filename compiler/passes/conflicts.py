@@ -1,7 +1,8 @@
 """What the sides of a merge write, as far as it is known: by their syntax, and by what recorded runs changed.
 
-A path that both may have written since their fork is named on the MERGE, for `ramify explain`; one that both have
-surely written, each with other contents, and no strategy to settle it, is refused.
+A path that both may have written since their fork is named on the MERGE, for `ramify explain`. Refused is one that
+was not there before, that both have surely written, each with other contents, and no strategy to settle it: of a file
+that was there, one side may leave it as it is, or each change other lines.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.graph import Facts, Graph, Operation, base_id, propagate
 from ramify.compiler.ir.ops import FAMILY, sort
 from ramify.compiler.passes.marks import marked
-from ramify.compiler.plan import OpId, OpKind
+from ramify.compiler.plan import OpId, OpKind, ValueId
 from ramify.compiler.spec import Machine, Spec
 
 WROTE = "wrote"
 CONFLICTS = "conflicts"
 _NONE: Facts = frozenset()
+_ANY = "*"  # any path
 
 
 def conflicts(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
@@ -30,7 +32,7 @@ def conflicts(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
         return graph
     if isinstance(spec.body, Machine):
         return marked(graph, CONFLICTS, _of_supersteps(graph, spec.body, named))
-    _refuse(graph)
+    _refuse(graph, estimates)
     return marked(graph, CONFLICTS, _of_merges(graph))
 
 
@@ -74,7 +76,7 @@ def _of_merges(graph: Graph) -> dict[OpId, object]:
     return {op.id: sorted(paths) for op in merges if (paths := found.get(base_id(op.id)))}
 
 
-def _refuse(graph: Graph) -> None:
+def _refuse(graph: Graph, estimates: Estimates) -> None:
     """Facts are what may *not* hold: (path, contents) that some way to a value did not leave there."""
     every = {(path, digest) for op in graph.ops() for path, digest in _always(op).items()}
     if len(every) < 2:
@@ -90,20 +92,38 @@ def _refuse(graph: Graph) -> None:
         surely = frozenset("\0".join(pair) for pair in stands.items())
         return tuple((before | left) - surely for before in given[: len(op.outputs)])
 
-    missing = propagate(graph, transfer)
+    missing, before = propagate(graph, transfer), _before(graph)
+    bases = {base_id(op.id): before.get(op.inputs[0], _NONE) for op in graph.ops() if op.kind is OpKind.FORK}
     for op in graph.ops():
         if op.kind is not OpKind.MERGE or op.attrs.get("settled"):
             continue
+        base = bases[base_id(op.attrs["fork"])]
         ours, theirs = (
             dict(one.split("\0") for one in unsure - missing.get(value, _NONE)) for value in op.inputs[:2]
         )
         for path in sorted(ours.keys() & theirs.keys()):
-            if ours[path] != theirs[path]:
+            new = path not in base and _ANY not in base and estimates.begins_without(path)
+            if new and ours[path] != theirs[path]:
                 raise WorkflowError(
                     f"this merge must conflict: both sides always write {path}, each something else",
                     where=op.place,
                     mend="write different files, or say `adopt(strategy=...)`",
                 )
+
+
+def _before(graph: Graph) -> dict[ValueId, Facts]:
+    """What may have been written in a world since the run began."""
+
+    def transfer(op: Operation, given: tuple[Facts, ...]) -> tuple[Facts, ...]:
+        every = _NONE.union(*given)
+        if op.kind is OpKind.BREAK:
+            every |= {_ANY}
+        elif op.runs:
+            writes = op.attrs.get("files", {}).get("writes")
+            every |= {_ANY} if writes is None else frozenset(writes)
+        return (every,) * len(op.outputs)
+
+    return propagate(graph, transfer)
 
 
 def _always(op: Operation) -> Mapping[str, str]:

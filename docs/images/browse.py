@@ -1,4 +1,4 @@
-"""Makes docs/images/browse-*.png: `python docs/images/browse.py`, from the repository root.
+"""Makes docs/images/browse-*.png and browse-bars.svg: `python docs/images/browse.py`, from the repository root.
 
 The run is a real one: the repair example over three of its programs, with a scripted model behind a real gateway of
 two slots, so that calls queue as they do in front of a busy engine, and the pictures can be made on any machine that
@@ -18,6 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from playwright.async_api import Page, async_playwright
+from terminal import draw
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))  # the examples are no package that is installed
@@ -57,7 +58,7 @@ async def make_runs(home: Path) -> tuple[RunId, RunId]:
         await runtime.run(solve, [1, 2, 3, 4], 5)  # so that the next one is expected to take as long
         await runtime.run(solve, [4, 7, 8, 8], 5)
         searched = runtime.last_run_id
-        await runtime.run(repair, NAMES, 40, workspace=PROGRAMS, deadline="45s")
+        await runtime.run(repair, NAMES, 40, workspace=PROGRAMS, deadline="90s")
         repaired = runtime.last_run_id
     assert searched is not None and repaired is not None
     return RunId(repaired), RunId(searched)
@@ -67,6 +68,8 @@ async def shoot(page: Page, address: str, name: str) -> None:
     await page.goto("about:blank")
     await page.goto(address)
     await page.wait_for_load_state("networkidle", timeout=5_000)
+    if (whole := page.get_by_role("button", name="Deadline in sight")) and await whole.count():
+        await whole.click()
     await page.mouse.click(700, 20)  # nothing has the focus's frame around it
     await page.screenshot(path=HERE / f"browse-{name}.png")
 
@@ -83,12 +86,12 @@ async def main() -> None:
         ):
             ops, llm, states = [await read(repaired) for read in (store.ops, store.llm, store.checkpoints)]
             merge = next(row.seq for row in ops if row.kind is OpKind.MERGE)
-            late = max(llm, key=lambda row: row.ended_at - row.started_at).seq
+            slow = max(llm[:5], key=lambda row: row.ended_at - row.started_at).seq
             found = max(row.seq for row in await store.ops(searched) if row.kind is OpKind.MERGE)
             views = {
                 "branches": f"{searched}/graph/{found}",
                 "state": f"{repaired}/graph/{merge}",
-                "timeline": f"{repaired}/time/{late}",
+                "timeline": f"{repaired}/time/{slow}",
                 "plan": f"{searched}/plan",
                 "diff": f"{repaired}/diff/{states[0].id}/{repaired}/{states[-1].id}",
             }
@@ -99,6 +102,7 @@ async def main() -> None:
                 await shoot(light, f"{url}#/{fragment}", name)
             await shoot(dark, f"{url}#/{views['state']}", "dark")
             await browser.close()
+        await draw(home, searched, "browse-bars", "3a")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Makes docs/images/terminal.svg and terminal.cast: `python docs/images/terminal.py`, from the repository root.
+"""Makes docs/images/terminal.svg, terminal.cast and browse-files.svg: `python docs/images/terminal.py`.
 
 A real session: the project and the workflow of the tutorial's section 6, run, looked at, forked with another file,
 and resumed, each command in a shell with a terminal. The cast is asciicast version 2, for `asciinema play`; the
@@ -7,6 +7,7 @@ picture shows its screens one after the other, by CSS alone, and needs nothing f
 
 from __future__ import annotations
 
+import asyncio
 import html
 import json
 import os
@@ -20,8 +21,13 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 from rich.text import Text
 
+from ramify.browse.tui.app import Browser
+from ramify.cli.app import App
+from ramify.runtime.records import RunId
+
 HERE = Path(__file__).parent
 COLUMNS, ROWS = 92, 21
+CELLS = (118, 20)  # of the browser, which stands branches and details side by side
 HOLD_S, TYPED_S = 5.0, 0.04  # how long a screen stands, and a key
 PROMPT = "\x1b[32m$\x1b[0m "
 COMMANDS = (
@@ -130,9 +136,26 @@ def _line(text: Text, row: int) -> str:
     return f'<text y="{26 + row * LINE}">{"".join(parts)}</text>' if any(parts) else ""
 
 
+async def draw(home: Path, run: str, name: str, keys: str) -> None:
+    """The terminal browser's screen after those keys, in fonts that machines have: nothing is fetched for it."""
+    terminal = App(home)
+    async with terminal.store() as store:
+        browser = Browser(terminal, await store.run(RunId(run)))
+    async with browser.run_test(size=CELLS) as pilot:
+        for key in ("F", *keys):  # F: it stays where the keys lead
+            await pilot.press(key)
+            while not browser.is_settled:
+                await pilot.pause(0.05)
+        drawn = browser.export_screenshot(title="ramify browse")
+    (HERE / f"{name}.svg").write_text(re.sub(r"@font-face {.*?}\n?", "", drawn, flags=re.DOTALL))
+
+
 def main() -> None:
     with TemporaryDirectory() as folder:
         told = tell(Path(folder))
+        first = re.search(r"^mend (\w+) begins", told[0][1], re.MULTILINE)
+        assert first is not None
+        asyncio.run(draw(Path(folder, "home"), first[1], "browse-files", "jj2"))
     (HERE / "terminal.cast").write_text(cast(told))
     (HERE / "terminal.svg").write_text(picture(told))
 

@@ -28,7 +28,8 @@ from langgraph.types import CachePolicy
 from ramify.compiler.plan import Effect
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.durations import seconds
-from ramify.runtime.langgraph.channel import ENV, Env, EnvChannel
+from ramify.runtime.langgraph.channel import EnvChannel
+from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import InvokedWhileLoaded, LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.nested import OverWorlds, followed
 from ramify.runtime.langgraph.node import StartWrite, WorldNode, WorldWrite

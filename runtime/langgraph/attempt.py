@@ -25,7 +25,7 @@ from ramify.runtime.calls import LLMCalls
 from ramify.runtime.commands import StepCommands
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.journal import Durable
-from ramify.runtime.langgraph.channel import Env
+from ramify.runtime.langgraph.env import Env
 from ramify.runtime.langgraph.lending import Later, Lent, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task

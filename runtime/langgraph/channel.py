@@ -8,31 +8,13 @@ whatever serialiser a checkpointer uses.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NotRequired, Self, TypedDict, cast
+from typing import Any, Self, cast
 
 from langgraph._internal._typing import MISSING
 from langgraph.channels.base import BaseChannel
 from langgraph.errors import EmptyChannelError
 
-ENV = "__env__"
-
-
-class Env(TypedDict):
-    """Where a thread's world stands.
-
-    `join` is there where several tasks ended a superstep: [snapshot, node, branch, checkpoint] of each, in the order
-    of their paths. They stand on `snapshot` and are merged when somebody asks for the world.
-    """
-
-    run: str
-    branch: str
-    at: str  # key of the journal row that brought the branch here; "" at its beginning
-    snapshot: str
-    checkpoint: str  # Ramify's, not LangGraph's
-    unsealed: NotRequired[bool]  # the plan sealed nothing here: the live world holds more than `snapshot`
-    join: NotRequired[list[list[str]]]
-    child: NotRequired[list[str]]  # only in a task's write: one entry of `join`
-    base: NotRequired[str]  # in a graph that a node runs: the snapshot of the node's world that it began on
+from ramify.runtime.langgraph.env import ENV, Env
 
 
 class EnvChannel(BaseChannel[Env, Env, Env]):

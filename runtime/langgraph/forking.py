@@ -12,14 +12,13 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import Connection, Row, inspect, select
 
 from ramify.compiler.plan import OpKind
-from ramify.runtime.branching import Forked
-from ramify.runtime.langgraph.channel import ENV, Env
+from ramify.runtime.langgraph.env import ENV, Env, join_key
 from ramify.runtime.langgraph.errors import NoStateThere, ThreadElsewhere
 from ramify.runtime.langgraph.saver.engines import open_engine
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
@@ -29,8 +28,10 @@ from ramify.runtime.langgraph.saver.tables import Statements, checkpoints, threa
 from ramify.runtime.langgraph.saver.upkeep import thread_id
 from ramify.runtime.langgraph.saver.values import ThreadId, Values, closure, insert_copies, load
 from ramify.runtime.langgraph.shown import shown
-from ramify.runtime.langgraph.thread import join_key
 from ramify.runtime.records import CheckpointRecord, OpRecord, RunId, RunRecord
+
+if TYPE_CHECKING:
+    from ramify.runtime.branching import Forked
 
 _SERDE = JsonPlusSerializer()
 

@@ -16,7 +16,7 @@ from ramify.runtime.worlds import Branch
 
 if TYPE_CHECKING:
     from ramify.runtime.langgraph.attempt import Attempt
-    from ramify.runtime.langgraph.channel import Env
+    from ramify.runtime.langgraph.env import Env
     from ramify.runtime.langgraph.thread import Superstep
 
 

@@ -23,7 +23,8 @@ from langgraph.errors import ParentCommand
 from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
 
-from ramify.runtime.langgraph.channel import ENV, EnvChannel
+from ramify.runtime.langgraph.channel import EnvChannel
+from ramify.runtime.langgraph.env import ENV
 from ramify.runtime.langgraph.reading import CALLER, INVOCATION
 from ramify.runtime.langgraph.reducers import placed
 from ramify.runtime.langgraph.session import Invocation, Session

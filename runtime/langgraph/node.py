@@ -25,7 +25,7 @@ from langgraph.types import CachePolicy, Command
 
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.cached import Cached, cached
-from ramify.runtime.langgraph.channel import ENV, Env
+from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.nested import Caller, Instrument
 from ramify.runtime.langgraph.portal import Crossing, Portal
 from ramify.runtime.langgraph.reading import CALLER, INVOCATION, Reading, is_run, read

@@ -28,7 +28,7 @@ from langgraph.cache.base import BaseCache
 from langgraph.pregel._algo import task_path_str
 from langgraph.pregel._loop import PregelLoop
 
-from ramify.runtime.langgraph.channel import ENV, Env
+from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.session import Invocation
 from ramify.runtime.langgraph.thread import Task

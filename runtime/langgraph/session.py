@@ -25,7 +25,8 @@ from ramify.runtime.driver import Launch, Services, create, new_run_id
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.events import Observer
 from ramify.runtime.langgraph.attempt import Attempt
-from ramify.runtime.langgraph.channel import Env, EnvChannel, joined
+from ramify.runtime.langgraph.channel import EnvChannel, joined
+from ramify.runtime.langgraph.env import Env
 from ramify.runtime.langgraph.errors import SessionClosed, WorldLost
 from ramify.runtime.langgraph.lending import Later, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal

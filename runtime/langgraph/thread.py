@@ -20,7 +20,7 @@ from ramify.runtime.costs import CostModel
 from ramify.runtime.driver import Services, reuse_of, world_spec
 from ramify.runtime.events import RunEnded, RunStarted
 from ramify.runtime.journal import Durable, Journal
-from ramify.runtime.langgraph.channel import Env
+from ramify.runtime.langgraph.env import Env, join_key
 from ramify.runtime.langgraph.errors import StateGone, WorldLost
 from ramify.runtime.langgraph.join import merged
 from ramify.runtime.locks import working_on
@@ -461,8 +461,3 @@ class GraphRun:
                     await asyncio.to_thread(self._mountable, one.snapshot_id)
                     return one.id
         return None
-
-
-def join_key(env: Env) -> str:
-    """What the journal knows a join by: the rows of its merges and of its release begin with it."""
-    return f"join {codec.digest([env['branch'], env['at'], env['snapshot'], env['join']])[:24]}"

@@ -23,7 +23,7 @@ from langgraph._internal._constants import (
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
 
-from ramify.runtime.langgraph.channel import ENV, Env
+from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import UnsupportedGraph
 
 if TYPE_CHECKING:

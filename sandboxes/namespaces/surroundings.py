@@ -25,6 +25,8 @@ CREDENTIALS = (
     ".config/gh", ".config/hub", ".config/git/credentials", ".config/op", ".config/rclone", ".config/sops",
     ".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".config/google-chrome", ".config/chromium",
     ".terraform.d/credentials.tfrc.json", ".vault-token", ".huggingface/token", ".cache/huggingface/token",
+    ".cache/huggingface/stored_tokens", ".config/containers/auth.json", ".config/github-copilot", ".codex/auth.json",
+    ".gemini", ".databrickscfg", ".kaggle", ".boto", ".s3cfg",
 )  # fmt: skip
 """Places in a home that commands have no business in. A world's home is without them."""
 

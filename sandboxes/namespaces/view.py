@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import select
 import socket
 import struct
 from pathlib import Path
@@ -34,33 +35,40 @@ class Mounts:
 
     def __init__(self, root: str, link: Link) -> None:
         self._root, self._link = root, link
-        self._prepared = False
-        self.pids = -1
+        self._mounted = -1  # tells of the mounts that a view was prepared over, while nobody wants it
         self._scratches: list[str] = []  # mounted
         self._stack: list[str] = []  # mount points, in the order of mounting
         self._store = self._folder = self.pids = -1
         self._shown: list[tuple[str, int]] = []  # the visible places, while they are taken away
 
     def prepare(self) -> None:
-        """Everything that is alike in all worlds over the host's root: a spare does it before it is wanted."""
+        """What a spare does before it is wanted."""
+        self._make_root()
+        self._mounted = os.open("/proc/self/mountinfo", os.O_RDONLY)
+
+    def _make_root(self) -> None:
+        """Everything that is alike in all worlds over the host's root."""
         root = self._root
-        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)  # what the host mounts while we wait counts
         kernel.bind("/", root)
+        kernel.mount("none", root, flags=kernel.MS_REC | kernel.MS_PRIVATE)
         harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
         kernel.set_attributes(root, harmless, recursive=True)
         self._furnish_kernels(root)
         for place in SCRATCH_PLACES:
-            if (
-                place != "/tmp" and Path(place).is_dir() and Path(place).resolve() == Path(place)
-            ):  # /tmp is in most views
+            real = Path(place).is_dir() and Path(place).resolve() == Path(place)
+            if real and place != "/tmp":  # which is in most views
                 self._scratch(root, place)
         _loopback_up()
-        self._prepared = True
 
     def build(self, view: View) -> None:
         """The whole view. After it, the calling process lives in the new root."""
-        if not self._prepared:
-            self.prepare()
+        if self._mounted < 0:
+            self._make_root()
+        elif _outdated(self._mounted):
+            kernel.umount(self._root, kernel.MNT_DETACH)
+            self._scratches.clear()
+            self._make_root()
         self._view, root, passed = view, self._root, self._take()
         self._store, self._folder = (os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (view.store, view.folder))
         shown = [(path, kernel.clone_tree(path, recursive=True)) for path in view.visible]
@@ -161,6 +169,15 @@ class Mounts:
         finally:
             for _, descriptor in going:
                 os.close(descriptor)
+
+
+def _outdated(mounted: int) -> bool:
+    """Whether anything was mounted or unmounted since this list of mounts was opened. Closes it."""
+    poll = select.poll()
+    poll.register(mounted, select.POLLPRI)
+    changed = bool(poll.poll(0))
+    os.close(mounted)
+    return changed
 
 
 def _umounted(point: str) -> bool:

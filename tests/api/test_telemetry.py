@@ -107,5 +107,6 @@ def test_runs_are_counted_into_a_textfile(tmp_path: Path) -> None:
     text = (tmp_path / "ramify.prom").read_text()
     assert 'ramify_runs_total{status="done"} 1.0' in text
     assert 'ramify_steps_total{outcome="reused"} 1.0' in text
+    assert 'ramify_branches_total{what="forked"} 5.0' in text  # worlds: a fork of three, and one of two
     assert 'ramify_model_tokens_total{type="input"} 240.0' in text
     assert 'ramify_model_calls_total{outcome="reused"} 1.0' in text

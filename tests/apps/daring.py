@@ -14,6 +14,6 @@ class Daring(Unmeasured):
         return 1.0
 
 
-async def learned(store: object, workflow: str) -> Daring:
+async def learned(store: object, workflow: str, workspace: object = None) -> Daring:
     """Stands in for `ramify.runtime.observed.learned`."""
     return Daring()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import ramify
 from ramify import Sandbox, fork, llm, step, workflow
@@ -86,9 +87,17 @@ async def glances(n: int) -> list[str]:
     return list(await asyncio.gather(*(glance() for _ in range(n))))
 
 
+@step(effect="pure")
+async def fails_while(flag: str) -> None:
+    if Path(flag).exists():
+        raise OSError("the flag is there")
+
+
 @workflow
-async def hides_beside() -> list[object]:
-    return list(await asyncio.gather(hides(), count()))
+async def hides_beside(flag: str) -> list[object]:
+    found = await asyncio.gather(hides(), count())
+    await fails_while(flag)
+    return [*found, await count()]
 
 
 @step
@@ -184,3 +193,23 @@ async def everything(question: str) -> list[str]:
 async def keep(sandbox: Sandbox, idea: str) -> str:
     (sandbox.path / "idea").write_text(idea)
     return idea
+
+
+@step
+async def sets(sandbox: Sandbox) -> None:
+    (sandbox.path / "state").write_text("new")
+
+
+@step
+async def resets(sandbox: Sandbox, item: int) -> str:
+    (sandbox.path / "state").write_text("old")
+    return (sandbox.path / "state").read_text()
+
+
+@workflow
+async def sets_and_resets() -> str:
+    async with fork([1]) as branches:
+        await sets()
+        (only,) = await branches.map(resets)
+        await only.adopt()
+    return str(only.value)

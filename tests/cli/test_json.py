@@ -15,6 +15,23 @@ TOLD = {
     for commands, shape, keys in ROW.findall(PAGE.read_text())
     for command in re.findall(r"`(.+?)`", commands)
 }
+FLOW = """
+from ramify import Sandbox, step, workflow
+
+@step
+async def write(sandbox: Sandbox, name: str) -> None:
+    (sandbox.path / name).write_text(name)
+
+@step(effect="irreversible")
+async def send() -> str:
+    return "sent"
+
+@workflow
+async def flow() -> str:
+    await write("a")
+    await write("b")
+    return await send()
+"""
 CALLS = {
     "ls": ["ls"],
     "tree": ["tree"],
@@ -36,6 +53,21 @@ def test_it_prints_the_keys_that_the_page_names(command: str, home: Any, ramify:
     assert isinstance(told, list) == (shape == "a list")
     for one in told if isinstance(told, list) else [told]:
         assert list(one) == keys
+
+
+def test_so_do_those_that_act(ramify: Any, tmp_path: Path) -> None:
+    (tmp_path / "flow.py").write_text(FLOW)
+    flow, workspace = f"{tmp_path / 'flow.py'}:flow", tmp_path / "workspace"
+    workspace.mkdir()
+    made: dict[str, Any] = {}
+    made["run"] = ramify("run", flow, "--sandbox", "copy", "--workspace", workspace, "-q", "--json").json
+    first = made["run"]["run"]
+    made["explain"] = ramify("explain", "--json").json
+    made["fork"] = ramify("fork", f"{first}~1", "--for-real", "--json").json
+    made["resume"] = ramify("resume", "-q", "--json").json
+    made["merge"] = ramify("merge", first, made["resume"]["run"], "--json").json
+    (made["effects"],) = ramify("effects", first, "--json").json
+    assert {command: list(told) for command, told in made.items()} == {command: TOLD[command][1] for command in made}
 
 
 def test_every_command_with_json_is_on_the_page() -> None:

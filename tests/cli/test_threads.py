@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -223,3 +224,8 @@ def test_a_thread_whose_files_are_lost_says_where_it_can_go_on(program: Program,
     again = ramify("resume", ran, "--from", back_to, "--app", program.target, "--json", "--quiet")
     assert again.status == 0, again.err
     assert again.json["result"]["log"][-1] == "first,last,left,right"
+
+
+def test_looking_at_a_thread_loads_no_graph() -> None:
+    program = "import sys, ramify.runtime.langgraph.forking; print('langgraph.channels' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"False\n"

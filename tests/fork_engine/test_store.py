@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.fork_engine import folder
+from ramify.fork_engine import content, folder
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import EntryKind, Processes, ProcessTier, Snapshot, SnapshotId
@@ -401,3 +402,31 @@ def changed(bench: Any, base: Snapshot, text: str) -> Path:
     tree: Path = bench.tree(base)
     (tree / "a").write_text(text)
     return tree
+
+
+def test_a_large_file_is_read_and_composed_as_it_is_digested(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "LARGE", 1 << 20)
+    base = bench.base({"f": b"x" * (1 << 20)})
+    large = [bench.after(base, {"f": bytes(2 << 20) + end}) for end in (b"one", b"two")]
+    joined = bench.store.merge(base, *large, strategy=lambda *_: bytes(3 << 20) + b"both")
+    for snapshot, held in zip((*large, joined), (b"one", b"two", bytes(1 << 20) + b"both"), strict=True):
+        assert bench.store.read(snapshot, "f") == bytes(2 << 20) + held
+    assert not bench.store.fsck().problems
+
+
+def test_a_store_where_all_folders_inherit_an_acl(tmp_path: Path, new_bench: Callable[[Path], Any]) -> None:
+    named = [(0x01, 7, 2**32 - 1), (0x02, 7, 65534), (0x04, 5, 2**32 - 1), (0x10, 7, 2**32 - 1), (0x20, 0, 2**32 - 1)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in named)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"no ACLs here: {error.strerror}")
+    bench = new_bench(tmp_path / "below")
+    base = bench.base({"d/f": "1"})
+    upper = bench.upper(base)
+    (upper / "new").mkdir()
+    assert os.listxattr(upper / "new")
+    sealed = bench.store.seal_upper(upper, base, **bench.seal, move=True)
+    for path in (path for layer in bench.store.lower_dirs(sealed) for path in (layer, *layer.rglob("*"))):
+        assert os.listxattr(path) == []
+    assert not bench.store.fsck().problems

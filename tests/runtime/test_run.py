@@ -177,7 +177,7 @@ async def test_changed_code_is_not_resumed(
 ) -> None:
     with pytest.raises(StepFailed):
         await runtime.run(small_app.failing, workspace=workspace)
-    monkeypatch.setattr("ramify.session.compile_plan", lambda _: compile_plan(small_app.caught))
+    monkeypatch.setattr("ramify.session.code_digest", lambda _: compile_plan(small_app.caught).code_digest)
     with pytest.raises(WorkflowChanged, match="has changed"):
         await runtime.resume(str(runtime.last_run_id))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -247,6 +248,64 @@ async def test_a_dead_helper_is_an_error_and_not_a_hang(
         await world.run("sleep 1000")
     with pytest.raises(WorldStartFailed, match="helper process"):
         await namespaces.materialise(base, spec)
+
+
+async def test_a_helper_that_can_start_no_agent_is_an_error_and_not_a_hang(
+    world: World, namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
+) -> None:
+    await world.run("true")  # the helper is in its namespace
+    assert namespaces._helper is not None
+    assert namespaces._helper._process is not None
+    helper = namespaces._helper._process.pid
+    if os.geteuid() == 0:  # whose processes no limit counts: agents get no namespace
+        none = "echo 0 > /proc/sys/user/max_pid_namespaces"
+        command = ["nsenter", "--user", "--preserve-credentials", "-t", str(helper), "sh", "-c", none]
+        await asyncio.to_thread(subprocess.run, command, check=True)
+    else:
+        resource.prlimit(helper, resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+    worlds = await namespaces.fork(base, spec, 4)
+    ran = await asyncio.gather(*(world.run("true") for world in worlds), return_exceptions=True)
+    assert any(isinstance(one, WorldStartFailed) for one in ran)
+    await asyncio.gather(*(world.close() for world in worlds))
+
+
+LATECOMER = """
+import asyncio, sys
+from pathlib import Path
+from ramify.fork_engine.store import SnapshotStore
+from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.helper import SPARES
+from ramify.sandboxes.namespaces import kernel
+from ramify.sandboxes.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.processes import descendants
+
+async def main(root):
+    for name in ("tree", "shown"):
+        (root / name).mkdir()
+    store = SnapshotStore(root / "store")
+    base = store.import_tree(root / "tree").snapshot
+    async with NamespaceBackend(store, root / "worlds") as backend:
+        helper = backend._helper._process.pid
+        while sum("/root/run " in Path(f"/proc/{p.pid}/mountinfo").read_text() for p in descendants(helper)) < SPARES:
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.3)  # the spares have made their views, and wait
+        for place in ("/mnt", root / "shown"):
+            kernel.mount("none", str(place), "tmpfs")
+            Path(place, "late").write_text("there\\n")
+        world = await backend.materialise(base, WorldSpec(mount_at=root / "tree", visible=(root / "shown",)))
+        done = await world.run(f"cat /mnt/late {root}/shown/late; touch /mnt/x; ls /tmp")
+        print(done.stdout, done.stderr)
+
+asyncio.run(main(Path(sys.argv[1])))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting is root's")
+def test_what_the_host_mounts_after_a_spare_was_made_is_seen(tmp_path: Path) -> None:
+    shared = ["unshare", "--mount", "--propagation", "shared"]
+    done = subprocess.run([*shared, sys.executable, "-c", LATECOMER, str(tmp_path)], capture_output=True, text=True)
+    assert done.stdout.startswith("there\nthere\n"), done
+    assert "Read-only" in done.stdout
 
 
 OWNER = """

@@ -10,9 +10,9 @@ from textual import work
 from textual.app import App as Terminal
 
 from ramify.browse.tui.dialogs import Answer, Output, Question
-from ramify.browse.tui.lines import plain
 from ramify.browse.tui.nodes import Graph, Node
 from ramify.browse.tui.resuming import Resuming, command
+from ramify.browse.values import plain
 from ramify.cli.app import App
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.runtime.errors import RunError

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ramify.browse.values import plain
 from ramify.cli.branches import shown
 from ramify.runtime.records import CheckpointId
 
@@ -120,21 +120,3 @@ def _laid(value: object, room: int) -> Iterator[str]:
         told[-1] += "," if at < len(parts) - 1 else ""
         yield from told
     yield "}" if named else "]"
-
-
-def plain(value: object) -> object:
-    """What the codec wrote, without its tags where a plain value says as much."""
-    if isinstance(value, list):
-        return [plain(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    if "$" not in value or "v" not in value:
-        return {key: plain(one) for key, one in value.items()}
-    kind, body = value["$"], value["v"]
-    if kind == "bytes" and isinstance(body, str):
-        return base64.b64decode(body).decode(errors="replace")
-    if kind == "dataclass" or kind == "pydantic":
-        return {str(value.get("t", kind)).rpartition(":")[2]: plain(body)}
-    if kind == "dict" and isinstance(body, list):
-        return {json.dumps(plain(key)).strip('"'): plain(one) for key, one in body}
-    return plain(body)

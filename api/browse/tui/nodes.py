@@ -136,7 +136,7 @@ def title(node: Node) -> str:
     if made is None or not made.summary:
         return label
     name, said = label or made.name, came(made)
-    return f"{name}: {said}" if name not in said else said
+    return said if made.kind is OpKind.MERGE or name in said else f"{name}: {said}"
 
 
 def _shown(history: History, drawn: str, node: Node | None, tips: Mapping[BranchPath, CheckpointId]) -> Shown:

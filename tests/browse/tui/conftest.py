@@ -21,6 +21,8 @@ from ramify.runtime import codec
 from ramify.runtime.store import RunStore
 from ramify.serving.types import ChatRequest, user
 
+REPORT = '{"$": "dataclass", "t": "agent:Report", "v": {"passed": 3}}'  # of the first step, as the codec writes it
+
 
 @dataclass
 class Driven:
@@ -113,7 +115,7 @@ async def home(tmp_path: Path, told: Story) -> Path:
     request = codec.encode(ChatRequest(user("How do I mend gcd?", system="You mend programs.")))
     recorded = Story(
         replace(told.run, base_snapshot=base),
-        told.ops,
+        [replace(row, result_json=REPORT) if row.seq == 1 else row for row in told.ops],
         [replace(row, request_json=request) for row in told.llm],
         [replace(one, snapshot_id=ids[one.seq]) for one in told.checkpoints],
     )

@@ -51,6 +51,7 @@ async def test_each_tab_tells_its_part_of_a_node(browse: Any, size: tuple[int, i
         await it.press("j")
         for said in ("merge root/fork.1.0.1", "5eed00000001", "/src/agent.py:repair", "repaired"):
             assert said in it.text
+        assert 'State\nrun_tests\n  {"Report": {"passed": 3}}\n' in it.text
         await it.press("2")
         assert "2 paths changed since its parent" in it.screen
         await it.press("3")

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.browse.tui.lines import json_lines, line, plain, wrapped
+from ramify.browse.tui.lines import json_lines, line, wrapped
 from ramify.browse.tui.shell import command_lines
-from ramify.runtime import codec
 from ramify.sandboxes.contract import RunResult
 
 JSON = st.recursive(
@@ -19,12 +17,6 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )
-
-
-@dataclass(frozen=True)
-class Found:
-    place: tuple[int, str]
-    data: bytes
 
 
 def read_back(text: str, width: int) -> Any:
@@ -43,15 +35,6 @@ def test_values_are_laid_out_and_stay_the_same(value: object) -> None:
     assert squeezed(narrow) == squeezed(json.dumps(value, ensure_ascii=False))
     if len(text) < 200:
         assert len([*json_lines(text, 1000)]) == 1
-
-
-def test_the_codecs_tags_are_left_out_and_no_type_is_loaded() -> None:
-    kept = codec.encode([Found((1, "a"), b"raw\xff"), {1: 2.5}])
-    assert plain(json.loads(kept)) == [
-        {"Found": {"place": [1, "a"], "data": "raw\N{REPLACEMENT CHARACTER}"}},
-        {"1": 2.5},
-    ]
-    assert plain({"$": "dataclass", "t": "no.such:Thing", "v": {"x": 1}}) == {"Thing": {"x": 1}}
 
 
 @given(st.text(alphabet="ab cd\n", max_size=300), st.integers(25, 60))

@@ -85,6 +85,10 @@ async def test_from_the_runs_through_the_branches_to_a_diff(
     await graph.get_by_role("option").filter(has_text="write").first.click()
     await page.get_by_text("$ cat > notes.txt; echo wrote notes.txt").wait_for()
     await page.get_by_text("wrote notes.txt", exact=True).wait_for()
+    await page.get_by_role("heading", name="State", exact=True).wait_for()
+    known = await page.locator(".box").filter(has=page.get_by_text("write", exact=True)).inner_text()
+    assert '"command": "cat > notes.txt; echo wrote notes.txt"' in known
+    assert '"$"' not in known  # the codec's own wrapping is not the user's
     await graph.get_by_role("option").filter(has_text="failed").click()
     await page.get_by_text("the second attempt is not to be").first.wait_for()
     await graph.get_by_role("option").filter(has_text="workspace").click()

@@ -23,6 +23,7 @@ from ramify.compiler.spec import Files
         ("with (sandbox.path / 'a').open('rb') as file: return file.read()", ("a",), ()),
         ("with open(sandbox.path / 'a', 'a') as file: file.write(x)", ("a",), ("a",)),
         ("with open(sandbox.path / 'a', x) as file: file.write(x)", ("a",), ("a",)),
+        ("(sandbox.path / './d//a').write_text(x)", (), ("d/a",)),
         ("return x", (), ()),
         # a part that the code does not spell out is any path
         ("return (sandbox.path / x).read_text()", None, ()),
@@ -54,6 +55,7 @@ def test_paths_that_the_code_spells_out(
         "file = sandbox.path / 'a'\n    other(file)",
         "world = sandbox\n    await world.run('ls')",
         "getattr(sandbox, 'run')('ls')",
+        "sandbox = x\n    (sandbox.path / 'a').write_text('')",
         "reaches()",
     ],
 )

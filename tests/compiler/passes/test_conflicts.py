@@ -59,6 +59,13 @@ def test_sides_that_always_write_different_things_are_refused(compile_source: Ca
         ("await left()", "await branches[0].run(right)", "await branches[0].adopt()"),
         ("await left()", "await branches.map(right, errors='return')", "await branches[0].adopt()"),
         ("if x: await left()", "await branches.map(right)", "await branches[0].adopt()"),
+        (
+            "await right()",
+            "async with fork([1]) as inner:",
+            "    await left()",
+            "    await inner.map(right)",
+            "    await inner[0].adopt()",
+        ),
     ],
 )
 def test_what_may_conflict_is_named_in_the_plan(compile_source: Callable[..., Any], lines: tuple[str, ...]) -> None:
@@ -73,6 +80,7 @@ def test_what_may_conflict_is_named_in_the_plan(compile_source: Callable[..., An
         ("await left()", "await branches.map(runs)", "await branches[0].adopt()"),  # nothing known is no warning
         ("await left()", "await branches.map(reads)", "await branches[0].adopt()"),
         ("await left()", "await branches.map(right)", "await branches[0].adopt(strategy='theirs')"),
+        ("await left()", "await branches.map(right)", "try: await branches[0].adopt()", "except ValueError: pass"),
     ],
 )
 def test_what_is_settled_or_not_known_is_not(compile_source: Callable[..., Any], lines: tuple[str, ...]) -> None:

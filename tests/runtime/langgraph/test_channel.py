@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from ramify.runtime.langgraph.channel import Env, EnvChannel, joined
+from ramify.runtime.langgraph.channel import EnvChannel, joined
+from ramify.runtime.langgraph.env import Env
 
 words = st.text("abc0", min_size=1, max_size=4)
 child = st.lists(words, min_size=4, max_size=4)

@@ -2,7 +2,7 @@
 
 import {address, ask} from './api.js';
 import {changesView, effectsView} from './changes.js';
-import {chip, commandsIn, count, facts, h, instant, pretty, seconds} from './dom.js';
+import {chip, commandsIn, count, facts, h, instant, laid, pretty, seconds} from './dom.js';
 import {callParts} from './gantt.js';
 import {nameOf} from './graph.js';
 
@@ -126,7 +126,7 @@ export class Detail {
 function keysView(channels) {
   const keys = Object.entries(channels);
   return keys.length ? [h('h3', {}, 'State'), keys.map(([name, value]) => h('div', {class: 'box'},
-    h('span', {class: 'who'}, name), h('pre', {}, typeof value === 'string' && value ? value : JSON.stringify(value, null, 2))))] : null;
+    h('span', {class: 'who'}, name), h('pre', {class: 'tall'}, laid(value))))] : null;
 }
 
 function momentView(moment) {

@@ -75,11 +75,16 @@ export function facts(pairs) {
 /** Recorded JSON, laid out; text that is none as it is. The codec's own wrapping is taken off. */
 export function pretty(text) {
   try {
-    const value = unwrapped(JSON.parse(text));
-    return typeof value === 'string' ? value : JSON.stringify(value, null, 2);
+    return laid(JSON.parse(text));
   } catch {
     return text;
   }
+}
+
+/** The same of a value that was parsed already. */
+export function laid(recorded) {
+  const value = unwrapped(recorded);
+  return typeof value === 'string' && value ? value : JSON.stringify(value, null, 2);
 }
 
 /** The outcomes of commands inside a recorded value: {command, out, err, note}. */

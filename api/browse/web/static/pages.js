@@ -33,9 +33,10 @@ export async function diffPage([run, state, otherRun, otherState], signal) {
     h('div', {class: 'pair'}, side(run, said.before, 'before'),
       h('a', {href: `#/${address(otherRun, 'diff', otherState, run, state)}`, title: 'The other way round', 'aria-label': 'The other way round'}, '⇄'),
       side(otherRun, said.after, 'after')),
+    changesView(said.changes),
     said.keys.length ? [h('h3', {}, `${count(said.keys.length, 'key')} of the state changed`), h('table', {}, h('tbody', {}, said.keys.map((key) => h('tr', {},
-      h('td', {class: 'mono'}, key.name), [key.before, key.after].map((value) => h('td', {}, value === null ? h('span', {class: 'faint'}, 'not set') : h('pre', {}, pretty(value))))))))] : null,
-    changesView(said.changes), only(said.effects_before, 'first'), only(said.effects_after, 'second'));
+      h('td', {class: 'mono'}, key.name), [key.before, key.after].map((value) => h('td', {}, value === null ? h('span', {class: 'faint'}, 'not set') : h('pre', {class: 'tall'}, pretty(value))))))))] : null,
+    only(said.effects_before, 'first'), only(said.effects_after, 'second'));
 }
 
 export async function planPage(run, signal) {
