@@ -106,7 +106,8 @@ class Answer(Over):
     def compose(self) -> ComposeResult:
         with Vertical() as box:
             box.border_title = "The run waits for an answer"
-            yield Static(f"{safe(self._question)}\nJSON, or a text as it is. esc: back", markup=False)
+            asked = "\n".join(map(safe, self._question.split("\n")))
+            yield Static(f"{asked}\nJSON, or a text as it is. esc: back", markup=False)
             yield Input()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:

@@ -91,6 +91,7 @@ async def test_a_node_is_forked_and_the_fork_resumed_and_answered(
         await it.until(lambda: "waiting" in it.head)
         await it.press("r")
         await it.until(lambda: "of all that there are" in it.screen and "JSON, or a text" in it.screen)
+        assert "\N{REPLACEMENT CHARACTER}" not in it.screen  # the question has two lines, and is told in two
         await it.press(*"blue", "enter")
         await it.until(lambda: "painting it blue" in it.screen and "exit 0" in it.screen)
         await it.press("escape")
