@@ -21,7 +21,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MemberDescriptorType
 from typing import Any, cast
 from uuid import UUID
 
@@ -132,7 +132,8 @@ def _encode_object(value: object, where: str) -> Any:
     if isinstance(value, BaseException):
         args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # which lack its file names
         state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
-        return {_TAG: "error", "t": _type_name(cls), "v": [_encode(one, where) for one in (args, state)]}
+        parts = [args, state, _slots(value), *([] if value.__cause__ is None else [value.__cause__])]
+        return {_TAG: "error", "t": _type_name(cls), "v": [_encode(one, where) for one in parts]}
     if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
         return {_TAG: "pydantic", "t": _type_name(cls), "v": _encode_pydantic(cls, value, where)}
     if dataclasses.is_dataclass(value) and not isinstance(value, (*_BUILTIN, tuple)):
@@ -161,6 +162,14 @@ def _encode_pydantic(cls: Any, value: Any, where: str) -> Any:
             "that JSON keeps, without `exclude`, secrets or NaN"
         )
     return body
+
+
+def _slots(error: BaseException) -> dict[str, Any]:
+    """What is not in its `__dict__`: `__slots__`, and what built-in classes hold beside their arguments."""
+    classes = (cls for cls in type(error).__mro__ if cls not in (OSError, BaseExceptionGroup))  # theirs are arguments
+    names = {name for cls in classes for name, d in vars(cls).items() if isinstance(d, MemberDescriptorType)}
+    found = ((name, getattr(error, name, None)) for name in sorted(names) if not name.startswith("__"))
+    return {name: v for name, v in found if v is not None and not any(v is one for one in error.args)}
 
 
 _OF_ITS_RUN = ("__notes__", "__ramify_step__")
@@ -206,10 +215,14 @@ def _decode_tagged(kind: str, value: dict[str, Any]) -> Any:
 
 def _decode_object(kind: str, cls: Any, body: Any) -> Any:
     if kind == "error" and issubclass(cls, BaseException):
-        args, state = map(_decode, body)
+        args, state, *more = map(_decode, body)  # rows of before had those two
         # not through an __init__ of the user's, which may take other arguments than it hands on
         error = cls.__new__(cls, *args) if isinstance(cls.__init__, FunctionType) else cls(*args)
         vars(error).update(state)
+        for name, v in (more[0] if more else {}).items():
+            setattr(error, name, v)
+        if more[1:]:
+            error.__cause__ = more[1]
         return error
     if kind == "enum" and issubclass(cls, Enum):
         return cls(_decode(body))

@@ -86,20 +86,21 @@ def effect_object(effect: EffectRecord) -> dict[str, object]:
 @click.command("approve")
 @click.argument("run", shell_complete=run_names)
 @click.argument("step")
-@click.option("--done", "verdict", flag_value=EffectStatus.APPROVED.value, help="It happened.")
-@click.option("--again", "verdict", flag_value=EffectStatus.AGAIN.value, help="It did not: the next resume does it.")
+@click.option("--done", is_flag=True, help="It happened.")
+@click.option("--again", is_flag=True, help="It did not: the next resume does it.")
 @click.option("--result", help="With --done: what the step would have returned. JSON where it parses, else text.")
 @pass_app
-def approve_command(app: App, run: str, step: str, verdict: str | None, result: str | None) -> None:
+def approve_command(app: App, run: str, step: str, done: bool, again: bool, result: str | None) -> None:
     """Settle the doubt about STEP (its name, or the beginning of its key in `ramify effects`) of a RUN.
 
     Example: `ramify approve 3f2a send_invoice --done --result '"inv-17"'`, then `ramify resume 3f2a`.
     """
-    if verdict is None:
-        raise click.UsageError("say --done or --again")
-    if result is not None and verdict != EffectStatus.APPROVED:
+    if done == again:  # of both, neither is what the person means: one of them would do it twice
+        raise click.UsageError("say --done or --again, one of them")
+    verdict = EffectStatus.APPROVED if done else EffectStatus.AGAIN
+    if result is not None and not done:
         raise click.UsageError("--result goes with --done: what is done again gives its own result")
-    effect = app.run(_approve(app, run, step, EffectStatus(verdict), result))
+    effect = app.run(_approve(app, run, step, verdict, result))
     what = "is taken as done" if effect.status is EffectStatus.APPROVED else "will be done again"
     say(f"step {shown(effect.step)} of run {effect.run_id} {what}: `ramify resume {effect.run_id}` goes on")
 

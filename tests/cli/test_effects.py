@@ -77,6 +77,7 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert (effect["step"], effect["status"]) == ("post", "in doubt")
     assert "in doubt" in call("effects").stdout
     assert call("approve", "@", "post").returncode == 2
+    assert call("approve", "@", "post", "--done", "--again").returncode == 2
     assert call("approve", "@", "post", "--again", "--result", "x").returncode == 2
     said = call("approve", "@", "post", "--done", "--result", "receipt 7")
     assert (said.returncode, "is taken as done" in said.stdout) == (0, True), said.stderr

@@ -214,6 +214,27 @@ class Coded(Exception):
         super().__init__(f"code {code}")
 
 
+class Slotted(OSError):
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+def test_what_an_error_says_beside_its_arguments_comes_back() -> None:
+    error = caused(ImportError("no", name="thing"), caused(Slotted(7), KeyError("k")))
+    back = codec.decode(codec.encode(error))
+    assert (back.name, back.path, back.__cause__.code) == ("thing", None, 7)
+    assert repr(back.__cause__.__cause__) == "KeyError('k')"
+    with pytest.raises(NotSerialisable):
+        codec.encode(caused(ValueError("x"), ValueError(range(3))))
+
+
 @pytest.mark.parametrize(
     "error",
     [
