@@ -39,7 +39,8 @@ def inherit_nothing(folder: Path) -> None:
     try:
         os.removexattr(folder, "system.posix_acl_default")
     except OSError as error:
-        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.EPERM):  # EPERM: another user's, kept as it is
+        kept = (errno.EPERM, errno.EROFS)  # another user's, or for reading alone: as it is
+        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP, *kept):
             raise
 
 

@@ -172,7 +172,7 @@ def _entry_object(entry: Entry | None) -> dict[str, object] | None:
         return None
     told: dict[str, object] = {"kind": entry.kind.value, "mode": f"{entry.mode:04o}", "size": entry.size}
     if entry.digest:
-        told["sha256"] = entry.digest
+        told["digest"] = entry.digest
     if entry.target:
         told["target"] = entry.target
     return told
