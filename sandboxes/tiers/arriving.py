@@ -11,6 +11,7 @@ wrote. See docs/decisions/100-python-sessions-are-carried.md.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import functools
 import os
@@ -88,14 +89,24 @@ def bring(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callabl
                     tracee.await_exec()
                     _lay_out(tracee, image, pages)
                 except BaseException:
-                    os.kill(pid, signal.SIGKILL)  # it must not run as what it is half way
+                    os.kill(pid, signal.SIGKILL)  # before it is let go of: it must not run as what it is half way
                     raise
-        except OSError as error:
-            raise Lost(f"it could not be brought back: {error}") from error
+        except BaseException as error:
+            _end(pid)
+            if isinstance(error, OSError):
+                raise Lost(f"it could not be brought back: {error}") from error
+            raise
         return pid
     finally:
         for descriptor in (pages, ground, go, go_in):
             os.close(descriptor)
+
+
+def _end(pid: int) -> None:
+    """Of a child that may have ended, and may have been waited for."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _become(

@@ -296,6 +296,9 @@ def _warm(folder: Path) -> None:
         scenarios.OUTBOX = place / "outbox"
         work = _graph if scenario in LANGGRAPH else _workflow
         work(scenario, place, f"sqlite:///{place}/home/ramify.db")
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread():
+            thread.join(10)  # a database's, which ends a moment after who closed it was told so
     if (threads := threading.enumerate()) != [threading.main_thread()]:
         raise RuntimeError(f"threads outlive their run, and would be missing in a fork: {threads}")
     gc.collect()
@@ -305,14 +308,15 @@ def _warm(folder: Path) -> None:
 def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
     """`points` trials: each name in each scenario first, then every point as often as that makes, drawn by chance."""
     chance = random.Random(seed)
-    first, every = [], []
+    first, surely, every = [], [], []
     for (scenario, database), whole in known.items():
         for name, count in sorted(Counter(whole.passed).items()):
             times = [Trial(scenario, database, name, nth) for nth in range(1, count + 1)]
             first.append(chance.choice(times[: (count + 1) // 2]))  # the last may fall away: siblings share commits
+            surely += [time for time in times[:1] if time != first[-1]]  # the first time cannot
             every += times
-    others = [one for one in every if one not in first]
-    drawn = chance.sample(first, len(first)) + chance.sample(others, len(others))
+    others = [one for one in every if one not in first and one not in surely]
+    drawn = [one for some in (first, surely, others) for one in chance.sample(some, len(some))]
     return [replace(one) for one in itertools.islice(itertools.cycle(drawn), points)]
 
 
