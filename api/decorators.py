@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -21,7 +21,8 @@ from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.scope import current_scope, is_in_a_run
 from ramify.runtime.sites import CallSite, call_site
 from ramify.runtime.steps import begin_step
-from ramify.runtime.streaming import outcome, streamed
+from ramify.runtime.streaming import Stream, outcome, streamed
+from ramify.runtime.threads import from_here, running_loop, waits_here
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,7 +48,10 @@ class Step(Generic[P, R]):
         )
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
-        """Begin the step on the current branch. Raises `NotInARun` outside a workflow."""
+        """Begin the step on the current branch. Raises `NotInARun` outside a workflow.
+
+        To be awaited; in a function that is not async it waits, and gives the result itself.
+        """
         return self.begin(call_site(), args, kwargs)
 
     def begin(self, site: CallSite, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
@@ -58,20 +62,13 @@ class Step(Generic[P, R]):
             raise NotInARun(
                 f"step {self.definition.name!r} was called in a LangGraph node: call a plain function there"
             )
-        if scope.step is not None:
-            return self._inline(scope, args, kwargs)
-        op = scope.run.op(OpKind.RUN, site)
-        return begin_step(scope, self.definition, op, args, kwargs)
 
-    def _inline(self, scope: RunScope, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[R]:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise NotInARun(
-                f"step {self.definition.name!r} was called in a synchronous step, which cannot await it: "
-                "call a plain function there"
-            ) from None
-        return call_inline(self.definition, scope.sandbox, args, kwargs)
+        def begun() -> Awaitable[R]:
+            if scope.step is not None:
+                return call_inline(self.definition, scope.sandbox, args, kwargs)
+            return begin_step(scope, self.definition, scope.run.op(OpKind.RUN, site), args, kwargs)
+
+        return from_here(f"step {self.definition.name!r} was called", begun)
 
 
 @overload
@@ -165,18 +162,31 @@ class Workflow(Generic[P, R]):
         ref = file_ref(function) or f"{function.__module__}:{function.__qualname__}"
         self.__ramify_workflow__ = WorkflowInfo(name=function.__qualname__, ref=ref, deadline_s=deadline_s)
 
-    async def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
         """Run under the ambient `Runtime`, or under one with the defaults that is opened for this call.
 
         Called by a workflow it is a part of that one's run: on its branch, within its deadline, in its journal; a
         deadline of its own counts where it is run by itself. Raises `NestedWorkflow` where it is called in a step or
         a LangGraph node, or was declared for another workspace.
+
+        To be awaited. In a workflow that is not async it waits, and gives the result itself; so does one that is not
+        async itself, called where no event loop runs.
         """
+        result: Coroutine[Any, Any, R]
+        if waits_here():
+            result = self._wait(args, kwargs)
+        elif self._plain and not is_in_a_run() and running_loop() is None:
+            result = _now(self._run(args, kwargs))
+        else:
+            result = self._run(args, kwargs)
+        return result
+
+    async def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         from ramify.session import Runtime
 
         if is_in_a_run():
             self._check_nested()
-            inner: R = await outcome(self.__wrapped__(*args, **kwargs))
+            inner: R = await outcome(self.__wrapped__, args, kwargs)
             return inner
         ambient = Runtime.ambient()
         if ambient is not None:
@@ -185,6 +195,15 @@ class Workflow(Generic[P, R]):
         async with Runtime() as runtime:
             result = await runtime.start(self, args, kwargs)
             return result
+
+    @property
+    def _plain(self) -> bool:
+        of = self.__wrapped__
+        return not (inspect.iscoroutinefunction(of) or inspect.isasyncgenfunction(of))
+
+    def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = self.__ramify_workflow__.name
+        return from_here(f"workflow {name!r} was called", lambda: self._run(args, kwargs))
 
     def _check_nested(self) -> None:
         name = self.__ramify_workflow__.name
@@ -202,27 +221,66 @@ class Workflow(Generic[P, R]):
 
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same, blocking. Not from inside a running event loop."""
-        return asyncio.run(self(*args, **kwargs))
+        if waits_here():
+            inner: R = self._wait(args, kwargs)
+            return inner
+        return asyncio.run(self._run(args, kwargs))
 
 
 class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
-    """An async generator under `@workflow`. `await workflow(...)` gives all that it yields, as a list."""
+    """A generator under `@workflow`. `await workflow(...)` gives all that it yields, as a list."""
 
-    async def stream(self, *args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[R, None]:
-        """`async for item in workflow.stream(...)`: each item when it is yielded; raises as a call of it does.
+    def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
+        """`async for item in workflow.stream(...)`: each item when it is yielded; raises as a call of it does. In
+        code that is not async: `for item in ...`.
 
-        The run is at most one item ahead of its reader. One that is left early (close the generator:
+        The run is at most one item ahead of its reader. One that is left early (close the stream:
         `contextlib.aclosing`) is cancelled, and `ramify resume` goes on with it. Called by a workflow, it is a part
         of that one's run.
         """
-        if is_in_a_run():
-            self._check_nested()
-            items = self.__wrapped__(*args, **kwargs)
+        apart = waits_here() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
+        return Stream(self._items(args, kwargs, apart), _alone)
+
+    async def _items(self, args: tuple[Any, ...], kwargs: dict[str, Any], apart: bool) -> AsyncGenerator[R, None]:
+        if not is_in_a_run():
+            items = streamed(lambda: self._run(args, kwargs))
         else:
-            items = streamed(lambda: self(*args, **kwargs))
+            self._check_nested()
+            if apart:
+                items = streamed(lambda: outcome(self.__wrapped__, args, kwargs), in_turn=True)
+            else:
+                items = self.__wrapped__(*args, **kwargs)
         async with aclosing(items):
             async for item in items:
                 yield item
+
+
+def _alone(items: AsyncGenerator[R, None]) -> Iterator[R]:
+    """For a caller without a loop: the run lives on one of its own meanwhile, in a thread."""
+    from ramify.runtime.langgraph.portal import Portal
+
+    async def following() -> R:
+        return await anext(items)
+
+    portal = Portal()
+    try:
+        while True:
+            try:
+                item = portal.wait(following())
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        portal.wait(_closed(items))
+        portal.stop()
+
+
+async def _closed(items: AsyncGenerator[Any, None]) -> None:
+    await items.aclose()
+
+
+def _now(made: Coroutine[Any, Any, Any]) -> Any:
+    return asyncio.run(made)
 
 
 def steps_of(workflow: Workflow[..., Any]) -> dict[str, StepDef]:
@@ -238,12 +296,20 @@ class _Making(Protocol):
     def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
     @overload
     def __call__(self, function: Callable[P, AsyncGenerator[R, None]], /) -> StreamingWorkflow[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Generator[R, None, None]], /) -> StreamingWorkflow[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Workflow[P, R]: ...
 
 
 @overload
 def workflow(function: Callable[P, Coroutine[Any, Any, R]], /) -> Workflow[P, R]: ...
 @overload
 def workflow(function: Callable[P, AsyncGenerator[R, None]], /) -> StreamingWorkflow[P, R]: ...
+@overload
+def workflow(function: Callable[P, Generator[R, None, None]], /) -> StreamingWorkflow[P, R]: ...
+@overload
+def workflow(function: Callable[P, R], /) -> Workflow[P, R]: ...
 @overload
 def workflow(*, workspace: str | Path | None = None, deadline: Duration | None = None) -> _Making: ...
 def workflow(
@@ -253,16 +319,19 @@ def workflow(
     workspace: str | Path | None = None,
     deadline: Duration | None = None,
 ) -> Any:
-    """Make an async function a workflow; an async generator becomes one that streams what it yields.
+    """Make a function a workflow; a generator becomes one that streams what it yields.
+
+    One that is not async runs in a thread of its own. Whatever is awaited in an async one (steps, `branches.map`,
+    `adopt`, `llm`, `interrupt`, other workflows) waits there by itself and gives its result; `async with` is `with`.
 
     `workspace`: the folder that its worlds start from (never written to). `deadline`: the whole run's, which every
     model call carries on. Both can be given, or given anew, when it is run.
     """
 
     def decorate(function: Callable[..., Any]) -> Workflow[..., Any]:
-        streams = inspect.isasyncgenfunction(function)
-        if not streams and not inspect.iscoroutinefunction(function):
-            raise TypeError(f"workflow {function.__qualname__!r} is not an async function: write `async def`")
+        if not inspect.isfunction(function):
+            raise TypeError(f"{function!r} is no function: put @workflow on a `def` or an `async def`")
+        streams = inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function)
         return (StreamingWorkflow if streams else Workflow)(
             function,
             None if workspace is None else Path(workspace),

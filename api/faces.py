@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -11,9 +11,10 @@ from ramify.runtime.errors import NotInARun
 from ramify.runtime.forks import Fork, outside_steps
 from ramify.runtime.questions import begin_asking
 from ramify.runtime.run import RunScope
-from ramify.runtime.sandbox import Sandbox
+from ramify.runtime.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.scope import current_scope
 from ramify.runtime.sites import CallSite, call_site
+from ramify.runtime.threads import from_here, waits_here
 from ramify.serving.choose import letter_request, letter_scores
 from ramify.serving.types import ChatRequest, ChatResult, Message, user
 
@@ -26,7 +27,10 @@ class _Fork:
     __ramify_fork__ = True
 
     def __call__(self, items: Sequence[T]) -> Fork[T]:
-        """`async with fork(items) as branches`: one copy-on-write world an item, each as this branch stands now."""
+        """`async with fork(items) as branches`: one copy-on-write world an item, each as this branch stands now.
+
+        In a workflow that is not async: `with fork(items) as branches`.
+        """
         scope = current_scope("fork() was called")
         if not isinstance(scope, RunScope):
             raise NotInARun("fork() was called in a LangGraph node: return Sends, the graph forks the world for each")
@@ -37,11 +41,16 @@ fork = _Fork()
 
 
 def current_sandbox() -> Sandbox:
-    """The world of the step that runs. Raises `NotInARun` outside one, or in a step declared pure."""
-    sandbox = current_scope("current_sandbox() was called").sandbox
+    """The world of the step that runs: in a function that is not async its blocking face, a `SyncSandbox`.
+
+    Raises `NotInARun` outside a step, or in one declared pure.
+    """
+    scope = current_scope("current_sandbox() was called")
+    sandbox = scope.sandbox
     if sandbox is None:
         raise NotInARun("current_sandbox() was called outside a step, or in a step declared pure: it has no world")
-    return sandbox
+    loop = waits_here() if isinstance(scope, RunScope) else None
+    return sandbox if loop is None else SyncSandbox(sandbox, loop)  # type: ignore[return-value]  # the same, blocking
 
 
 def interrupt(question: Any) -> Awaitable[Any]:
@@ -54,7 +63,8 @@ def interrupt(question: Any) -> Awaitable[Any]:
     if not isinstance(scope, RunScope):
         raise NotInARun("ramify.interrupt() was called in a LangGraph node: call LangGraph's own interrupt() there")
     outside_steps("interrupt() was called")
-    return begin_asking(scope, question, call_site())
+    site = call_site()
+    return from_here("interrupt() was called", lambda: begin_asking(scope, question, site))
 
 
 def time_left() -> float | None:
@@ -123,7 +133,7 @@ class LLM:
             stop=tuple(stop),
             top_logprobs=top_logprobs,
         )
-        return _first(_call([request], call_site(), "chat"))
+        return _call([request], call_site(), "chat", _first)
 
     def propose(
         self,
@@ -149,14 +159,14 @@ class LLM:
             )
             for sample in range(n)
         ]
-        return _texts(_call(requests, call_site(), "propose"))
+        return _call(requests, call_site(), "propose", _texts)
 
     def choose(
         self, question: str, options: Sequence[str], *, system: str | None = None, model: str = "default"
     ) -> Awaitable[Choice]:
         """Rank up to 20 options by the probability that the model gives to each one's letter."""
         request = letter_request(question, options, system=system, model=model)
-        return _choice(_call([request], call_site(), "choose"), len(options))
+        return _call([request], call_site(), "choose", lambda pending: _choice(pending, len(options)))
 
 
 llm = LLM()
@@ -168,8 +178,17 @@ def _messages(prompt: str | Sequence[Message], system: str | None) -> tuple[Mess
     return (*((Message("system", system),) if system else ()), *prompt)
 
 
-def _call(requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
-    return current_scope(f"llm.{method}() was called").call_llm(requests, site, method)
+def _call(
+    requests: list[ChatRequest],
+    site: CallSite,
+    method: str,
+    read: Callable[[Awaitable[list[ChatResult]]], Awaitable[T]],
+) -> Awaitable[T]:
+    what = f"llm.{method}() was called"
+    scope = current_scope(what)
+    if not isinstance(scope, RunScope):
+        return read(scope.call_llm(requests, site, method))
+    return from_here(what, lambda: read(scope.call_llm(requests, site, method)))
 
 
 async def _first(pending: Awaitable[list[ChatResult]]) -> ChatResult:

@@ -141,9 +141,12 @@ async def _losers_rows(repeats: int) -> list[Row]:
         spec = EngineSpec(EngineKind.VLLM)
         settings = GatewaySettings(home=paths.home(), engines=(spec,), trace=trace)
         async with LocalGateway(settings) as gateway:
-            await _fork(gateway.base_url, "warm", trace, call_off=True)
-            off = [await _fork(gateway.base_url, f"off{i}", trace, call_off=True) for i in range(repeats)]
-            left = [await _fork(gateway.base_url, f"left{i}", trace, call_off=False) for i in range(repeats)]
+            url = gateway.base_url
+            async with _client() as client:
+                serves = (await client.get(f"{url}/models")).raise_for_status().json()["data"][0]["id"]
+            await _fork(url, serves, "warm", trace, call_off=True)
+            off = [await _fork(url, serves, f"off{i}", trace, call_off=True) for i in range(repeats)]
+            left = [await _fork(url, serves, f"left{i}", trace, call_off=False) for i in range(repeats)]
     ours, other = statistics.median(s for s, _ in off), statistics.median(s for s, _ in left)
     spared = statistics.median(tokens for _, tokens in left) - statistics.median(tokens for _, tokens in off)
     note = f"8 siblings of at most 100 tokens, {repeats} runs, {min(off)[0]:.3f} to {max(off)[0]:.3f} s; "
@@ -152,17 +155,20 @@ async def _losers_rows(repeats: int) -> list[Row]:
     return [row_]
 
 
-async def _fork(url: str, group: str, trace: Path, *, call_off: bool) -> tuple[float, float]:
+async def _fork(url: str, model: str, group: str, trace: Path, *, call_off: bool) -> tuple[float, float]:
     """Seconds from the first sibling's answer, after which the rest may be called off, until the KV of all is free,
     and the tokens that the losers generated."""
     tags = {"fork_group": group, "fork_size": 8, "fork_need": 1, "compound_id": group}
     async with _client() as client:
         lengths = [20, *[100] * 7]
         asked = [
-            asyncio.create_task(_ask(client, url, f"In {group} there lived", n, vllm_xargs=tags)) for n in lengths
+            asyncio.create_task(_ask(client, url, f"In {group} there lived", n, model=model, vllm_xargs=tags))
+            for n in lengths
         ]
-        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        first, _ = await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
         began = time.time()
+        for answer in first:
+            answer.result()
         if call_off:
             (await client.post(f"{url}/ramify/cancel", json={"fork_group": group})).raise_for_status()
         await asyncio.gather(*asked, return_exceptions=True)

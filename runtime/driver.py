@@ -229,7 +229,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
     args, kwargs = codec.decode(run.record.args_json)
     try:
         with entered(RunScope(run, run.root)):
-            result_json = codec.encode(await outcome(function(*args, **kwargs)), "its result")
+            result_json = codec.encode(await outcome(function, args, kwargs), "its result")
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))

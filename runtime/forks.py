@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -22,6 +21,7 @@ from ramify.runtime.run import RunScope, new_row
 from ramify.runtime.scope import current_scope, entered
 from ramify.runtime.sites import CallSite, call_site
 from ramify.runtime.steps import begin_step
+from ramify.runtime.threads import from_here, waits_here
 from ramify.runtime.worlds import Branch as Line
 
 T = TypeVar("T")
@@ -40,7 +40,8 @@ class HasStep(Protocol):
 
 
 class Fork(Generic[T]):
-    """`async with fork(items) as branches`: one branch an item; on the way out the worlds are released."""
+    """`async with fork(items) as branches`: one branch an item; on the way out the worlds are released. In a
+    workflow that is not async: `with fork(items) as branches`."""
 
     def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
         outside_steps("fork() was called")
@@ -77,6 +78,14 @@ class Fork(Generic[T]):
             line = Line(path, self.base.snapshot, parent.checkpoint, made=list(parent.made))
             self._branches.append(Branch(self, self._scope, line, index, item))
         return Branches(self._branches)
+
+    def __enter__(self) -> Branches[T]:
+        return _waited("a fork was entered", self.__aenter__)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _waited("a fork was left", lambda: self.__aexit__(kind, error, trace))
 
     async def _perform(self, parent: Line) -> None:
         """A fork costs nothing but this row: the children's worlds are mounted when a step first needs them."""
@@ -171,17 +180,15 @@ class Branch(Generic[T]):
         self, step: HasStep, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Awaitable[Any]:
         """As `run`, called from elsewhere than the user's own line."""
-        outside_steps(f"step {step.definition.name!r} was started on a branch")
-        return begin_step(self.scope, step.definition, self.parent.run.op(OpKind.RUN, site), args, dict(kwargs))
+        what = f"step {step.definition.name!r} was started on a branch"
+        outside_steps(what)
+        op = self.parent.run.op(OpKind.RUN, site)
+        return from_here(what, lambda: begin_step(self.scope, step.definition, op, args, dict(kwargs)))
 
-    def enter(self) -> AbstractAsyncContextManager[Branch[T]]:
-        """`async with branch.enter()`: steps, forks and model calls inside apply to this branch."""
-        return self._entered()
-
-    @asynccontextmanager
-    async def _entered(self) -> AsyncIterator[Branch[T]]:
-        with entered(self.scope):
-            yield self
+    def enter(self) -> Entered[T]:
+        """`async with branch.enter()`: steps, forks and model calls inside apply to this branch. In a workflow that
+        is not async: `with branch.enter()`."""
+        return Entered(self)
 
     @property
     def scope(self) -> RunScope:
@@ -195,7 +202,8 @@ class Branch(Generic[T]):
         """As `adopt`, called from elsewhere than the user's own line."""
         outside_steps("adopt() was called")
         asked = MergeStrategy(strategy) if isinstance(strategy, str) else strategy
-        return self._adopt(self.parent.run.op(OpKind.MERGE, site), asked)
+        op = self.parent.run.op(OpKind.MERGE, site)
+        return from_here("adopt() was called", lambda: self._adopt(op, asked))
 
     async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
         run, parent = self.parent.run, self.parent.branch
@@ -278,6 +286,38 @@ class Branch(Generic[T]):
         return Made(merged, f"the merge of {self.line.path}", again)
 
 
+class Entered(Generic[T]):
+    """What `branch.enter()` gives: a context, in which the branch is the current one."""
+
+    def __init__(self, branch: Branch[T]) -> None:
+        self._branch = branch
+        self._inside = entered(branch.scope)
+
+    def __enter__(self) -> Branch[T]:
+        self._inside.__enter__()
+        return self._branch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Branch[T]:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def _waited(what: str, begin: Callable[[], Awaitable[R]]) -> R:
+    """For `with` in a function that has a thread of its own."""
+    if waits_here() is None:
+        raise TypeError(f"{what} by `with` in async code: write `async with`")
+    return from_here(what, begin)  # type: ignore[return-value]  # there it is the result itself
+
+
 def _said(strategy: MergeStrategy | Resolver) -> str:
     """A strategy's name, for keys: equal in a resumed run."""
     if isinstance(strategy, MergeStrategy):
@@ -310,7 +350,7 @@ class Outcome(Generic[T, R]):
             raise self.error
         return self._value  # type: ignore[return-value]  # None is a legal result
 
-    def enter(self) -> AbstractAsyncContextManager[Branch[T]]:
+    def enter(self) -> Entered[T]:
         return self.branch.enter()
 
     def adopt(self, *, strategy: Strategy = "fail") -> Awaitable[None]:
@@ -355,8 +395,10 @@ class Branches(Generic[T]):
 
         Waits for all. `errors="raise"` then raises the first failed branch's error, by index.
         """
-        outside_steps(f"step {step.definition.name!r} was started on branches")
-        return _map(self._branches, step, call_site(), extra, concurrency or os.cpu_count() or 1, errors)
+        what = f"step {step.definition.name!r} was started on branches"
+        outside_steps(what)
+        site, width = call_site(), concurrency or os.cpu_count() or 1
+        return from_here(what, lambda: _map(self._branches, step, site, extra, width, errors))
 
 
 async def _map(

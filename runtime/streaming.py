@@ -1,4 +1,4 @@
-"""Workflows that are async generators: what they yield is passed on as it comes, and is their result as a list.
+"""Workflows that are generators: what they yield is passed on as it comes, and is their result as a list.
 
 What was yielded is not journalled: a resumed run goes through its function again and yields the same again, since all
 that its values come from is recorded. Whoever streams a run a second time hears it from the beginning.
@@ -7,38 +7,133 @@ that its values come from is recorded. Whoever streams a run a second time hears
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing
+import inspect
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, closing
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ramify.runtime import codec
+from ramify.runtime.threads import from_here, in_thread, waits_here
+
+T = TypeVar("T")
 
 Hear = Callable[[Any], Awaitable[None]]
+Alone = Callable[[AsyncGenerator[Any, None]], Iterator[Any]]
 
 _listener: ContextVar[Hear | None] = ContextVar("ramify_listener", default=None)
 
 
-async def outcome(made: Awaitable[Any] | AsyncGenerator[Any, None]) -> Any:
-    """What a workflow's function gave: its value, or all that it yielded. Raises `NotSerialisable` where it yields
-    what cannot be kept."""
-    if not isinstance(made, AsyncGenerator):
-        return await made
+async def outcome(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a workflow's function gives: its value, or all that it yields. One that is not async runs in a thread.
+
+    Raises `NotSerialisable` where it yields what cannot be kept.
+    """
     hear = _listener.get()
     _listener.set(None)  # it is for this run, not for those that it may start
     items: list[Any] = []
-    async with aclosing(made):
-        async for item in made:
-            items.append(codec.decode(codec.encode(item, "what it yielded")))  # as it will be when the run is resumed
-            if hear is not None:
-                await hear(items[-1])
+
+    async def yielded(item: Any) -> None:
+        items.append(codec.decode(codec.encode(item, "what it yielded")))  # as it will be when the run is resumed
+        if hear is not None:
+            await hear(items[-1])
+
+    def blocking() -> Any:
+        made = function(*args, **kwargs)
+        if isinstance(made, Generator):
+            with closing(made):
+                _all_of(made, lambda item: from_here("an item was yielded", lambda: yielded(item)))
+        return made
+
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        made = function(*args, **kwargs)
+    else:
+        made = await in_thread(blocking)
+    if isinstance(made, AsyncGenerator):
+        async with aclosing(made):
+            async for item in made:
+                await yielded(item)
+    elif isinstance(made, Awaitable):
+        return await made
+    elif not isinstance(made, Generator):
+        return made
     return items
 
 
-async def streamed(run: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncGenerator[Any, None]:
-    """What `run` yields, at most one item ahead of the reader. Left early, the run is cancelled, to be resumed."""
+def _all_of(made: Generator[Any, None, Any], hear: Callable[[Any], object]) -> None:
+    while True:
+        try:
+            item = next(made)
+        except StopIteration as end:
+            if end.value is not None:
+                raise TypeError(
+                    f"a workflow that yields returns {end.value!r} besides: what it yields is its result, so yield "
+                    "that too, or return nothing"
+                ) from None
+            return
+        hear(item)
+
+
+class Stream(Generic[T]):
+    """What a workflow yields, as it comes: `async for item in stream`, or `for item in stream` in a plain function.
+
+    `alone`: iterates where no run and no loop is.
+    """
+
+    def __init__(
+        self, items: AsyncGenerator[T, None], alone: Callable[[AsyncGenerator[T, None]], Iterator[T]]
+    ) -> None:
+        self._items = items
+        self._alone = alone
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._items
+
+    async def aclose(self) -> None:
+        await self._items.aclose()
+
+    def __iter__(self) -> Iterator[T]:
+        return self._waiting() if waits_here() is not None else self._alone(self._items)
+
+    def _waiting(self) -> Iterator[T]:
+        what = "a stream was read"
+        try:
+            while True:
+                try:
+                    item: Any = from_here(what, self._items.__anext__)
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            from_here(what, self._items.aclose)
+
+
+async def streamed(
+    run: Callable[[], Coroutine[Any, Any, Any]], *, in_turn: bool = False
+) -> AsyncGenerator[Any, None]:
+    """What `run` yields, at most one item ahead of the reader. Left early, the run is cancelled, to be resumed.
+
+    `in_turn`: not ahead at all. So a part of a run begins nothing beside what reads it.
+    """
     ready: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
-    token = _listener.set(ready.put)
+    more: asyncio.Queue[None] = asyncio.Queue()
+
+    async def hear(item: Any) -> None:
+        await ready.put(item)
+        if in_turn:
+            await more.get()
+
+    token = _listener.set(hear)
     try:
         task = asyncio.create_task(run())
     finally:
@@ -49,6 +144,7 @@ async def streamed(run: Callable[[], Coroutine[Any, Any, Any]]) -> AsyncGenerato
             await asyncio.wait({task, item}, return_when=asyncio.FIRST_COMPLETED)
             if item.done():
                 yield item.result()
+                more.put_nowait(None)
             else:
                 item.cancel()
         await task

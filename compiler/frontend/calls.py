@@ -28,6 +28,14 @@ from ramify.compiler.spec import Adopt, Body, CallLlm, Inlined, Item, Run
 MOST_INLINED = 2000  # calls read in their place; a workflow beyond that gets graph breaks
 
 
+_CALLED_BY: dict[str, Callable[[object], object | None]] = {
+    "stream": workflow_info,
+    "invoke": workflow_info,
+    "call": step_info,
+}
+"""Methods of a workflow, of a tool, that are a call of it."""
+
+
 class Calls:
     """Reads calls, and gathers the steps and helpers that it meets. `caught`: whoever calls the workflow may catch
     what fails in it, within the run."""
@@ -40,21 +48,18 @@ class Calls:
         self.helpers: set[ast.AST] = set()
         self._reading: list[Definition] = [workflow.node]
         self._again: dict[Item, Definition] = {}  # a break for a recursive call, and the function called again
-        self._plain: set[tuple[Definition, bool]] = set()  # hold nothing; the flag: read inside a fork
+        self._plain: set[tuple[Definition, bool, bool]] = set()  # hold nothing; read inside a fork, as blocking
         self._inlined = 0
 
     def read(self) -> Body:
-        return Tracer(self.call, Scope.of(self.workflow), [], self.caught).function(self.workflow.node)
+        scope, blocking = Scope.of(self.workflow), _is_plain(self.workflow.node)
+        return Tracer(self.call, scope, [], self.caught, blocking).function(self.workflow.node)
 
     def call(self, tracer: Tracer, node: ast.Call, awaited: bool) -> None:
         func, target = node.func, tracer.scope.resolve(node.func)
-        if isinstance(func, ast.Attribute) and func.attr in (
-            "stream",
-            "call",
-        ):  # of a workflow, of a tool: a call of it
+        if isinstance(func, ast.Attribute) and (marked := _CALLED_BY.get(func.attr)) is not None:
             of = tracer.scope.resolve(func.value)
-            is_one = workflow_info(of) if func.attr == "stream" else step_info(of)
-            target = target if is_one is None else of
+            target = target if marked(of) is None else of
         info = step_info(target)
         if info is not None:
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
@@ -62,7 +67,7 @@ class Calls:
             run = Run(self._step(info, target, tracer), tracer.site(node), caught=caught, together=together)
             tracer.add(run)
         elif is_fork(target):
-            tracer.unseen("fork(...) is not opened by an `async with` around the call itself", node)
+            tracer.unseen("fork(...) is not opened by a `with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
             tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n")))
         elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
@@ -119,7 +124,8 @@ class Calls:
         function = self._at_home(target)
         if function is not None:
             with tracer.catching() if is_wrapped(target) else nullcontext():
-                self._inline(tracer, node, function.node, function, None)
+                own = workflow_info(target) is not None and _is_plain(function.node)
+                self._inline(tracer, node, function.node, function, None, own_thread=own)
         else:
             self._handed(tracer, node)
 
@@ -130,31 +136,41 @@ class Calls:
         return self.sources.function(plain)
 
     def _inline(
-        self, tracer: Tracer, node: ast.Call, definition: Definition, function: Function, outer: Scope | None
+        self,
+        tracer: Tracer,
+        node: ast.Call,
+        definition: Definition,
+        function: Function,
+        outer: Scope | None,
+        *,
+        own_thread: bool = False,
     ) -> None:
         name = getattr(definition, "name", "lambda")
+        blocking = own_thread or _blocks(tracer, definition)
         if definition in self._reading:
             self._again[tracer.unseen(f"{name} calls itself", node)] = definition
         elif self._inlined >= MOST_INLINED:
             tracer.unseen(f"{name} is one of more than {MOST_INLINED} calls of helpers", node)
-        elif (definition, bool(tracer.forks)) not in self._plain:
+        elif (definition, bool(tracer.forks), blocking) not in self._plain:
             self._inlined += 1
             inner = Function(name, function.module, function.path, definition, function.outer)
-            body = self._body(tracer, inner, outer, node)
+            body = self._body(tracer, inner, outer, node, blocking)
             if any(operations(body)):
                 self.helpers.add(definition)
                 tracer.add(Inlined(name, body))
 
-    def _body(self, tracer: Tracer, inner: Function, outer: Scope | None, node: ast.Call | None) -> Body:
+    def _body(
+        self, tracer: Tracer, inner: Function, outer: Scope | None, node: ast.Call | None, blocking: bool
+    ) -> Body:
         """A helper's body; empty if it holds nothing but calls of itself."""
         scope = Scope.of(inner, outer)
         if node is not None:
             _hand_over_forks(tracer, node, inner.node, scope)
         self._reading.append(inner.node)
-        body = Tracer(self.call, scope, tracer.forks, tracer.caught).function(inner.node)
+        body = Tracer(self.call, scope, tracer.forks, tracer.caught, blocking).function(inner.node)
         self._reading.pop()
         if all(self._again.get(item) is inner.node for item in operations(body)):
-            self._plain.add((inner.node, bool(tracer.forks)))
+            self._plain.add((inner.node, bool(tracer.forks), blocking))
             return ()
         return body
 
@@ -186,7 +202,17 @@ class Calls:
         if definition is None or function is None or definition in self._reading:
             return False
         inner = Function("", function.module, function.path, definition, function.outer)
-        return any(operations(self._body(tracer, inner, outer, None)))
+        return any(operations(self._body(tracer, inner, outer, None, _blocks(tracer, definition))))
+
+
+def _is_plain(definition: Definition) -> bool:
+    """Not async: as a workflow it has a thread of its own."""
+    return isinstance(definition, ast.FunctionDef)
+
+
+def _blocks(tracer: Tracer, definition: Definition) -> bool:
+    """Whether its calls wait, where what is read here calls it."""
+    return tracer.blocking and not isinstance(definition, ast.AsyncFunctionDef)
 
 
 def _hand_over_forks(tracer: Tracer, node: ast.Call, definition: Definition, scope: Scope) -> None:

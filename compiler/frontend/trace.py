@@ -41,9 +41,11 @@ class Tracer:
         scope: Scope,
         forks: list[OpenFork],
         caught: bool = False,
+        blocking: bool = False,
     ) -> None:
         self.call, self.scope, self.forks = call, scope, forks
         self.caught = caught  # what fails here may be caught, and the workflow goes on
+        self.blocking = blocking  # not async, and in a thread of its own: a call waits until what it began is done
         self.among = False  # an argument of another call: what runs here may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
@@ -197,7 +199,7 @@ class Tracer:
                 self.among = outer
             case ast.Call():
                 self.operands(node)
-                self.call(self, node, awaited)
+                self.call(self, node, awaited or self.blocking)
             case ast.Lambda():
                 pass
             case ast.BoolOp(values=[first, *rest]):
@@ -233,7 +235,7 @@ class Tracer:
         """A call's receiver and arguments. What is handed to a gatherer of awaitables is awaited by it."""
         awaited = isinstance(node.func, ast.Attribute | ast.Name) and _last_name(node.func) in _GATHERERS
         self.expr(node.func)
-        outer, self.among = self.among, True
+        outer, self.among = self.among, not self.blocking
         with self.catching():  # gather(..., return_exceptions=True), wait, create_task
             self.exprs(node.args, awaited)
             self.exprs((keyword.value for keyword in node.keywords), awaited)

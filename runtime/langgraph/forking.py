@@ -24,7 +24,8 @@ from ramify.runtime.langgraph.saver.engines import open_engine
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
 from ramify.runtime.langgraph.saver.reading import read_bodies
 from ramify.runtime.langgraph.saver.shared import opened
-from ramify.runtime.langgraph.saver.tables import Statements, checkpoints, threads, values, writes
+from ramify.runtime.langgraph.saver.statements import Statements
+from ramify.runtime.langgraph.saver.tables import checkpoints, threads, values, writes
 from ramify.runtime.langgraph.saver.upkeep import thread_id
 from ramify.runtime.langgraph.saver.values import ThreadId, Values, closure, insert_copies, load
 from ramify.runtime.langgraph.shown import shown

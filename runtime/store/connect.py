@@ -134,6 +134,21 @@ def transaction(connection: Connection) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def looking(connection: Connection) -> Iterator[None]:
+    """As `transaction`, for what only reads: on SQLite all of it sees one state, and waits for no writer."""
+    own: Any = connection.connection.driver_connection
+    if isinstance(own, sqlite3.Connection):  # psycopg begins by itself
+        with drivers_own(connection):
+            own.execute("BEGIN")
+    try:
+        yield
+    finally:
+        if not connection.invalidated:
+            with drivers_own(connection):
+                own.rollback()
+
+
 def _of(connection: Connection, own: Any) -> Any:
     """Who ends it: SQLAlchemy where it has seen anything of it."""
     return connection if connection.in_transaction() else own

@@ -135,16 +135,24 @@ class Concord:
         Best effort claims its floor only once it has waited out its default deadline: the oldest first.
         """
         first: list[RequestId] = []
+        looked_at = 0  # how much of the queue those who go first were found in
         holds = Counter([job.view.slo_class for job in running])
         for slo_class, share in self.options.floors.items():
             owed = max(1, round(share * slots)) - holds[slo_class]
-            if owed > 0 and share > 0:
-                best_effort = slo_class is SloClass.BEST_EFFORT
-                jobs = self._book.overdue(now) if best_effort else self._book.jobs(queue)
-                first += islice((job.id for job in jobs if job.view.slo_class is slo_class), owed)
+            if owed <= 0 or share <= 0:
+                continue
+            if slo_class is SloClass.BEST_EFFORT:
+                if overdue := self._book.overdue(now)[:owed]:
+                    first += [job.id for job in overdue]
+                    looked_at = len(queue)
+                continue
+            places = (at for at, job in enumerate(self._book.jobs(queue)) if job.view.slo_class is slo_class)
+            for at in islice(places, owed):
+                first.append(queue[at])
+                looked_at = max(looked_at, at + 1)
         if not first:
             return queue
-        return first + list(filterfalse(set(first).__contains__, queue))
+        return [*first, *filterfalse(set(first).__contains__, queue[:looked_at]), *queue[looked_at:]]
 
     def _displacement(
         self, view: View, queue: list[RequestId], worth: float, running: list[Job], now: float, contested: bool
@@ -192,7 +200,7 @@ class Concord:
         """Prompt tokens a step may compute so that the tightest stream that runs keeps its time between tokens."""
         if not self.options.protect_tbt:
             return None
-        tightest = min((call.tbt for call in view.running if call.tbt is not None), default=None)
+        tightest = min([call.tbt for call in view.running if call.tbt is not None], default=None)
         if tightest is None:
             return None
         step = view.capacity.step
@@ -210,8 +218,8 @@ def _fits(waiting: ByDeadline, running_due: list[tuple[float, float, float]], he
     """
     i, demand = 0, 0.0
     next_due = running_due[0][0] if running_due else NEVER
-    _, entries, dues, _, before, _, late_at = waiting
-    for due, before_s, late, entry in zip(dues, before, late_at, entries, strict=True):
+    columns = zip(waiting.due, waiting.before_s, waiting.late_at, waiting.work_s, strict=True)
+    for due, before_s, late, work_s in columns:
         if next_due <= due:
             while i < len(running_due) and running_due[i][0] <= due:
                 demand += running_due[i][1]
@@ -219,7 +227,7 @@ def _fits(waiting: ByDeadline, running_due: list[tuple[float, float, float]], he
             next_due = running_due[i][0] if i < len(running_due) else NEVER
         if headroom * demand + before_s > due - now and now < late < NEVER:
             return False
-        demand += entry[3]
+        demand += work_s
     return True
 
 

@@ -38,10 +38,6 @@ class Later(NamedTuple):
     least_wall_s: float
 
 
-# How a job stands in the sweep of `keep.py`: by density, the youngest of equals first (minus arrival and id); then
-# its work, its unit, its id. The density is the job's own: a unit's changes with its members.
-Entry = tuple[float, float, int, float, str | None, RequestId]
-
 _NOTHING_LATER = Later(0.0, 0.0, 0.0, 0.0)
 
 
@@ -61,7 +57,7 @@ class Job:
     weight: float
     counts: bool  # has an SLO: may be late, and is looked at in the test whether everything fits
     waits: bool  # holds no slot: waiting, preempted or paused
-    entry: Entry
+    shared: bool = False  # more of its unit wait
     # Its unit's worth for each second of GPU time; rank sorts by it, siblings together, then by age.
     density: float = 0.0
     rank: tuple[float, float, int] = (0.0, 0.0, 0)
@@ -112,7 +108,8 @@ class Reckoner:
             elif compound.rest:
                 later = _later(call, capacity, token_s)
         best_effort = call.slo_class is SloClass.BEST_EFFORT
-        unit = _unit(call)
+        same_unit = old is not None and old.view.compound is compound and old.view.group is group
+        unit = old.unit if old is not None and same_unit else _unit(call)
         weight = call.weight * (self.best_effort_weight if best_effort else 1.0)
         work = prefill + gpu + later.gpu_s / width
         density = weight / (prefill + gpu + later.gpu_s)
@@ -131,7 +128,7 @@ class Reckoner:
             weight,
             not best_effort,
             call.state is not State.RUNNING,
-            (density, -call.arrived, -call.id, work, unit, call.id),
+            False,
             density,
             (-density, call.arrived, call.id),
         )

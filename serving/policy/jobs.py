@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import filterfalse
 from operator import attrgetter
 from typing import NamedTuple
 
-from ramify.serving.policy.job import NEVER, Entry, Job, Reckoner
+from ramify.serving.policy.changes import changes
+from ramify.serving.policy.job import NEVER, Job, Reckoner
 from ramify.serving.policy.shelf import Shelf
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, View
 from ramify.serving.policy.work import LengthPrior
@@ -22,27 +22,32 @@ _DRIFT = 1.1  # keys are kept while the pace is within this factor of the one th
 
 
 _LAXITY = attrgetter("start_by", "id")
+_ID = attrgetter("id")
 
 
 class ByDeadline(NamedTuple):
     """What waits or is paused, the earliest deadline first, with columns. Not to be changed."""
 
     jobs: list[Job]
-    entries: list[Entry]
+    ids: Sequence[RequestId]
+    first_late_at: float
     due: Sequence[float]
     start_by: Sequence[float]  # -NEVER for what has no SLO
-    before_s: Sequence[float]
-    lone_density: Sequence[float]  # NEVER for a unit's member, whose density changes; 0 for what has no SLO
+    work_s: Sequence[float]
+    density: Sequence[float]  # NEVER for what waits with others of its unit; 0 for what has no SLO
     late_at: Sequence[float]
+    before_s: Sequence[float]
 
 
 _IN_SWEEP: tuple[Callable[[Job], float], ...] = (
     attrgetter("due"),
     lambda job: job.start_by if job.counts else -NEVER,
-    attrgetter("before_s"),
-    lambda job: 0.0 if not job.counts else job.density if job.unit is None else NEVER,
+    attrgetter("work_s"),
+    lambda job: 0.0 if not job.counts else NEVER if job.shared else job.density,
     attrgetter("late_at"),
+    attrgetter("before_s"),
 )
+_DENSITY = 3  # its place among them
 
 
 class JobBook:
@@ -56,6 +61,7 @@ class JobBook:
     def _reset(self) -> None:
         self._jobs: dict[RequestId, Job] = {}
         self._views: dict[RequestId, RequestView] = {}  # as each job was worked out from
+        self._calls: list[RequestView] = []  # the last view's
         self._units: dict[str, dict[RequestId, Job]] = {}
         self._capacity: Capacity | None = None
         self._token_s = 0.0
@@ -78,7 +84,9 @@ class JobBook:
         self._capacity = capacity
         jobs, dirty, seen = self._jobs, set[str](), self._views.get
         calls = [*view.waiting, *view.running, *view.paused]
-        fresh = [call for call in calls if seen(call.id) is not call]
+        changed = changes(self._calls, calls)
+        fresh = [call for call in (calls if changed is None else changed[0]) if seen(call.id) is not call]
+        self._calls = calls
         if len(fresh) > len(jobs) // 4:
             self._disturb()
         for call in fresh:
@@ -86,8 +94,7 @@ class JobBook:
                 self._forget(old, dirty)
             self._add(self._reckoner.job(call, capacity, self._token_s, old), dirty)
         if len(jobs) != len(calls):
-            here = {call.id for call in calls}
-            gone = sorted(filterfalse(here.__contains__, jobs))
+            gone = sorted(jobs.keys() - set(map(_ID, calls)) if changed is None else changed[1])
             if len(gone) > len(jobs) // 4:
                 self._disturb()
             for id_ in gone:
@@ -99,8 +106,8 @@ class JobBook:
         return map(self._jobs.__getitem__, ids)
 
     def of(self, calls: Iterable[RequestView]) -> list[Job]:
-        jobs = self._jobs
-        return [jobs[call.id] for call in calls]
+        """Of calls that are in the view."""
+        return list(map(self._jobs.__getitem__, map(_ID, calls)))
 
     def by_density(self) -> list[RequestId]:
         """What waits or is paused, the densest unit first. Not to be changed."""
@@ -111,7 +118,7 @@ class JobBook:
         return self._lax.ids()
 
     def by_deadline(self) -> ByDeadline:
-        return ByDeadline(self._due.jobs(), self._due.entries(), *self._due.columns())
+        return ByDeadline(self._due.jobs(), self._due.ids(), self.next_late(), *self._due.columns())
 
     def late(self, now: float) -> list[Job]:
         """What waits or is paused and cannot be in time any more, that which had to start first at the head."""
@@ -186,6 +193,12 @@ class JobBook:
         if not members:
             del self._units[unit]
             return
+        shared = sum([job.waits for job in members]) > 1
+        for job in members:
+            if job.shared is not shared:
+                job.shared = shared
+                if job.waits:
+                    self._due.renew(job, _DENSITY)
         first = next(iter(members))
         prefills = [job.prefill_s for job in members]
         prefill = max(prefills) if first.view.group is not None else sum(prefills)
@@ -202,3 +215,5 @@ class JobBook:
             job.rank = (-density, arrived, job.id)
             if job.waits and in_place:
                 self._ranked.add(job)
+            if job.waits and not shared:
+                self._due.renew(job, _DENSITY)

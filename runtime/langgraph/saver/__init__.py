@@ -7,6 +7,8 @@ writer.py     commits in groups
 upkeep.py     copying, pruning and deleting threads
 shared.py     what these three have in common
 tables.py     the tables
+statements.py what a superstep executes, and what a checkpoint is read by
+reading.py    checkpoints back out of the database
 engines.py    from an address to a database
 items.py      Store, LangGraph's long-term store
 caching.py    Cache, LangGraph's cache of node results

@@ -41,7 +41,7 @@ class Cache(Opened, BaseCache[ValueT]):
             some = list(asked)[at : at + _AT_ONCE]
             places = or_(*(and_(cached.c.prefix == prefix, cached.c.key == key) for prefix, key in some))
             fresh = or_(cached.c.expires_at.is_(None), cached.c.expires_at > self._clock())
-            with self._engine.connect() as connection:
+            with self._reading() as connection:
                 for row in connection.execute(select(cached).where(places, fresh)):
                     found[asked[row.prefix, row.key]] = self.serde.loads_typed((row.kind, bytes(row.body)))
         return found

@@ -71,7 +71,7 @@ class Store(Opened, BaseStore):
         if any(isinstance(op, PutOp) or getattr(op, "refresh_ttl", False) for op in given):
             written: list[Result] = self._written(work)
             return written
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return work(connection)
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:

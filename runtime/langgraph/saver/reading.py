@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointMetadata, CheckpointTuple, get_checkpoint_id, writes_sort_key
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from sqlalchemy import Connection, Row, Select, select, tuple_
+from sqlalchemy import Connection, Select, select, tuple_
 
-from ramify.runtime.langgraph.saver.packing import Packed, unpack
+from ramify.runtime.langgraph.saver.packing import Packed, ValueId, unpack
+from ramify.runtime.langgraph.saver.statements import Statements, one_trip
 from ramify.runtime.langgraph.saver.tables import checkpoints, threads, writes
 from ramify.runtime.langgraph.saver.values import closure
+from ramify.runtime.store.connect import drivers_own
 from ramify.runtime.store.packing import expand
+from ramify.runtime.store.texts import as_read, written
 
 _AT_ONCE = 64  # checkpoints whose values are fetched together
 
@@ -24,15 +27,66 @@ def config_of(thread: str, ns: str, id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": id}}
 
 
-def one(thread: str, ns: str, id: str | None) -> Select[Any]:
-    """The checkpoint of that id, or the newest."""
-    query = _rows().where(threads.c.name == thread, checkpoints.c.ns == ns)
-    return (query if id is None else query.where(checkpoints.c.id == id)).limit(1)
+class Row(Protocol):
+    """A checkpoint as it lies in the database, whoever asked for it."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def parent(self) -> str | None: ...
+    @property
+    def channels(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def body(self) -> bytes: ...
+    @property
+    def word(self) -> ValueId | None: ...
+    @property
+    def compressed(self) -> bool: ...
 
 
-def newest_id(thread: str, ns: str) -> Select[Any]:
-    query = select(checkpoints.c.id).join(threads, threads.c.id == checkpoints.c.thread)
-    return query.where(threads.c.name == thread, checkpoints.c.ns == ns).order_by(checkpoints.c.id.desc()).limit(1)
+class _Found(NamedTuple):
+    id: str
+    parent: str | None
+    channels: str
+    kind: str
+    body: bytes
+    word: ValueId | None
+    compressed: bool
+
+
+class Written(NamedTuple):
+    """What one task wrote after a checkpoint. `items`: JSON, as in the table."""
+
+    task: str
+    path: str
+    items: str
+
+
+class Place(NamedTuple):
+    thread: str
+    ns: str
+
+
+def one(
+    connection: Connection, statements: Statements, place: Place, id: str | None, serde: SerializerProtocol
+) -> tuple[CheckpointTuple | None, str | None]:
+    """The checkpoint of that id, or the newest; and the id of the newest."""
+    wanted = None if id is None else written(id)
+    with drivers_own(connection):
+        with one_trip(connection):  # also with the BEGIN before it
+            found = statements.find(connection, written(place.thread), written(place.ns), wanted)
+        rows = found.fetchall()
+    newest, thread, at, parent, *rest = rows[0][:-3]
+    newest = None if newest is None else as_read(newest)
+    if thread is None:
+        return None, newest
+    row = _Found(as_read(at), None if parent is None else as_read(parent), *rest)
+    tasks = [Written(as_read(task), as_read(path), items) for *_, task, path, items in rows if task is not None]
+    words = () if row.word is None else (row.word,)
+    packed = closure(connection, {*_named(row, tasks), *words})
+    return _whole(place, row, _body(row, packed, serde), tasks, packed, serde), newest
 
 
 def several(config: RunnableConfig | None, before: RunnableConfig | None, limit: int | None) -> Select[Any]:
@@ -66,16 +120,22 @@ def tuples(
         some = rows[at : at + _AT_ONCE]
         bodies = read_bodies(connection, some, serde)
         kept = [(row, body) for row, body in zip(some, bodies, strict=True) if _matches(body[1], wanted)]
-        yield from _whole(connection, kept, serde)
+        tasks = _tasks(connection, [row for row, _ in kept])
+        of = {place: [Written(each.task, each.path, each.written) for each in rows] for place, rows in tasks.items()}
+        places = [(row.thread, row.ns, row.id) for row, _ in kept]
+        ids = {id for (row, _), place in zip(kept, places, strict=True) for id in _named(row, of.get(place, ()))}
+        packed = closure(connection, ids)
+        for (row, body), place in zip(kept, places, strict=True):
+            yield _whole(Place(row.thread_name, row.ns), row, body, of.get(place, ()), packed, serde)
 
 
-def read_bodies(connection: Connection, rows: Sequence[Row[Any]], serde: SerializerProtocol) -> list[tuple[Any, Any]]:
+def read_bodies(connection: Connection, rows: Sequence[Row], serde: SerializerProtocol) -> list[tuple[Any, Any]]:
     """Each row's checkpoint without its values, and its metadata."""
     words = closure(connection, {row.word for row in rows if row.word is not None})
     return [_body(row, words, serde) for row in rows]
 
 
-def _body(row: Row[Any], words: Mapping[int, Packed], serde: SerializerProtocol) -> tuple[Any, Any]:
+def _body(row: Row, words: Mapping[int, Packed], serde: SerializerProtocol) -> tuple[Any, Any]:
     data = bytes(row.body)
     if row.compressed:
         data = expand(data, b"" if row.word is None else unpack(row.word, words).data)
@@ -87,37 +147,37 @@ def _matches(metadata: CheckpointMetadata, wanted: Mapping[str, Any] | None) -> 
     return all(metadata.get(name) == value for name, value in (wanted or {}).items())
 
 
-def _whole(
-    connection: Connection, found: Sequence[tuple[Row[Any], tuple[Any, Any]]], serde: SerializerProtocol
-) -> Iterator[CheckpointTuple]:
-    channels = [json.loads(row.channels) for row, _ in found]
-    pending = _writes(connection, [row for row, _ in found])
-    ids = {id for each in channels for id in each.values()}
-    ids |= {id for rows in pending.values() for row in rows for _, _, id in json.loads(row.written)}
-    packed = closure(connection, ids)
+def _named(row: Row, tasks: Iterable[Written]) -> set[ValueId]:
+    """The ids of the values that a checkpoint and its tasks' writes are made of."""
+    return {*json.loads(row.channels).values(), *(id for one in tasks for _, _, id in json.loads(one.items))}
 
-    def value(id: int) -> Any:
+
+def _whole(
+    place: Place,
+    row: Row,
+    body: tuple[Any, Any],
+    tasks: Iterable[Written],
+    packed: Mapping[ValueId, Packed],
+    serde: SerializerProtocol,
+) -> CheckpointTuple:
+    def value(id: ValueId) -> Any:
         serialised = unpack(id, packed)
         return serde.loads_typed((serialised.kind, serialised.data))
 
-    for (row, (checkpoint, metadata)), ids_by_name in zip(found, channels, strict=True):
-        checkpoint["channel_values"] = {name: value(id) for name, id in ids_by_name.items()}
-        written = [
-            (each.path, each.task, index, channel, id)
-            for each in pending.get((row.thread, row.ns, row.id), ())
-            for index, channel, id in json.loads(each.written)
-        ]
-        written.sort(key=lambda w: writes_sort_key(*w[:3]))
-        yield CheckpointTuple(
-            config=config_of(row.thread_name, row.ns, row.id),
-            checkpoint=checkpoint,
-            metadata=metadata,
-            parent_config=config_of(row.thread_name, row.ns, row.parent) if row.parent else None,
-            pending_writes=[(task, channel, value(id)) for _, task, _, channel, id in written],
-        )
+    checkpoint, metadata = body
+    checkpoint["channel_values"] = {name: value(id) for name, id in json.loads(row.channels).items()}
+    made = [(one.path, one.task, index, channel, id) for one in tasks for index, channel, id in json.loads(one.items)]
+    made.sort(key=lambda w: writes_sort_key(*w[:3]))
+    return CheckpointTuple(
+        config=config_of(*place, row.id),
+        checkpoint=checkpoint,
+        metadata=metadata,
+        parent_config=config_of(*place, row.parent) if row.parent else None,
+        pending_writes=[(task, channel, value(id)) for _, task, _, channel, id in made],
+    )
 
 
-def _writes(connection: Connection, rows: Sequence[Row[Any]]) -> dict[tuple[int, str, str], list[Row[Any]]]:
+def _tasks(connection: Connection, rows: Sequence[Any]) -> dict[tuple[int, str, str], list[Any]]:
     places = [(row.thread, row.ns, row.id) for row in rows]
     if not places:
         return {}
@@ -126,5 +186,5 @@ def _writes(connection: Connection, rows: Sequence[Row[Any]]) -> dict[tuple[int,
     return {place: list(group) for place, group in itertools.groupby(ordered, _place)}
 
 
-def _place(row: Row[Any]) -> tuple[int, str, str]:
+def _place(row: Any) -> tuple[int, str, str]:
     return (row.thread, row.ns, row.checkpoint)

@@ -34,12 +34,14 @@ from ramify.runtime.langgraph.saver import reading, upkeep
 from ramify.runtime.langgraph.saver.order import go_on_after
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
 from ramify.runtime.langgraph.saver.shared import Opened
-from ramify.runtime.langgraph.saver.tables import Prepared, Statements, checkpoints, one_trip
+from ramify.runtime.langgraph.saver.statements import Prepared, Statements, one_trip
+from ramify.runtime.langgraph.saver.tables import checkpoints
 from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
 from ramify.runtime.langgraph.saver.writer import Writer
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.connect import looking
 from ramify.runtime.store.packing import compress
-from ramify.runtime.store.texts import as_read, written
+from ramify.runtime.store.texts import written
 
 _BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
 _WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
@@ -300,14 +302,13 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that the config names, or the thread's newest; None where there is none."""
         place = _Place.of(config)
+        at = reading.Place(place.thread, place.ns)
         self._writer.drain()
-        with self._engine.connect() as connection:
-            newest = connection.execute(reading.newest_id(place.thread, place.ns)).scalar()
-            if newest is not None:
-                go_on_after(as_read(newest))
-            query = reading.one(place.thread, place.ns, get_checkpoint_id(config))
-            found = reading.tuples(connection, query, self.serde)
-            return next(iter(found), None)
+        with self._reading() as connection, looking(connection):
+            found, newest = reading.one(connection, self._statements, at, get_checkpoint_id(config), self.serde)
+        if newest is not None:
+            go_on_after(newest)
+        return found
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         return await asyncio.to_thread(self.get_tuple, config)
@@ -322,7 +323,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     ) -> Iterator[CheckpointTuple]:
         """Newest first."""
         self._writer.drain()
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             query = reading.several(config, before, None if filter else limit)
             left = limit
             for found in reading.tuples(connection, query, self.serde, filter):

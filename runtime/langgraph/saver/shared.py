@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from ramify.runtime.langgraph.saver.engines import open_engine
 from ramify.runtime.langgraph.saver.tables import make
 from ramify.runtime.store.address import parse
+from ramify.runtime.store.committer import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S
+from ramify.runtime.store.failures import is_gone
 
 
 def opened(address: str | Path) -> Engine:
@@ -34,6 +37,7 @@ class Opened:
 
     address: str | Path
     _engine: Engine
+    _reader: Engine
     _clock: Callable[[], float]
 
     @classmethod
@@ -71,6 +75,24 @@ class Opened:
     def _begin(self, address: str | Path, clock: Callable[[], float] = time.time) -> None:
         self.address, self._clock = address, clock
         self._engine = opened(address)
+        server = self._engine.dialect.name == "postgresql"  # where each statement else sees what is there by then
+        self._reader = self._engine.execution_options(**{"isolation_level": "REPEATABLE READ"} if server else {})
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """A connection for one look, all of it at one state. A server that is gone is waited for, half a minute."""
+        until, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
+        while True:
+            try:
+                connection = self._reader.connect()
+                break
+            except DBAPIError as error:
+                if not is_gone(error) or time.monotonic() + pause > until:
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_S)
+        with connection:
+            yield connection
 
     def _written(self, work: Callable[[Connection], Any]) -> Any:
         with self._engine.execution_options(write=True).begin() as connection:

@@ -7,15 +7,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, select
+from sqlalchemy import Connection, Dialect, Select, bindparam, select
 
 from ramify.runtime.langgraph.saver.packing import Packed, Serialised, ValueId, pack, unpack
-from ramify.runtime.langgraph.saver.tables import VALUES_AT_ONCE, Statements, threads, upsert, values
+from ramify.runtime.langgraph.saver.statements import VALUES_AT_ONCE, Prepared, Statements
+from ramify.runtime.langgraph.saver.tables import threads, upsert, values
+from ramify.runtime.store.connect import drivers_own
 
 ThreadId = int
 
 _KNOWN = 4096  # digests remembered
-_AT_ONCE = 500  # ids in one query: SQLite takes 32766, PostgreSQL 65535
+_AT_ONCE = 512  # ids in one query: SQLite takes 32766, PostgreSQL 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,24 +106,35 @@ def closure(connection: Connection, wanted: Collection[ValueId]) -> dict[ValueId
     """These values and all that they stand on: bases to the root, in one query, and dictionaries."""
     found: dict[ValueId, Packed] = {}
     missing = set(wanted)
-    while missing:
-        some = sorted(missing)[:_AT_ONCE]
-        for row in connection.execute(_CHAINS, {"ids": some}):
-            found[row.id] = _packed(row)
-        missing.difference_update(some)
-        missing |= {word for one in found.values() for word in one.words} - found.keys()
+    with drivers_own(connection):
+        while missing:
+            some = sorted(missing)[:_AT_ONCE]
+            room = 1 << (len(some) - 1).bit_length()  # few lengths, so that each is prepared once
+            ask = _chains(connection.dialect, room)
+            for id, *columns in ask(connection, *some, *some[-1:] * (room - len(some))).fetchall():
+                found[id] = _packed(*columns)
+            missing.difference_update(some)
+            missing |= {word for one in found.values() for word in one.words} - found.keys()
     return found
 
 
-def _chains() -> Any:
-    """The values of `ids` with their bases, and their bases' bases."""
-    start = select(values.c.id, values.c.base).where(values.c.id.in_(bindparam("ids", expanding=True)))
-    chain = start.cte("chain", recursive=True)
+def _chains(dialect: Dialect, count: int) -> Prepared:
+    """What finds that many values with their bases, and their bases' bases."""
+    if (dialect.name, count) not in _CHAINS:
+        names = [f"id_{at}" for at in range(count)]
+        _CHAINS[dialect.name, count] = Prepared(_of_ids(names), dialect, names)
+    return _CHAINS[dialect.name, count]
+
+
+_CHAINS: dict[tuple[str, int], Prepared] = {}
+
+
+def _of_ids(names: Sequence[str]) -> Select[Any]:
+    ids = [bindparam(name, type_=values.c.id.type) for name in names]
+    chain = select(values.c.id, values.c.base).where(values.c.id.in_(ids)).cte("chain", recursive=True)
     chain = chain.union(select(values.c.id, values.c.base).join(chain, values.c.id == chain.c.base))
-    return select(values).where(values.c.id.in_(select(chain.c.id)))
-
-
-_CHAINS = _chains()
+    read = (values.c[name] for name in ("id", "kind", "tail", "head", "base", "keep", "compressed", "words"))
+    return select(*read).where(values.c.id.in_(select(chain.c.id)))
 
 
 def _columns(packed: Packed) -> dict[str, Any]:
@@ -137,9 +150,11 @@ def _columns(packed: Packed) -> dict[str, Any]:
     }
 
 
-def _packed(row: Row[Any]) -> Packed:
-    words = tuple(int(word) for word in row.words.split(",") if word)
-    return Packed(row.kind, bytes(row.tail), bytes(row.head), row.base, row.keep, row.compressed, words)
+def _packed(
+    kind: str, tail: bytes, head: bytes, base: ValueId | None, keep: int, compressed: bool, words: str
+) -> Packed:
+    standing_on = tuple(int(word) for word in words.split(",") if word)
+    return Packed(kind, bytes(tail), bytes(head), base, keep, bool(compressed), standing_on)
 
 
 def reachable(connection: Connection, wanted: Collection[ValueId]) -> set[ValueId]:

@@ -47,10 +47,11 @@ def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: float, now
     return out
 
 
-def crowd(chance: random.Random, old: dict[int, RequestView], now: float) -> View:
-    """Forty that want more than there is time for, some of them as they were; few values, so that many are equal."""
+def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: float) -> View:
+    """Forty that want more than there is time for, a part of them `anew`; few values, so that many are equal."""
     calls = {}
-    for id_ in chance.sample(range(60), 40):
+    ids = chance.sample(sorted(old), len(old)) if old and anew < 0.1 else chance.sample(range(60), 40)
+    for id_ in ids if anew >= 0.1 else [*ids[1:], chance.choice(sorted({*range(60)}.difference(ids)))]:
         kind, due = chance.choice(list(SloClass)), now + chance.choice([-1, 1, 2, 4, 8, 16, 32])
         calls[id_] = view(
             id_,
@@ -64,21 +65,27 @@ def crowd(chance: random.Random, old: dict[int, RequestView], now: float) -> Vie
             weight=chance.choice([1.0, 1.0, 5.0]),
             state=chance.choice([State.WAITING, State.PREEMPTED]) if id_ < 50 else State.RUNNING,
         )
-        if id_ in old and chance.random() < 0.8:
+        if id_ in old and chance.random() >= anew:
             calls[id_] = old[id_]
     by_running = [[call for call in calls.values() if (call.state is State.RUNNING) is it] for it in (False, True)]
     return View(capacity(8), *by_running)
 
 
-@given(st.integers(0, 2**32), st.sampled_from([0.1, 0.3, 1.0]), st.floats(0, 2), st.sampled_from([1.0, 1.2]))
-@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([0.1, 0.3, 1.0]),
+    st.floats(0, 2),
+    st.sampled_from([1.0, 1.2]),
+    st.sampled_from([0.2, 0.03]),
+)
+@settings(max_examples=300, deadline=None)
 def test_it_keeps_what_the_plain_sweep_keeps_whatever_was_seen_before(
-    seed: int, reserve: float, step_s: float, slower: float
+    seed: int, reserve: float, step_s: float, slower: float, anew: float
 ) -> None:
     book, chance, now, token_s = JobBook(0.5, 0.1, 120.0, 0.25), random.Random(seed), NOW, 0.01
     old: dict[int, RequestView] = {}
-    for _ in range(4):
-        seen = crowd(chance, old, now)
+    for _ in range(6):
+        seen = crowd(chance, old, now, anew)
         old = {call.id: call for call in (*seen.waiting, *seen.running)}
         book.follow(seen, token_s)
         waiting, running = book.by_deadline().jobs, book.of(seen.running)

@@ -18,10 +18,11 @@ from langgraph.checkpoint.base import id as ids
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
+from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 
 from ramify.fork_engine import crash
-from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.langgraph.saver import Saver, reading
 
 CONFIG: Any = {"configurable": {"thread_id": "1"}}
 
@@ -284,3 +285,64 @@ def test_several_open_an_empty_database_at_once(postgres_server: str) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(first, range(4)))
+
+
+def test_a_checkpoint_is_read_by_two_statements(tmp_path: Path) -> None:
+    """To fork a thread is to read two checkpoints and to write one: most of what that costs is in statements."""
+    with Saver(tmp_path / "threads.db") as saver:
+        app = graph(saver)
+        app.invoke({"log": [], "big": "x" * 10_000}, CONFIG)
+        old = next(state for state in app.get_state_history(CONFIG) if set(state.next) == {"b", "c"})
+        said: list[str] = []
+        with saver._engine.connect() as connection:
+            own: Any = connection.connection.driver_connection
+        own.set_trace_callback(said.append)
+        found = saver.get_tuple(old.config)
+    assert found is not None
+    assert [len(found.checkpoint["channel_values"]["big"]), len(found.pending_writes or ())] == [10_000, 4]
+    assert [line.split()[0] for line in said] == ["BEGIN", "SELECT", "WITH", "ROLLBACK"], said
+
+
+def test_a_checkpoint_is_read_whole_while_another_process_prunes(
+    saver: Saver, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = graph(saver)
+    app.invoke({"log": [], "big": "x" * 1000}, CONFIG)
+    old = next(state for state in app.get_state_history(CONFIG) if set(state.next) == {"b", "c"})
+    look, passed = reading.closure, []
+
+    def between(connection: Any, wanted: Any) -> Any:
+        if not passed:
+            passed.append(1)
+            with Saver(address) as other:
+                other.prune(["1"], strategy="delete")
+        return look(connection, wanted)
+
+    monkeypatch.setattr(reading, "closure", between)
+    found = saver.get_tuple(old.config)
+    assert found is not None
+    assert found.checkpoint["channel_values"]["log"] == ["a"]
+    assert [saver.get_tuple(old.config), len(passed)] == [None, 1]
+
+
+@pytest.mark.postgres
+def test_a_look_waits_for_its_server(postgres_server: str) -> None:
+    import psycopg
+
+    address = postgres.new_database(postgres_server)
+    refused = []
+
+    def at_last(*_: object) -> None:
+        if len(refused) < 2:
+            refused.append(1)
+            raise psycopg.OperationalError("connection refused")
+
+    with Saver(address) as saver:
+        graph(saver).invoke({"log": []}, CONFIG)
+        with psycopg.connect(address) as other:
+            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            other.execute(f"{others} AND pid <> pg_backend_pid()")
+        event.listen(saver._engine, "do_connect", at_last)
+        found = saver.get_tuple(CONFIG)
+    assert found is not None
+    assert len(refused) == 2
