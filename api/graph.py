@@ -110,11 +110,13 @@ def compile(
     limit = None if deadline is None else seconds(deadline)
     if plan is None:
         from ramify.compiler.pipeline import compile_graph
+        from ramify.runtime.observed import Observed
 
         title = name or (compiled.name if START in compiled.nodes else next(iter(compiled.nodes)))
         file = sys._getframe(1).f_globals.get("__file__")  # where `ramify resume` finds the app again
         ref = title if file is None else f"{Path(file).resolve()}:{title}"
-        plan = compile_graph(compiled, name=title, ref=ref, deadline_s=limit).plan
+        seen = Observed(()).on(workspace)
+        plan = compile_graph(compiled, name=title, ref=ref, deadline_s=limit, estimates=seen).plan
 
     @asynccontextmanager
     async def services(observer: Observer | None) -> AsyncIterator[Services]:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import _fork_floors as floors
 from _fork_rows import BUDGET_S, QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker, row
 
 from ramify.fork_engine.store import SnapshotStore
@@ -57,9 +58,8 @@ async def _rows(quick: bool, scratch: Path | None) -> list[Row]:
         base = store.import_tree(workspace).snapshot
         spec = WorldSpec(mount_at=workspace, env={"PATH": os.environ["PATH"]})
         async with NamespaceBackend(store, root / "ramify" / "worlds") as backend:
-            bench = Bench(
-                backend, base, spec, _docker_peers(Pace(10, QUICK_BUDGET_S) if quick else Pace(20, BUDGET_S))
-            )
+            docker = _docker_peers(Pace(10, QUICK_BUDGET_S) if quick else Pace(20, BUDGET_S))
+            bench = Bench(backend, base, spec, docker, store.lower_dirs(base)[0], root)
             floor = _floor()
             made = [
                 *await bench.commands(),
@@ -72,9 +72,18 @@ async def _rows(quick: bool, scratch: Path | None) -> list[Row]:
 
 
 class Bench:
-    def __init__(self, backend: NamespaceBackend, base: Snapshot, spec: WorldSpec, docker: dict[str, Peer]) -> None:
+    def __init__(
+        self,
+        backend: NamespaceBackend,
+        base: Snapshot,
+        spec: WorldSpec,
+        docker: dict[str, Peer],
+        lower: Path,
+        scratch: Path,
+    ) -> None:
         self._backend, self._base, self._spec = backend, base, spec
         self._docker = docker
+        self._lower, self._scratch = lower, scratch  # the base's layer, and a place for what is done by hand
 
     async def commands(self) -> list[Row]:
         world = await self._backend.materialise(self._base, self._spec)
@@ -82,10 +91,12 @@ class Bench:
         builtin = await _times(lambda: world.run(":"), 200)
         program = await _times(lambda: world.run("/bin/true"), 200)
         plain = [_spawn("/bin/true") for _ in range(200)]
-        over = [took - statistics.median(plain) for took in program]
+        alone = statistics.median(plain)
+        over = [took - alone for took in program]
         await world.close()
+        one = row("one command in a live shell, over fork and exec", over, 1, "fork and exec alone", plain)
         return [
-            row("one command in a live shell, over fork and exec", over, 1, "fork and exec alone", plain),
+            {**one, "floor": floors.command(alone)},
             row("a builtin in a live shell", builtin, None, *self._docker["exec"]),
         ]
 
@@ -100,13 +111,12 @@ class Bench:
         base = world.snapshot
         first = await _times(lambda: self._rolled_back(world, base), 20)
         await world.close()
+        name = "checkpoint after 100 changed files, shell kept, not yet flushed"
         return [
-            row(
-                "checkpoint after 100 changed files, shell kept, not yet flushed",
-                sealed,
-                15,
-                "docker commit: benchmarks/_fork_store.py",
-            ),
+            {
+                **row(name, sealed, 15, "docker commit: benchmarks/_fork_store.py"),
+                "floor": floors.checkpoint(self._lower, self._scratch),
+            },
             row("checkpoint where nothing changed", clean, 0.5),
             row(
                 "rollback of a world with a shell, files only, to its first command",
@@ -164,9 +174,11 @@ class Bench:
         mounted, carried = await self._carried(await world.seal(), rounds=20)
         await world.close()
         peer = ("pickle and reload", reloaded)
+        floor = {"floor": floors.session(self._lower, self._scratch, DATA)}
+        name = "fork of a world with a Python session of 200 MB, to its first answer"
         return [
-            row("fork of a Python session of 200 MB, in its world", forked, 20, *peer),
-            row("fork of a world with a Python session of 200 MB, to its first answer", carried, 20, *peer),
+            {**row("fork of a Python session of 200 MB, in its world", forked, 20, *peer), **floor},
+            {**row(name, carried, 20, *peer), **floor},
             row("the same, to its mounted tree", mounted, None),
             row("checkpoint of the same: its pages written, hashed and flushed", sealed, None, *peer),
         ]
@@ -211,7 +223,7 @@ class Bench:
         live = row("live fork (bash, 50 MB Python, a job), a child after one dump", mounted, 55, *peer)
         after = statistics.median(all_ - tree for all_, tree in zip(answered, mounted, strict=True))
         return [
-            {**live, "first_run": round(after, 3)},
+            {**live, "first_run": round(after, 3), "floor": floors.restore(PROGRAM, self._scratch)},
             row("checkpoint of the same: the one dump, hashed and flushed", dumped, None, *peer),
             row("rollback of a live world (the same), to its first command", rolled, 80, *self._docker["restart"]),
         ]

@@ -70,7 +70,7 @@ def compile_graph(
     from ramify.compiler.frontend.routing import with_routes
 
     spec = with_routes(read_graph(graph, name=name, ref=ref, deadline_s=deadline_s), graph)
-    spec = with_state(spec, graph)
+    spec = with_state(spec, graph, estimates.begins_without)
     return compile_spec(spec, passes=passes, estimates=estimates)
 
 

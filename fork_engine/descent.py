@@ -128,6 +128,15 @@ def _lent(name: str, dir_fd: int, bits: int) -> Iterator[int]:
         os.close(pinned)
 
 
+def set_mode(name: str, dir_fd: int, mode: int) -> None:
+    """Of a file or folder, never of what a link leads to."""
+    pinned = os.open(name, _PATH, dir_fd=dir_fd)
+    try:
+        Path(proc_path(pinned)).chmod(mode)
+    finally:
+        os.close(pinned)
+
+
 def set_xattrs(name: str, dir_fd: int, *, drop: Callable[[str], bool], add: Mapping[str, bytes]) -> None:
     """Change attributes of one file or folder, which need not be writable by its mode."""
     with _lent(name, dir_fd, stat.S_IRUSR | stat.S_IWUSR) as pinned:

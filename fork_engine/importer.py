@@ -46,6 +46,7 @@ class _Read:
     """One pass over the folder."""
 
     root: os.stat_result
+    top: Entry
     entries: dict[str, Entry] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     stamps: dict[str, Stamp] = field(default_factory=dict)
@@ -86,7 +87,7 @@ def _checked(folder: Path, store: Path) -> Path:
 
 
 def _read(folder: Path, index: Index, incoming: Path) -> _Read:
-    read = _Read(folder.stat())
+    read = _Read(folder.stat(), root_entry(folder))
     try:
         with closing(walk(folder, lend=0)) as walked:
             for found in walked:
@@ -193,7 +194,7 @@ def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> M
             (earlier.copy if inode in taken else earlier.link)(path, located, parent, name)
             taken.add(inode)
 
-        return layers.write(Manifest(read.entries, root_entry(read.root)), place)
+        return layers.write(Manifest(read.entries, read.top), place)
 
 
 def _load_index(path: Path, layers: Layers) -> Index:

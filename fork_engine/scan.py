@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
@@ -20,8 +21,11 @@ from ramify.fork_engine.types import Entry, EntryKind, Skipped
 OPAQUE = "user.overlay.opaque"
 MAX_DEPTH = 400  # folders inside folders: each is an open descriptor and a Python frame while we are below it
 
-_FOREIGN = frozenset({"security.capability", "system.posix_acl_access", "system.posix_acl_default"})
+ACL = "system.posix_acl_access"
+_FOREIGN = frozenset({"security.capability", ACL, "system.posix_acl_default"})
 """What an import does not take either: a world that was sealed would else differ from a copy of its snapshot."""
+_ACL_ENTRY = struct.Struct("<HHI")  # linux/posix_acl_xattr.h: tag, permissions, whose; after four bytes of version
+_ACL_GROUP, _ACL_MASK = 0x04, 0x10
 _SMALL = 1 << 15  # bytes: below it handing a file to another thread costs more than hashing it
 
 _WHITEOUT = Entry(EntryKind.WHITEOUT)
@@ -55,6 +59,14 @@ class Found:
                 self.folder if self.folder >= 0 else f"{proc_path(self.parent)}/{self.name}"
             )
         return self._attributes
+
+    @property
+    def mode(self) -> int:
+        """As it is once its ACL is dropped."""
+        mode = stat.S_IMODE(self.stat.st_mode)
+        if stat.S_ISLNK(self.stat.st_mode) or ACL not in self.attributes:
+            return mode
+        return _mode_without(self.folder if self.folder >= 0 else f"{proc_path(self.parent)}/{self.name}", mode)
 
 
 Stamp = tuple[int, int, int, int]
@@ -110,7 +122,7 @@ def _walk(fd: int, prefix: str, lend: int, depth: int) -> Generator[Found, None,
 
 def entry_of(found: Found, digest: Callable[[Found], str]) -> Entry | None:
     """The entry of a path as it lies there; None for what an entry cannot be. `digest` reads a file where needed."""
-    kind, mode, mtime = stat.S_IFMT(found.stat.st_mode), stat.S_IMODE(found.stat.st_mode), found.stat.st_mtime_ns
+    kind, mode, mtime = stat.S_IFMT(found.stat.st_mode), found.mode, found.stat.st_mtime_ns
     if kind == stat.S_IFDIR:
         return Entry(EntryKind.DIR, mode, mtime_ns=mtime, xattrs=_xattrs(found.folder, found.attributes))
     if kind == stat.S_IFREG:
@@ -124,9 +136,21 @@ def entry_of(found: Found, digest: Callable[[Found], str]) -> Entry | None:
     return None
 
 
-def root_entry(status: os.stat_result) -> Entry:
+def root_entry(root: Path) -> Entry:
     """The top folder itself: mode and time alone, for these are what a mount shows of the uppermost layer's."""
-    return Entry(EntryKind.DIR, stat.S_IMODE(status.st_mode), mtime_ns=status.st_mtime_ns)
+    status = root.stat()
+    mode = stat.S_IMODE(status.st_mode)
+    if ACL in _list_xattrs(os.fspath(root.resolve())):
+        mode = _mode_without(os.fspath(root), mode)
+    return Entry(EntryKind.DIR, mode, mtime_ns=status.st_mtime_ns)
+
+
+def _mode_without(where: int | str, mode: int) -> int:
+    """The mode of a file whose ACL is dropped. Under an ACL the mode's group bits say what anybody named in it may do
+    at most; what the file's own group may, which is often less, is an entry of its own."""
+    entries = _ACL_ENTRY.iter_unpack(os.getxattr(where, ACL)[4:])
+    said: dict[int, int] = {tag: allowed for tag, allowed, _ in entries if tag in (_ACL_GROUP, _ACL_MASK)}
+    return mode & ~stat.S_IRWXG | (said[_ACL_GROUP] & said.get(_ACL_MASK, 0o7)) << 3
 
 
 def skip(found: Found) -> Skipped:
@@ -197,7 +221,7 @@ def scan_tree(root: Path, known: Mapping[str, Entry]) -> Scan:
             return before.digest
         return hash_file(found)
 
-    result = Scan(root_entry(root.stat()))
+    result = Scan(root_entry(root))
     inodes: dict[tuple[int, int], list[str]] = {}
     with closing(walk(root)) as walked:
         for found in walked:
@@ -216,7 +240,7 @@ def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
 
     `known`: the `stamps` of an earlier scan of the same folder; what has the same one is not read again.
     """
-    result = Scan(root_entry(root.stat()))
+    result = Scan(root_entry(root))
     steady, known = time.time_ns() - _TICK_NS, known or {}
     stamps: dict[str, Stamp] = {}
     if marks := list(filter(is_foreign, _list_xattrs(os.fspath(root)))):

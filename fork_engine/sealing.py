@@ -5,16 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.fork_engine.content import wait_past_tick
-from ramify.fork_engine.descent import Descent, folder, remove_tree, set_xattrs, split
+from ramify.fork_engine.descent import Descent, folder, remove_tree, set_mode, set_xattrs, split
 from ramify.fork_engine.diff import above, layer_between
 from ramify.fork_engine.files import write_new
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import Manifest, link_groups
-from ramify.fork_engine.scan import OPAQUE, Scan, Stamps, is_mark, scan_tree, scan_upper
+from ramify.fork_engine.scan import ACL, OPAQUE, Scan, Stamps, is_mark, scan_tree, scan_upper
 from ramify.fork_engine.types import Entry, EntryKind
 from ramify.fork_engine.view import View, differing
 from ramify.fork_engine.write import place_copy
@@ -138,8 +139,19 @@ def _normalise(fs: Path, scan: Scan) -> None:
             holder = split(skipped.path)[0]
             times = scan.entries[holder].mtime_ns if holder else scan.root.mtime_ns
             os.utime(parent, ns=(times, times))
+    _set_modes(fs, {path: scan.entries[path].mode for path, marks in scan.marked.items() if path and ACL in marks})
     fs.chmod(scan.root.mode)
     os.utime(fs, ns=(scan.root.mtime_ns, scan.root.mtime_ns))
+
+
+def _set_modes(fs: Path, modes: Mapping[str, int]) -> None:
+    """Of what had an ACL: its mode spoke of that. A folder comes before what it holds, and no other descent is open:
+    it would give back the modes that it found."""
+    if modes:
+        with Descent(fs, lend=0o700) as tree:
+            for path, mode in modes.items():
+                parent, name = tree.parent(path)
+                set_mode(name, parent, mode)
 
 
 def _unmark(path: str, marks: list[str], fs: Path, tree: Descent) -> None:

@@ -166,7 +166,11 @@ class Observed:
     def begins_without(self, path: str) -> bool:
         if path in _VOLATILE:
             return False  # of such a path a merge keeps one side
-        return self._workspace is None or not os.path.lexists(self._workspace / path)
+        if self._workspace is None:
+            return True
+        parents = list(Path(path).parents)[:-1]  # below a link, the file has another name
+        linked = any((self._workspace / parent).is_symlink() for parent in parents)
+        return not linked and not os.path.lexists(self._workspace / path)
 
 
 def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:

@@ -163,7 +163,10 @@ class Agent(Inhabitants):
         self._await_shell(shell)
         if shell.status != 0:
             self._sessions.forget(session)
-            return Failed(f"no Python session: {message.python} is not there for the world's shell")
+            return Failed(
+                f"no Python session: {message.python} is not there for the world's shell. One of a virtual "
+                f"environment needs the Python that this was made from: name its folder in WorldSpec(visible=...)"
+            )
         self._begin_session(session)
         return Done()
 

@@ -45,6 +45,7 @@ class Line(asyncio.Protocol):
         self._heard = bytearray()
         self._due: deque[asyncio.Future[Message]] = deque()
         self._transport: asyncio.Transport | None = None
+        self.last_words = ""  # of an agent that ended by itself
         self._ended = asyncio.get_running_loop().create_future()
 
     @classmethod
@@ -66,8 +67,9 @@ class Line(asyncio.Protocol):
                 return
             answer = decode(bytes(self._heard[LENGTHS.size : begin]), bytes(self._heard[begin : begin + body]))
             del self._heard[: begin + body]
-            if not self._due:  # an agent's last words, after which it ends
+            if not self._due:  # nobody asked: it says why it ends
                 self._heard.clear()
+                self.last_words = answer.message if isinstance(answer, Failed) else ""
                 return
             due = self._due.popleft()
             if not due.done():  # else whoever asked was cancelled
@@ -178,6 +180,8 @@ class AgentLink:
         if not self._exit_code.done() or self._exit_code.cancelled():
             return f"the world is gone ({self._helper.last_words()})"
         code = self._exit_code.result()
+        if self._line.last_words:
+            return f"the world's first process ended: {self._line.last_words}"
         if code == -signal.SIGKILL and await self.out_of_memory():
             return "the world ran out of the memory that it may use; start from its last snapshot again, with more"
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"

@@ -46,6 +46,8 @@ from ramify.cli.app import App, pass_app, say
 )
 @click.option("--hang", "hang_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
               help="An engine that is silent for so long is taken for hung.")  # fmt: skip
+@click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
+              metavar="SECONDS", help="The same for an answer that does not stream; at least --hang.")  # fmt: skip
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long a stop waits for calls in progress.")  # fmt: skip
 @click.option(
@@ -79,6 +81,7 @@ def serve_command(
     forward_tags: bool,
     can_resume: bool,
     hang_s: float,
+    whole_s: float,
     drain_s: float,
     analyzer: bool,
     log: bool,
@@ -115,6 +118,7 @@ def serve_command(
         can_resume=can_resume,
         policy=policy,
         hang_s=hang_s,
+        whole_s=whole_s,
         drain_s=drain_s,
         engine_log=engine_log,
         analyzer=analyzer,

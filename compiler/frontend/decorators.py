@@ -54,5 +54,5 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
         info.in_fork,
         calls_llm,
         function.where(),
-        files=files_of(function.node, nodes),
+        files=files_of(function, nodes, sources),
     )

@@ -70,12 +70,13 @@ def _bindings(tree: ast.Module) -> dict[str, list[ast.AST]]:
     """The statements at the top of a module that bind each name."""
     table: dict[str, list[ast.AST]] = {}
     for statement in tree.body:
-        for name in _bound(statement):
+        for name in bound_names(statement):
             table.setdefault(name, []).append(statement)
     return table
 
 
-def _bound(statement: ast.stmt) -> set[str]:
+def bound_names(statement: ast.AST) -> set[str]:
+    """The names that a statement binds."""
     match statement:
         case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
             return {name}
@@ -85,10 +86,10 @@ def _bound(statement: ast.stmt) -> set[str]:
             inner = (node for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt))
             handlers = statement.handlers if isinstance(statement, ast.Try) else []
             inside = [*inner, *(node for handler in handlers for node in handler.body)]
-            return set().union(_stored(statement), *map(_bound, inside))
+            return set().union(_stored(statement), *map(bound_names, inside))
         case _:
             return _stored(statement)
 
 
-def _stored(statement: ast.stmt) -> set[str]:
+def _stored(statement: ast.AST) -> set[str]:
     return {n.id for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}

@@ -2,7 +2,8 @@
 writes by pathlib or `open`, commands that it runs, environment variables that it gives them.
 
 A path is what is written out in the code; one with a part that is not, an absolute one and one with `..` may be any.
-A command may read and write anything. Where the world goes to other code, nothing is known.
+A command may read and write anything. Where the world goes to other code, or code that is called may ask for it,
+nothing is known. A path is taken for the file of that name: one that leads through a symbolic link is not seen.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import ast
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
+from ramify.compiler.frontend.digest import bound_names
 from ramify.compiler.frontend.held_worlds import worlds_of
-from ramify.compiler.frontend.sources import Definition
+from ramify.compiler.frontend.reached import may_ask_for_worlds
+from ramify.compiler.frontend.sources import Function, Sources
 from ramify.compiler.spec import Files
 
 _READS = frozenset({"read_text", "read_bytes", "exists", "is_file", "is_dir", "is_symlink", "stat", "lstat"})
@@ -23,15 +26,19 @@ _LISTS = frozenset({"iterdir", "glob", "rglob"})
 _WRITES = frozenset({"write_text", "write_bytes"})
 _CHANGES = frozenset({"touch", "mkdir", "unlink", "rmdir", "chmod"})
 _PLAIN = frozenset({"name", "stem", "suffix", "suffixes", "parts"})  # of a path: touches no file
+_HARMLESS = frozenset({"len", "print", "open", "str", "int", "sorted", "list", "dict", "set", "range", "sum"})
 _SHOWN = 80  # letters of a command
 
 _Path = str | None  # within the world; None: any
 
 
-def files_of(definition: Definition, nodes: Iterable[ast.AST]) -> Files | None:
+def files_of(function: Function, nodes: Collection[ast.AST], sources: Sources) -> Files | None:
     """Of a step or node, with the code of its module that it uses; None where nothing can be said."""
+    definition = function.node
     worlds = worlds_of(definition)
-    if len(worlds) != 1 or isinstance(definition, ast.Lambda) or asks_for_worlds(nodes):
+    if len(worlds) != 1 or isinstance(definition, ast.Lambda) or may_ask_for_worlds(function, nodes, sources):
+        return None
+    if any("open" in bound_names(node) for node in nodes):  # it may be another one
         return None
     seen = _Seen(next(iter(worlds)), definition)
     return seen.files() if seen.read() else None
@@ -56,6 +63,9 @@ class _Seen:
         if any(isinstance(node, ast.Name) and node.id == self.world and _is_bound(node) for node in nodes):
             return False
         self._bind(nodes)
+        inner = {node.arg for node in nodes if isinstance(node, ast.arg)}  # of functions inside it
+        if self.world in inner or inner & self.names.keys():
+            return False
         for node in nodes:
             self._use(node)
         return all(
@@ -164,7 +174,7 @@ class _Seen:
         self._know(inner)
 
     def _open(self, call: ast.Call, inner: ast.expr, mode: list[ast.expr], path: _Path) -> None:
-        given = [*mode, *(keyword.value for keyword in call.keywords if keyword.arg == "mode")]
+        given = [*mode, *(keyword.value for keyword in call.keywords if keyword.arg in ("mode", None))]
         text = given[0].value if given and isinstance(given[0], ast.Constant) else None
         reads = not given or (isinstance(text, str) and set(text) <= set("rbt"))
         self.reads.add(path)
@@ -199,7 +209,7 @@ class _Seen:
         """Contents that stand at every end which raises nothing: written out in the code, by a statement of the body
         itself, before the first that may leave it, where nothing else writes to that path."""
         found: dict[str, str] = {}
-        if None in self.writes:
+        if None in self.writes or not self._is_all_seen():
             return found
         for statement in self.definition.body:
             if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
@@ -210,6 +220,18 @@ class _Seen:
             if content is not None and self.times[path] == 1:
                 found[path] = content
         return found
+
+    def _is_all_seen(self) -> bool:
+        """Whether nothing runs in it but its own lines: no decorator but ours, no call of what is not known here."""
+        for node in ast.walk(self.definition):
+            match node:
+                case ast.Call(func=ast.Attribute(value=inner)) if self._path(inner) is not None:
+                    continue
+                case ast.Call(func=ast.Name(id=name)) if name in _HARMLESS:
+                    continue
+                case ast.Call() if node not in self.definition.decorator_list:
+                    return False
+        return len(self.definition.decorator_list) <= 1
 
 
 def _is_bound(name: ast.Name) -> bool:
@@ -224,10 +246,3 @@ def _content(call: ast.Call) -> str | None:
             return hashlib.sha256(data).hexdigest()[:12]
         case _:
             return None
-
-
-def asks_for_worlds(nodes: Iterable[ast.AST]) -> bool:
-    """Whether code gets at its world without being handed it."""
-    every = (inner for part in nodes for inner in ast.walk(part))
-    named = (node.id if isinstance(node, ast.Name) else getattr(node, "attr", "") for node in every)
-    return "current_sandbox" in named

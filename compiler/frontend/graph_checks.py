@@ -6,7 +6,7 @@ channel holds; a channel that no checkpoint can keep; a node that holds a world,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import getsourcefile, getsourcelines
 from itertools import combinations
 from types import BuiltinFunctionType
@@ -58,8 +58,10 @@ def _reducer(field: str, channel: Any, where: str) -> None:
         raise WorkflowError(said, where=where, mend=f"give it one that joins two of {kind.__name__}") from None
 
 
-def check_nodes(builder: Any, codes: Mapping[str, NodeCode], sources: Sources) -> None:
-    """Raises WorkflowError."""
+def check_nodes(
+    builder: Any, codes: Mapping[str, NodeCode], sources: Sources, begins_without: Callable[[str], bool]
+) -> None:
+    """`begins_without`: whether runs begin with nothing at a path. Raises WorkflowError."""
     seen = set[int]()
     for name, code in codes.items():
         if code.function is not None and id(code.code) not in seen:
@@ -70,6 +72,8 @@ def check_nodes(builder: Any, codes: Mapping[str, NodeCode], sources: Sources) -
     for source, together in together_of(builder).items():
         for one, other in combinations(together, 2):
             _conflict(builder, source, codes[one], codes[other])
+            if source == "__start__":  # later, one side may find there what it writes
+                _meet(codes[one], codes[other], begins_without)
 
 
 def together_of(builder: Any) -> dict[str, list[str]]:
@@ -91,12 +95,15 @@ def _conflict(builder: Any, source: str, one: NodeCode, other: NodeCode) -> None
                 where=_at(other),
                 mend=f"give {channel} a reducer, as in `Annotated[list, operator.add]`, or an edge between the nodes",
             )
-    for path in _always(one).keys() & _always(other).keys():
-        if _always(one)[path] != _always(other)[path]:
-            after = "START" if source == "__start__" else source
+
+
+def _meet(one: NodeCode, other: NodeCode, begins_without: Callable[[str], bool]) -> None:
+    """Two that make one new file must conflict. Of one that is there, either may leave it as it is."""
+    for path in sorted(_always(one).keys() & _always(other).keys()):
+        if _always(one)[path] != _always(other)[path] and begins_without(path):
             raise WorkflowError(
                 f"two nodes of one superstep always write {path}, each something else: "
-                f"{after} -> {one.name} ({_at(one)}) and {after} -> {other.name} ({_at(other)})",
+                f"START -> {one.name} ({_at(one)}) and START -> {other.name} ({_at(other)})",
                 where=_at(other),
                 mend="write different files, or put an edge between the nodes",
             )

@@ -4,6 +4,7 @@ writes, by the schema of its input and by its syntax."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
@@ -33,8 +34,11 @@ class NodeCode:
     code: object = None  # the function itself: several nodes may share it
 
 
-def with_state(spec: Spec, graph: Any) -> Spec:
-    """`spec` was read from `graph`. Raises WorkflowError for nodes and schemas that cannot work."""
+def with_state(spec: Spec, graph: Any, begins_without: Callable[[str], bool]) -> Spec:
+    """`spec` was read from `graph`; `begins_without`: whether its runs begin with nothing at a path.
+
+    Raises WorkflowError for nodes and schemas that cannot work.
+    """
     builder = getattr(graph, "builder", graph)
     if not isinstance(spec.body, Machine) or not hasattr(builder, "branches"):  # an entrypoint has no channels
         return spec
@@ -42,7 +46,7 @@ def with_state(spec: Spec, graph: Any) -> Spec:
     seen: dict[Definition, Access] = {}
     codes = {name: _code(name, node.runnable, sources, seen) for name, node in builder.nodes.items()}
     check_schemas(spec.name, builder, kept=bool(getattr(graph, "checkpointer", None)))
-    check_nodes(builder, codes, sources)
+    check_nodes(builder, codes, sources, begins_without)
     steps = (_step(step, builder, codes[step.name], sources) for step in spec.steps)
     together = tuple(tuple(ends) for ends in together_of(builder).values())
     return replace(spec, steps=tuple(steps), body=replace(spec.body, together=together))
@@ -61,7 +65,7 @@ def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, 
     own = isinstance(wrapped, FunctionType) and wrapped is plain  # not a method, whose first parameter is no state
     if own and function.node not in seen:
         seen[function.node] = access(function.node)
-    files = files_of(function.node, dependencies(function, sources)) if own else None
+    files = files_of(function, dependencies(function, sources), sources) if own else None
     return NodeCode(name, function, seen[function.node] if own else ANY, files, plain)
 
 

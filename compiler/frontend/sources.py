@@ -65,6 +65,7 @@ class Sources:
         # what `digest` found out, by the function and by the file
         self.dependencies: dict[Definition, set[ast.AST]] = {}
         self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
+        self.reached: dict[str, frozenset[str] | None] = {}  # what `reached` found out, by the module
 
     def function(self, function: Callable[..., Any]) -> Function:
         """Raises SourceError if the text is not to be had, or is not that of the code which runs."""

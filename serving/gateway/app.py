@@ -28,7 +28,7 @@ from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.exchange import JsonResponse, body_of, error_response
 from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
-from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
 from ramify.serving.policy.table import make_policy
 from ramify.serving.policy.types import Policy
 
@@ -44,7 +44,8 @@ def create_gateway(
     api_keys: Sequence[str] = (),
     upstream_key: str | None = None,
     forward_xargs: bool = False,
-    hang_s: float = 120.0,
+    hang_s: float = HANG_S,
+    whole_s: float = WHOLE_S,
 ) -> Starlette:
     """The gateway as an ASGI application.
 
@@ -53,7 +54,14 @@ def create_gateway(
     `forward_xargs` (a replica's `traits.reads_tags`) says that the engine reads them.
     """
     if isinstance(upstream, str):
-        one = Upstream(upstream, key=upstream_key, hang_s=hang_s, queues=forward_xargs, transport=transport)
+        one = Upstream(
+            upstream,
+            key=upstream_key,
+            hang_s=hang_s,
+            whole_s=whole_s,
+            queues=forward_xargs,
+            transport=transport,
+        )
         upstream = [Replica(0, slots, one, Traits(reads_tags=forward_xargs))]
     replicas, figures = Replicas(upstream), metrics.Metrics()
     admission = Admission(policy or make_policy(), replicas, clock, figures.verdict)

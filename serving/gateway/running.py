@@ -42,7 +42,11 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
     for index, spec in enumerate(settings.engines):
         if spec.kind is EngineKind.URL:
             upstream = Upstream(
-                spec.url, key=settings.upstream_key, hang_s=settings.hang_s, queues=settings.forward_xargs
+                spec.url,
+                key=settings.upstream_key,
+                hang_s=settings.hang_s,
+                whole_s=settings.whole_s,
+                queues=settings.forward_xargs,
             )
             traits = Traits(settings.forward_xargs, settings.can_resume)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
@@ -51,7 +55,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 sockets[index] = folder / f"engine-{index}.sock"
             make, traits = _maker(spec, settings, sockets.get(index))
             slots = _QUEUE_INSIDE if spec.kind is EngineKind.VLLM else None
-            one = Supervised(index, make, traits, slots=slots, hang_s=settings.hang_s)
+            one = Supervised(index, make, traits, slots=slots, hang_s=settings.hang_s, whole_s=settings.whole_s)
             behind.append(await stack.enter_async_context(one))
     return behind, sockets
 

@@ -41,7 +41,8 @@ class GatewaySettings:
     can_resume: bool = False  # the engines go on with an answer whose beginning they are given
     policy: str = DEFAULT
     policy_options: dict[str, OptionValue] = field(default_factory=dict)
-    hang_s: float = 120.0
+    hang_s: float = 120.0  # of silence, and an engine is taken for hung
+    whole_s: float = 600.0  # the same for an answer that does not stream
     drain_s: float = 0.0  # how long leaving waits for calls that still run
     engine_log: Path | None = None
     analyzer: bool = False  # run the request analyzer beside it; its state is kept in `home`

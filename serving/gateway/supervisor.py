@@ -13,7 +13,7 @@ from ramify.serving.engine.types import Engine
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.logs import log
 from ramify.serving.gateway.replicas import Replica, Traits
-from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
 
 _BACKOFF_S = 0.5
 _BACKOFF_CAP_S = 30.0
@@ -35,13 +35,14 @@ class Supervised:
         traits: Traits,
         *,
         slots: int | None = None,
-        hang_s: float = 120.0,
+        hang_s: float = HANG_S,
+        whole_s: float = WHOLE_S,
         changed: Callable[[], None] = lambda: None,
         restarted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.replica = Replica(index, slots or 1, None, traits)
         self._own_slots = slots is None
-        self._hang_s = hang_s
+        self._hang_s, self._whole_s = hang_s, whole_s
         self.changed = changed
         self.restarted = restarted
         self._make = make
@@ -66,7 +67,8 @@ class Supervised:
         if self._own_slots:
             self.replica.slots = engine.slots
         self.replica.alias = engine.alias
-        self.replica.upstream = Upstream(engine.base_url, hang_s=self._hang_s, queues=self.replica.traits.reads_tags)
+        queues = self.replica.traits.reads_tags
+        self.replica.upstream = Upstream(engine.base_url, hang_s=self._hang_s, whole_s=self._whole_s, queues=queues)
         self.replica.failures, self.replica.down_until = 0, 0.0
         self.changed()
         return engine

@@ -14,27 +14,33 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError
 
 _T = TypeVar("_T")
+HANG_S = 120.0
+WHOLE_S = 600.0  # then OpenAI's own clients leave, unless told otherwise
 _CONNECT_S = 10.0
 _JSON = {"content-type": "application/json"}
 _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
 
 
 class Upstream:
-    """One OpenAI-compatible server. `hang_s` of silence and it is taken for hung: of silence on a call, or, where it
-    `queues` calls inside and may pause them, of silence on all of them."""
+    """One OpenAI-compatible server. `hang_s` of silence and it is taken for hung: of silence on a stream, or, where
+    it `queues` calls inside and may pause them, of silence on all of them.
+
+    An answer that does not stream is silent until its end, however hard the engine works on it: it has `whole_s`, or
+    `hang_s` where that is more (docs/decisions/262)."""
 
     def __init__(
         self,
         base_url: str,
         *,
         key: str | None = None,
-        hang_s: float = 120.0,
+        hang_s: float = HANG_S,
+        whole_s: float = WHOLE_S,
         queues: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
-        self._hang_s = hang_s
+        self._hang_s, self._whole_s = hang_s, max(hang_s, whole_s)
         self._queues = queues
         self._heard = 0.0  # when a part of any answer came last, by the loop's clock
         self._key = (key or "").strip()
@@ -53,8 +59,8 @@ class Upstream:
 
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
-        async with self._opened(self._post(path, body)) as response:
-            whole = await self._whole(response)
+        async with self._opened(self._post(path, body), self._whole_s) as response:
+            whole = await self._whole(response, self._whole_s)
         self._speaks()
         return whole
 
@@ -75,9 +81,11 @@ class Upstream:
         return self._http.build_request("POST", self._root + path, content=body, headers={**_JSON, **_PLAIN})
 
     @asynccontextmanager
-    async def _opened(self, request: httpx.Request) -> AsyncGenerator[httpx.Response, None]:
+    async def _opened(
+        self, request: httpx.Request, silent_s: float | None = None
+    ) -> AsyncGenerator[httpx.Response, None]:
         try:
-            response = await self._within(self._http.send(request, stream=True))
+            response = await self._within(self._http.send(request, stream=True), silent_s)
             try:
                 if response.status_code >= 400:
                     raise await self._refused(response, request.url.path)
@@ -90,8 +98,8 @@ class Upstream:
         except (httpx.RequestError, wire.Malformed) as error:
             raise self.broken(_told(error)) from error
 
-    async def _whole(self, response: httpx.Response) -> Mapping[str, object]:
-        return wire.parse_object(await self._within(response.aread()))
+    async def _whole(self, response: httpx.Response, silent_s: float | None = None) -> Mapping[str, object]:
+        return wire.parse_object(await self._within(response.aread(), silent_s))
 
     async def _refused(self, response: httpx.Response, path: str) -> ApiError:
         """The engine's own refusal goes through; its failures are ours, and invite a retry."""
@@ -126,17 +134,17 @@ class Upstream:
             lost=status == 429,
         )
 
-    async def _within(self, work: Awaitable[_T]) -> _T:
-        loop = asyncio.get_running_loop()
+    async def _within(self, work: Awaitable[_T], silent_s: float | None = None) -> _T:
+        loop, silent_s = asyncio.get_running_loop(), self._hang_s if silent_s is None else silent_s
         try:
             async with asyncio.timeout(None) as limit:
-                watch = _Watch(self, limit, loop.time() + self._hang_s)
+                watch = _Watch(self, limit, loop.time() + silent_s)
                 try:
                     return await work
                 finally:
                     watch.handle.cancel()
         except TimeoutError:
-            said = f"the engine at {self.shown} sent nothing for {self._hang_s:g} s"
+            said = f"the engine at {self.shown} sent nothing for {silent_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None
 
     def _speaks(self) -> None:

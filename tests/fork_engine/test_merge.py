@@ -429,3 +429,33 @@ def test_a_merge_that_adds_nothing_is_ours_and_not_its_own_parent(bench: Any) ->
     merged = bench.store.merge(base, ours, theirs, strategy=MergeStrategy.OURS)
     assert merged.id == ours.id
     assert bench.store.get(ours.id).parents == merged.parents == (base.id,)
+
+
+def test_names_that_differ_in_case_alone_are_two(bench: Any) -> None:
+    """A name whose case is changed is one that goes and one that comes, as any other."""
+
+    def rename(tree: Path) -> None:
+        (tree / "Readme").rename(tree / "README")
+        (tree / "src").rename(tree / "Src")
+
+    base = bench.base({"Readme": "1\n", "src/a": "a", "other": "o"})
+    renamed = bench.after(base, do=rename)
+    elsewhere = bench.after(base, {"other": "2"})
+    both = {"README": "1\n", "Src/a": "a", "other": "2"}
+    for ours, theirs in ((renamed, elsewhere), (elsewhere, renamed)):
+        merged = bench.store.merge(base, ours, theirs)
+        assert bench.texts(merged) == both
+        assert sorted(path.name for path in bench.tree(merged).iterdir()) == ["README", "Src", "other"]
+    same = bench.after(base, do=rename)
+    assert bench.store.merge(base, renamed, same).content_key == renamed.content_key
+
+    edited = bench.after(base, {"Readme": "2\n", "src/new": "n"})
+    with pytest.raises(MergeConflict) as raised:
+        bench.store.merge(base, renamed, edited)
+    told = [(conflict.path, conflict.kind) for conflict in raised.value.conflicts]
+    assert told == [("Readme", ConflictKind.CHANGED_REMOVED), ("src/new", ConflictKind.CHANGED_REMOVED)]
+    theirs = bench.store.merge(base, renamed, edited, strategy=THEIRS)
+    assert bench.texts(theirs) == {"README": "1\n", "Readme": "2\n", "Src/a": "a", "src/new": "n", "other": "o"}
+
+    louder = bench.after(base, do=lambda tree: (tree / "Readme").rename(tree / "ReadMe"))
+    assert bench.texts(bench.store.merge(base, renamed, louder)).keys() >= {"README", "ReadMe"}

@@ -414,13 +414,19 @@ def test_a_large_file_is_read_and_composed_as_it_is_digested(bench: Any, monkeyp
     assert not bench.store.fsck().problems
 
 
-def test_a_store_where_all_folders_inherit_an_acl(tmp_path: Path, new_bench: Callable[[Path], Any]) -> None:
-    named = [(0x01, 7, 2**32 - 1), (0x02, 7, 65534), (0x04, 5, 2**32 - 1), (0x10, 7, 2**32 - 1), (0x20, 0, 2**32 - 1)]
+def set_acl(path: Path, *, group: int, mask: int, kind: str = "access") -> None:
+    """All for the owner and for a user named in it, `group` for the file's own group, nothing for others."""
+    nobody = 2**32 - 1
+    named = [(0x01, 7, nobody), (0x02, 7, 65534), (0x04, group, nobody), (0x10, mask, nobody), (0x20, 0, nobody)]
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in named)
     try:
-        os.setxattr(tmp_path, "system.posix_acl_default", acl)
+        os.setxattr(path, f"system.posix_acl_{kind}", acl)
     except OSError as error:
         pytest.skip(f"no ACLs here: {error.strerror}")
+
+
+def test_a_store_where_all_folders_inherit_an_acl(tmp_path: Path, new_bench: Callable[[Path], Any]) -> None:
+    set_acl(tmp_path, group=5, mask=7, kind="default")
     bench = new_bench(tmp_path / "below")
     base = bench.base({"d/f": "1"})
     upper = bench.upper(base)
@@ -429,4 +435,33 @@ def test_a_store_where_all_folders_inherit_an_acl(tmp_path: Path, new_bench: Cal
     sealed = bench.store.seal_upper(upper, base, **bench.seal, move=True)
     for path in (path for layer in bench.store.lower_dirs(sealed) for path in (layer, *layer.rglob("*"))):
         assert os.listxattr(path) == []
+    assert not bench.store.fsck().problems
+
+
+def test_who_an_acl_named_gives_the_files_group_nothing(bench: Any) -> None:
+    """With an ACL the mode's group bits are its mask, here all that the named user may do."""
+
+    def make(tree: Path, text: str) -> Path:
+        (tree / "d").mkdir()
+        for path in ("d/f", "d/narrow", "plain"):
+            (tree / path).write_text(text)
+        (tree / "plain").chmod(0o664)
+        os.mkfifo(tree / "pipe")
+        for place, group in ((tree / "d/f", 4), (tree / "d", 5), (tree / "pipe", 0), (tree, 1)):
+            set_acl(place, group=group, mask=7)
+            assert place.stat().st_mode & 0o7777 == 0o770
+        set_acl(tree / "d/narrow", group=6, mask=2)
+        return tree
+
+    (workspace := bench.place()).mkdir()
+    imported = bench.store.import_tree(make(workspace, "1")).snapshot
+    base = bench.base({})
+    moved = bench.store.seal_upper(make(bench.upper(base), "2"), base, **bench.seal, move=True)
+    upper = make(bench.upper(base), "3")
+    stays, again = (bench.store.seal_upper(upper, base, **bench.seal, move=False) for _ in range(2))
+    assert again.id == stays.id
+    for snapshot in (imported, moved, stays):
+        modes = {path: entry.mode for path, entry in bench.store.entries(snapshot).items()}
+        assert modes == {"d": 0o750, "d/f": 0o740, "d/narrow": 0o720, "pipe": 0o700, "plain": 0o664}
+        assert bench.tree(snapshot).stat().st_mode & 0o7777 == 0o710
     assert not bench.store.fsck().problems

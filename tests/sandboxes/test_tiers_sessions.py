@@ -125,6 +125,9 @@ async def test_what_is_no_name_or_no_python(world: World) -> None:
             await world.python(name)
     with pytest.raises(SandboxError, match="no-such-python"):
         await world.python(interpreter="no-such-python")
+    (world.path / "python").symlink_to("/nowhere/bin/python3")  # a virtual environment whose Python is not shown
+    with pytest.raises(SandboxError, match="visible="):
+        await world.python(interpreter="./python")
 
 
 async def test_a_snapshot_that_could_not_keep_it_says_so(world: World, repl: Repl) -> None:

@@ -16,6 +16,7 @@ from ramify.compiler.estimates import Unmeasured
 from ramify.compiler.passes.parallel import BESIDE
 from ramify.compiler.pipeline import compile_graph, compile_spec
 from ramify.compiler.plan import OpKind
+from ramify.runtime.observed import Observed
 
 STEPS = """
 @step
@@ -152,20 +153,27 @@ def looks(state: State, sandbox: Sandbox) -> Any:
     return {"y": len((sandbox.path / "a").read_text())}
 
 
-def fans(*nodes: Any) -> Any:
+def fans(*nodes: Any, after: Any = first, on: Path | None = None) -> Any:
     graph: Any = StateGraph(State)
-    graph.add_node("first", first)
-    graph.add_edge(START, "first")
+    if after is not None:
+        graph.add_node("first", after)
+        graph.add_edge(START, "first")
     for node in nodes:
         graph.add_node(node.__name__, node)
-        graph.add_edge("first", node.__name__)
-    return compile_graph(graph, name="flow", ref="app.py:graph")
+        graph.add_edge(START if after is None else "first", node.__name__)
+    return compile_graph(graph, name="flow", ref="app.py:graph", estimates=Observed(()).on(on))
 
 
-def test_siblings_that_always_write_different_things_are_refused() -> None:
-    with pytest.raises(WorkflowError, match="always write a, each something else: first -> says_one") as error:
-        fans(says_one, says_two)
+def test_siblings_that_always_make_a_new_file_each_another_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkflowError, match="always write a, each something else: START -> says_one") as error:
+        fans(says_one, says_two, after=None, on=tmp_path)
     assert error.value.where == f"passes/{Path(__file__).name}:{says_two.__code__.co_firstlineno}"
+
+
+def test_siblings_of_whom_one_may_leave_a_file_as_it_is_are_not_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    assert fans(says_one, says_two, after=None, on=tmp_path).plan.op("merge.superstep").attrs["conflicts"] == ["a"]
+    assert fans(says_one, says_two, after=says_x).plan.op("merge.superstep").attrs["conflicts"] == ["a"]
 
 
 def test_siblings_that_may_conflict_are_named_on_their_merge() -> None:

@@ -152,7 +152,7 @@ async def test_a_stream_is_the_engines_own_with_the_ledger_before_done(path: str
 async def test_an_engine_that_fails_is_an_error_that_invites_a_retry(
     fault: Fault, status: int, code: str, stream: bool
 ) -> None:
-    app = gateway(ScriptedModel(lambda _: "ok", faults=[fault]), hang_s=0.05)
+    app = gateway(ScriptedModel(lambda _: "ok", faults=[fault]), hang_s=0.05, whole_s=0.05)
     async with client_of(app) as client:
         response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
         assert (response.status_code, response.json()["error"]["code"]) == (status, code)
@@ -284,13 +284,44 @@ async def test_a_call_that_waits_in_an_engine_that_works_on_others_is_not_hung()
             return httpx.Response(200, json={"choices": [{"index": 0, "message": {"content": "at last"}}]})
         return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=busy())
 
-    app = gateway(httpx.MockTransport(engine), forward_xargs=True, hang_s=1.5)
+    app = gateway(httpx.MockTransport(engine), forward_xargs=True, hang_s=1.5, whole_s=1.5)
     async with client_of(app) as client, asyncio.TaskGroup() as tasks:
         held = {"messages": [{"role": "user", "content": "held back"}]}
         waits = tasks.create_task(client.post("/chat/completions", json=held))
         streams = tasks.create_task(client.post("/chat/completions", json={"messages": MESSAGES, "stream": True}))
     assert waits.result().status_code == 200
     assert events(streams.result())[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("forward_xargs", [False, True])
+async def test_a_whole_answer_may_be_silent_for_longer_than_a_stream(forward_xargs: bool) -> None:
+    """It says nothing before its end: the engine works, and a stream that is as silent is cut meanwhile."""
+    streamed = asyncio.Event()
+
+    async def engine(request: httpx.Request) -> httpx.Response:
+        if b'"stream":true' in request.content.replace(b" ", b""):
+            await asyncio.Event().wait()
+        await streamed.wait()
+        return httpx.Response(200, json={"choices": [{"index": 0, "message": {"content": "at last"}}]})
+
+    app = gateway(httpx.MockTransport(engine), forward_xargs=forward_xargs, hang_s=0.05, whole_s=600)
+    async with client_of(app) as client:
+        whole = asyncio.create_task(client.post("/chat/completions", json={"messages": MESSAGES}))
+        cut = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": True})
+        streamed.set()
+        answer = await whole
+    assert (cut.status_code, cut.json()["error"]["message"][-23:]) == (504, "sent nothing for 0.05 s")
+    assert answer.json()["choices"][0]["message"]["content"] == "at last"
+
+
+async def test_a_whole_answer_never_has_less_time_than_a_stream() -> None:
+    async def engine(_: httpx.Request) -> httpx.Response:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with client_of(gateway(httpx.MockTransport(engine), hang_s=0.2, whole_s=0.01)) as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES})
+    assert response.json()["error"]["message"].endswith("sent nothing for 0.2 s")
 
 
 async def test_an_engine_whose_server_still_lists_its_models_is_hung_all_the_same() -> None:
@@ -300,7 +331,7 @@ async def test_an_engine_whose_server_still_lists_its_models_is_hung_all_the_sam
         await asyncio.Event().wait()
         raise AssertionError
 
-    app = gateway(httpx.MockTransport(engine), forward_xargs=True, hang_s=0.3)
+    app = gateway(httpx.MockTransport(engine), forward_xargs=True, hang_s=0.3, whole_s=0.3)
     async with client_of(app) as client:
         call = asyncio.create_task(client.post("/chat/completions", json={"messages": MESSAGES}))
         async with asyncio.timeout(60):
