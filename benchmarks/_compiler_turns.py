@@ -99,6 +99,18 @@ def recorded(quick: bool) -> Recorded:
 
 
 @cache
+def one_run(quick: bool) -> Recorded:
+    """As many turns of a single run: of repair, on eight programs (one)."""
+    wanted, programs = (24, 1) if quick else (200, 8)
+    home, peer = Path(_kept().name) / "home", Path(_kept().name) / "peer"
+    seed = 1000  # none of the others'
+    rows = record_repair(home, seed, peer=False, together=programs, budget=16)
+    turns = _turns("repair", seed, rows)[:wanted]
+    truth = _trees(peer, "repair", seed, record_repair(peer, seed, peer=True, together=programs, budget=16))
+    return Recorded(tuple(turns), truth, SnapshotStore(ramify.paths.snapshots(home)), tuple(rows))
+
+
+@cache
 def _kept() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory()  # until the process ends
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -121,6 +122,8 @@ class NamespaceWorld(AgentWorld):
         self._beside: list[Beside] = []
         self._stayed = Stayed()  # what the seals made of the uppers since they were mounted
         self._mounts = 0  # so many times: overlayfs takes no work folder twice after `volatile`
+        self._works: list[Path] = []  # the work folders of what is mounted beside the tree
+        self._tidying: asyncio.Task[None] | None = None
         self._planted = False
         self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time as it was made
 
@@ -200,6 +203,8 @@ class NamespaceWorld(AgentWorld):
             await super()._abandon()
         finally:
             await self._helper.trees.unmount(self._id, lazily=True)
+            if self._tidying is not None:
+                await asyncio.wait({self._tidying})
 
     # Mounts
 
@@ -222,12 +227,14 @@ class NamespaceWorld(AgentWorld):
     async def _mount_beside(self, given: list[int]) -> None:
         """All at once: the keeper does one after the other, and waits for nobody in between."""
         mounted: dict[int, list[int]] = {}
+        self._works = []
 
         async def mount(at: int, beside: Beside) -> None:
             self._mounts += 1
             fresh = not Path(beside.upper).exists()
-            work = str(self._folder / f"work/{self._mounts}")
-            mounted[at] = await self._helper.trees.mount(beside.lowers, [beside.over(work)])
+            work = self._folder / f"work/{self._mounts}"
+            self._works.append(work)
+            mounted[at] = await self._helper.trees.mount(beside.lowers, [beside.over(str(work))])
             if fresh:
                 self._note(beside.upper)
 
@@ -258,15 +265,29 @@ class NamespaceWorld(AgentWorld):
         root = outside and self._base.image is not None  # nobody can take away the root that they stand on
         if others or root or not await self._take_away(outside=outside):
             return await self._frozen(lambda: self._seal_uppers(state, outside=outside, move=False))
+        spent = set((self._folder / "work").iterdir()) - (set() if outside else set(self._works))
         try:
             self._base = await asyncio.to_thread(self._seal_uppers, state, outside=outside, move=True)
         finally:
             await self._put_back(outside=outside)
+            self._tidy(spent)
         return self._base
+
+    def _tidy(self, spent: set[Path]) -> None:
+        """Remove work folders that no mount holds any more, while nobody waits: it takes a disk's time. Those of what
+        is still mounted beside the tree stay: without them nothing there could be changed."""
+
+        async def tidy(before: asyncio.Task[None] | None) -> None:
+            if before is not None:
+                await asyncio.wait({before})
+            for work in spent:
+                with suppress(OSError):  # it goes with the world's folder, where it is told why that cannot go
+                    await asyncio.to_thread(remove_tree, work)
+
+        self._tidying = asyncio.ensure_future(tidy(self._tidying))
 
     def _seal_uppers(self, state: ShellState, *, outside: bool, move: bool) -> Snapshot:
         if move:
-            remove_tree(self._folder / "work")
             self._stayed.forget()
         sealed = self._ground.store.seal_upper(
             self._folder / "upper",

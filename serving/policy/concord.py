@@ -41,6 +41,9 @@ from ramify.serving.policy.types import (
 )
 from ramify.serving.policy.work import pace_s
 
+_LEAST_BUDGET = 64  # prompt tokens of a step, however little time the streams leave
+_NO_BUDGET = 1_000_000  # no step computes so many
+
 
 @dataclass(frozen=True, slots=True)
 class ConcordOptions:
@@ -206,7 +209,11 @@ class Concord:
         step = view.capacity.step
         context = sum([call.prompt_tokens + call.generated for call in view.running])
         spare_ms = tightest * 1000 - step.step_ms(len(view.running), context)
-        return max(64, int(spare_ms / step.per_prefill_ms))
+        if spare_ms <= _LEAST_BUDGET * step.per_prefill_ms:
+            return _LEAST_BUDGET
+        if spare_ms >= _NO_BUDGET * step.per_prefill_ms:  # also where prompts were measured to cost nothing
+            return None
+        return int(spare_ms / step.per_prefill_ms)
 
 
 def _fits(waiting: ByDeadline, running_due: list[tuple[float, float, float]], headroom: float, now: float) -> bool:

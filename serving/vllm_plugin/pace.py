@@ -21,6 +21,7 @@ class Pace:
     def __init__(self, start: StepModel, calibrate: bool) -> None:
         self._start, self.model = start, start
         self._calibrate = calibrate
+        self._used = 1.0  # so many times slower than the start is the model
         self._flying: deque[tuple[Any, float, float]] = deque()  # output, when it was scheduled, ms as the start says
         self._landed_at = float("-inf")
         self._seen_ms, self._said_ms = 0.0, 0.0  # of late, the newest weighing most
@@ -29,8 +30,8 @@ class Pace:
     def scheduled(self, output: Any, now: float, context_tokens: int) -> None:
         """A step was scheduled, with what vLLM's output of it holds."""
         tokens, sequences = output.total_num_scheduled_tokens, len(output.num_scheduled_tokens)
-        if self._calibrate and sequences:
-            said_ms = self._start.step_ms(sequences, context_tokens, max(0, tokens - sequences))
+        if self._calibrate:  # one with nothing in it too: it lands in its turn, and tells nothing
+            said_ms = self._start.step_ms(sequences, context_tokens, max(0, tokens - sequences)) if sequences else 0.0
             self._flying.append((output, now, said_ms))
 
     def landed(self, output: Any, now: float) -> None:
@@ -44,13 +45,12 @@ class Pace:
 
     def _learn(self, seen_ms: float, said_ms: float) -> None:
         known = self._steps >= _FIRST
-        if seen_ms <= 0 or (known and seen_ms * self._said_ms > _IDLE * said_ms * self._seen_ms):
+        if seen_ms <= 0 or said_ms <= 0 or (known and seen_ms * self._said_ms > _IDLE * said_ms * self._seen_ms):
             return
         self._steps += 1
         keep = 1 - (_LEARN if known else 0.5)
         self._seen_ms = keep * self._seen_ms + seen_ms
         self._said_ms = keep * self._said_ms + said_ms
         factor = self._seen_ms / self._said_ms
-        used = self.model.base_ms / self._start.base_ms if self._start.base_ms else 1.0
-        if self._steps >= _FIRST and not used / _BAND <= factor <= used * _BAND:
-            self.model = self._start.scaled(factor)
+        if self._steps >= _FIRST and not self._used / _BAND <= factor <= self._used * _BAND:
+            self._used, self.model = factor, self._start.scaled(factor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import shutil
@@ -88,6 +89,18 @@ async def test_what_changes_in_the_root_goes_with_a_snapshot(
     await again.rollback(base)
     fresh = await namespaces.materialise(base, inside)
     assert await out(fresh, "cat /opt/tool/version /etc/os-release; ls /opt") == "1\nNAME=tiny\ntool\n"
+
+
+async def test_the_root_can_be_changed_after_a_seal_of_the_tree_alone(
+    namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, image: Path, out: Out
+) -> None:
+    world = await namespaces.materialise(base, inside)
+    await out(world, "echo w > w")
+    assert not (await world.seal()).outside
+    await asyncio.sleep(0.1)  # what is tidied up after a seal is gone
+    await out(world, "echo 2 >> /opt/tool/version; rm /etc/os-release")
+    fork = await namespaces.materialise(await world.seal(), inside)
+    assert await out(fork, "cat /opt/tool/version w; ls -A /etc") == "1\n2\nw\n"
 
 
 async def test_forks_of_one_image_see_nothing_of_each_other(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -106,6 +107,34 @@ async def test_a_home_in_tmp_is_kept_too(
             sealed = await world.seal()
             assert (await world.seal()).id == sealed.id
             assert await out(await backend.materialise(sealed, spec), "cat ~/notes") == "changed\n"
+
+
+async def test_home_and_tmp_can_be_changed_after_a_seal_of_the_tree_alone(
+    world: World, namespaces: NamespaceBackend, spec: WorldSpec, out: Out
+) -> None:
+    """They stay mounted then, and what overlayfs works with must stay too: it is needed for what lies on the host."""
+    for turn in range(2):
+        await out(world, f"echo {turn} > tree; cat ~/notes")
+        assert not (await world.seal()).outside
+        await asyncio.sleep(0.1)  # what is tidied up after a seal is gone
+    await out(world, "echo more >> ~/notes; rm ~/.config/editor; mv ~/dotfiles ~/moved || cp -r ~/dotfiles ~/moved")
+    await out(world, "echo t > /tmp/ramify-was-here")
+    fork = await namespaces.materialise(await world.seal(), spec)
+    assert await out(fork, "cat ~/notes tree /tmp/ramify-was-here; ls -A ~/.config") == "as they were\nmore\n1\nt\n"
+    await out(world, "rm ~/notes && touch ~/new")
+
+
+async def test_spent_work_folders_are_removed(world: World, out: Out) -> None:
+    def works() -> int:
+        return sum(1 for _ in world._folder.glob("work/*"))  # type: ignore[attr-defined]
+
+    await out(world, "true")
+    begun = works()
+    for turn in range(5):
+        await out(world, f"echo {turn} > tree; echo {turn} > ~/file")
+        await world.seal()
+    await asyncio.wait({world._tidying})  # type: ignore[attr-defined]
+    assert works() == begun
 
 
 async def test_credentials_are_not_there(world: World, out: Out) -> None:

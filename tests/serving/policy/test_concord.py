@@ -189,6 +189,27 @@ def test_it_wakes_before_the_first_waiting_call_must_start() -> None:
     assert verdict.wake_at == pytest.approx(NOW + 60 - 1.01)
 
 
+@pytest.mark.parametrize(
+    ("base_ms", "prefill_ms", "budget"),
+    [
+        (10.0, 0.1, 900),  # 90 ms of 100 are left for prompts
+        (99.0, 0.1, 64),
+        (200.0, 0.1, 64),  # even without any the stream is late
+        (10.0, 0.0, None),  # as a gateway measures it whose first tokens come as quickly as any
+        (200.0, 0.0, 64),
+        (10.0, 1e-320, None),
+    ],
+)
+def test_prompts_get_what_the_tightest_stream_leaves_of_a_step(
+    base_ms: float, prefill_ms: float, budget: int | None
+) -> None:
+    room = Capacity(2, 2, step=StepModel(base_ms, 0.0, 0.0, prefill_ms))
+    streams = [running(i, SloClass.LATENCY, ttft=NOW, tbt=tbt) for i, tbt in ((1, 0.1), (2, 0.3))]
+    waits = [view(3, deadline=NOW + 600)]
+    assert Concord().decide(View(room, waits, streams), NOW).budget == budget
+    assert Concord().decide(View(room, waits, [running(1)]), NOW).budget is None
+
+
 kinds = st.sampled_from(list(SloClass))
 
 

@@ -103,6 +103,32 @@ def test_long_prompts_among_short_steps_do_not_make_an_engine_seem_slower(overla
     assert pace.model == StepModel()
 
 
+@pytest.mark.parametrize("start", [StepModel(0, 2, 0, 0.02), StepModel(0, 0, 0, 0)])
+def test_a_model_without_a_fixed_part_settles_and_one_without_any_stays(start: StepModel) -> None:
+    pace = Pace(start, calibrate=True)
+    engine = Steps(StepModel(0, 6, 0, 0.06), pace, overlap=True)
+    models = []
+    for _ in range(200):
+        engine.step(4, 100)
+        models.append(pace.model)
+    assert pace.model.per_seq_ms == pytest.approx(3 * start.per_seq_ms, rel=0.2)
+    assert all(model is models[100] for model in models[100:])
+
+
+def test_a_step_with_nothing_in_it_takes_no_other_steps_place() -> None:
+    """It lands after the next was scheduled, which is still in flight."""
+    pace, model, now = Pace(StepModel(10, 0, 0, 0), calibrate=True), StepModel(30, 0, 0, 0), 0.0
+    for _ in range(50):
+        empty = SimpleNamespace(total_num_scheduled_tokens=0, num_scheduled_tokens={})
+        full = SimpleNamespace(total_num_scheduled_tokens=4, num_scheduled_tokens=dict.fromkeys(range(4), 1))
+        pace.scheduled(empty, now, 0)
+        pace.scheduled(full, now, 0)
+        pace.landed(empty, now)
+        now += model.step_ms(4, 0) / 1000
+        pace.landed(full, now)
+    assert pace.model.base_ms == pytest.approx(30, rel=0.2)
+
+
 def test_an_uncalibrated_pace_stays() -> None:
     pace = Pace(StepModel(), calibrate=False)
     engine = Steps(StepModel().scaled(5), pace, overlap=False)
