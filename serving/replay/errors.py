@@ -4,6 +4,7 @@ ReplayError
 ├── NoVllm       no interpreter with vLLM's scheduler: there is nothing to replay on
 ├── BadTrace     a file of arrivals, or of a measured run, that cannot be read as one; `.path`
 ├── TooLong      a call that the engine's KV cannot hold
+├── TooMany      more programs than a replay can go through
 ├── BadSteps     a step-time model's file that cannot be read, or steps that no model fits
 ├── BadProbe     a live engine whose answers cannot be timed
 ├── Stuck        the scheduler has requests and gives none of them a token
@@ -36,6 +37,16 @@ class TooLong(ReplayError):
 
     def __init__(self, tokens: int, kv_tokens: int) -> None:
         super().__init__(f"the trace has a call of {tokens} tokens, and the engine's KV holds {kv_tokens}")
+
+
+class TooMany(ReplayError):
+    """So many programs would take hours: the trace's calls are all but empty."""
+
+    def __init__(self, programs: float, most: int, load: float, seconds: float) -> None:
+        super().__init__(
+            f"load {load:g} for {seconds:g} s is {programs:,.0f} programs of this trace, whose calls cost next to "
+            f"nothing, and a replay takes {most:,}: ask for fewer --seconds, or look at the trace's lengths"
+        )
 
 
 class BadSteps(ReplayError, ValueError):

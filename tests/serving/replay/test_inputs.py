@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass, StepModel
-from ramify.serving.replay import made_up, steps
-from ramify.serving.replay.errors import BadSteps, BadTrace
+from ramify.serving.replay import child, made_up, steps
+from ramify.serving.replay.errors import BadSteps, BadTrace, TooMany
+from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.lengths import Told
 from ramify.serving.replay.steps import Span, fit
 from ramify.serving.replay.tagging import tags_of
@@ -107,6 +108,14 @@ def test_a_broken_gzip_is_refused(tmp_path: Path, name: str, broken: str) -> Non
     (tmp_path / name).write_bytes(whole[:-20] if broken == "cut" else whole[:20] + b"\xff" * 40 + whole[60:])
     with pytest.raises(BadTrace):
         read(tmp_path if name.startswith("session") else tmp_path / name)
+
+
+def test_a_trace_of_calls_that_cost_nothing_is_refused_before_it_takes_hours(tmp_path: Path) -> None:
+    path = tmp_path / "empty-calls.csv"
+    header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    path.write_text(header + "".join(f"2023-11-16 18:{i:02d}:00,0,0\n" for i in range(60)))
+    with pytest.raises(TooMany, match=r"load 1\.1 for 600 s is [0-9,]+ programs .* fewer --seconds"):
+        child.run(Job("concord", str(path)), tmp_path)
 
 
 @pytest.mark.parametrize("arrivals", list(Arrivals))
