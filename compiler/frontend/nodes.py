@@ -65,7 +65,9 @@ def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, 
     own = isinstance(wrapped, FunctionType) and wrapped is plain  # not a method, whose first parameter is no state
     if own and function.node not in seen:
         seen[function.node] = access(function.node)
-    files = files_of(function, dependencies(function, sources), sources) if own else None
+    if own and plain not in sources.files:
+        sources.files[plain] = files_of(function, dependencies(function, sources), sources)
+    files = sources.files[plain] if own else None
     return NodeCode(name, function, seen[function.node] if own else ANY, files, plain)
 
 

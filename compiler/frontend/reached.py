@@ -62,10 +62,14 @@ _EMPTY = frozenset(vars(ModuleType("empty"))) | {"__file__", "__cached__", "__bu
 
 
 def _asks(nodes: Iterable[ast.AST]) -> bool:
-    every = (inner for part in nodes for inner in ast.walk(part))
-    return any(
-        ASKS in (getattr(node, "id", ""), getattr(node, "attr", ""), getattr(node, "name", "")) for node in every
-    )
+    for part in nodes:
+        for node in ast.walk(part):
+            match node:
+                case (
+                    ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) | ast.FunctionDef(name=name)
+                ) if name == ASKS:
+                    return True
+    return False
 
 
 def _home(value: object) -> str:
@@ -79,12 +83,12 @@ def _home(value: object) -> str:
 def _imported(nodes: Iterable[ast.AST], here: str) -> Iterator[str]:
     """What import statements inside functions name."""
     for part in nodes:
-        for function in ast.walk(part):
-            if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                continue
-            for node in ast.walk(function):
+        if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef):
+            for node in ast.walk(part):
                 if isinstance(node, ast.Import):
                     yield from (alias.name for alias in node.names)
                 elif isinstance(node, ast.ImportFrom):
                     base = here.rsplit(".", node.level)[0] if node.level else ""
                     yield ".".join(part for part in (base, node.module) if part)
+        elif isinstance(part, ast.Module | ast.ClassDef | ast.If | ast.Try | ast.With):
+            yield from _imported(ast.iter_child_nodes(part), here)

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.plan import Site, site_file
+from ramify.compiler.spec import Files
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -65,6 +66,7 @@ class Sources:
         # what `digest` found out, by the function and by the file
         self.dependencies: dict[Definition, set[ast.AST]] = {}
         self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
+        self.files: dict[Callable[..., Any], Files | None] = {}  # of a graph's nodes: several may be one function
         self.reached: dict[str, frozenset[str] | None] = {}  # what `reached` found out, by the module
 
     def function(self, function: Callable[..., Any]) -> Function:

@@ -50,6 +50,7 @@ class Portal:
         asyncio.set_event_loop(loop)
         try:
             loop.run_forever()
+            loop.run_until_complete(_what_is_left(loop))
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.run_until_complete(loop.shutdown_default_executor())
         finally:
@@ -103,6 +104,15 @@ class Portal:
         if loop is not None and thread is not None and thread.is_alive():
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
+
+
+async def _what_is_left(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancelled: a thread that waits for it, such as a node's that was given up, would never be told otherwise, and
+    Python waits for such threads at its end."""
+    left = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 class Crossing(Generic[T]):

@@ -95,7 +95,8 @@ class Committer:
         self._recent = Recent()
         self._guests: list[Callable[[], None]] = []
         self._closed = False
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered as it is: Ctrl-C inside a Condition's own entry leaves it locked
+        self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._serve, name="ramify-store", daemon=True)
         self._thread.start()
 
@@ -109,14 +110,14 @@ class Committer:
 
     def hurry(self) -> None:
         """What lingers is due now."""
-        with self._changed:
+        with self._lock:
             for one in self._queue:
                 one.due = 0.0
             self._changed.notify_all()
 
     def coming(self) -> Coming:
         """Announce a commit: what is submitted meanwhile waits for it, a little. Use as a context manager."""
-        with self._changed:
+        with self._lock:
             self._announced += 1
         return Coming(self)
 
@@ -130,20 +131,20 @@ class Committer:
     def close(self) -> None:
         for leave in self._guests:
             leave()
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
 
     def arrived(self) -> None:
         """One of those announced is there, or will not come."""
-        with self._changed:
+        with self._lock:
             self._announced -= 1
             self._changed.notify_all()
 
     def _put(self, waiting: _Waiting, coming: Coming | None) -> Future[None]:
         waiting.future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise StoreError("the database is not open any more: its store was closed")
             self._queue.append(waiting)
@@ -165,7 +166,7 @@ class Committer:
 
     def _next(self) -> list[_Waiting] | None:
         """All that waits, once some of it is due and nobody is about to join; None at the end."""
-        with self._changed:
+        with self._lock:
             while (due_in := self._due_in()) is None or (due_in > 0 and not self._closed):
                 if self._closed:
                     return None

@@ -8,7 +8,11 @@ ESCAPED = "\x01"
 def written(text: str) -> str:
     """What no database holds (a surrogate from a name that is not UTF-8, a NUL) becomes escapes behind a mark;
     all else stays as it is, readable by other tools."""
-    return text if _storable(text) else ESCAPED + text.encode("unicode_escape").decode("ascii")
+    return text if _storable(text) else escaped(text)
+
+
+def escaped(text: str) -> str:
+    return ESCAPED + text.encode("unicode_escape").decode("ascii")
 
 
 def as_read(text: str) -> str:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from langgraph.cache.base import BaseCache, FullKey, Namespace, ValueT
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from sqlalchemy import and_, or_, select
+from sqlalchemy import Connection, and_, or_, select
 
 from ramify.runtime.langgraph.saver.shared import Opened
 from ramify.runtime.langgraph.saver.tables import cached, replacing
 
 _AT_ONCE = 200
+_SWEEP_S = 60.0  # how often what has expired is deleted, where anything is put
 
 
 class Cache(Opened, BaseCache[ValueT]):
@@ -33,6 +34,7 @@ class Cache(Opened, BaseCache[ValueT]):
     ) -> None:
         super().__init__(serde=serde)
         self._begin(address, clock)
+        self._swept = clock()
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, ValueT]:
         found: dict[FullKey, ValueT] = {}
@@ -53,8 +55,18 @@ class Cache(Opened, BaseCache[ValueT]):
             kind, body = self.serde.dumps_typed(value)
             until = None if ttl is None else now + ttl
             rows.append({"prefix": _prefix(ns), "key": key, "kind": kind, "body": body, "expires_at": until})
+        rows.sort(
+            key=lambda row: (row["prefix"], row["key"])
+        )  # one order for all: none waits for one who waits for it
+
+        def work(connection: Connection) -> None:
+            if now - self._swept >= _SWEEP_S:
+                connection.execute(cached.delete().where(cached.c.expires_at <= now))
+            connection.execute(replacing(connection, cached), rows)
+
         if rows:
-            self._written(lambda connection: connection.execute(replacing(connection, cached), rows))
+            self._written(work)
+            self._swept = now if now - self._swept >= _SWEEP_S else self._swept
 
     def clear(self, namespaces: Sequence[Namespace] | None = None) -> None:
         gone = cached.delete()

@@ -25,10 +25,12 @@ from langgraph.store.base import (
     SearchOp,
     TTLConfig,
 )
-from sqlalchemy import ColumnElement, Connection, Row, and_, or_, select
+from sqlalchemy import ColumnElement, Connection, Dialect, Row, and_, or_, select, true, type_coerce
+from sqlalchemy import Text as PlainText
 
 from ramify.runtime.langgraph.saver.shared import Opened
 from ramify.runtime.langgraph.saver.tables import items, upsert
+from ramify.runtime.store.texts import escaped, written
 
 _MINUTE = 60.0
 
@@ -64,13 +66,12 @@ class Store(Opened, BaseStore):
         def work(connection: Connection) -> list[Result]:
             results = [self._read(connection, op) for op in given]
             last = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
-            for op in last.values():
-                self._put(connection, op)
+            for place in sorted(last):  # one order for all: two that put the same do not wait for each other
+                self._put(connection, last[place])
             return results
 
         if any(isinstance(op, PutOp) or getattr(op, "refresh_ttl", False) for op in given):
-            written: list[Result] = self._written(work)
-            return written
+            return self._written(work)
         with self._reading() as connection:
             return work(connection)
 
@@ -80,8 +81,7 @@ class Store(Opened, BaseStore):
     def sweep_ttl(self) -> int:
         """Delete what has expired; how many."""
         gone = items.delete().where(items.c.expires_at <= self._clock())
-        count: int = self._written(lambda connection: connection.execute(gone).rowcount)
-        return count
+        return self._written(lambda connection: connection.execute(gone).rowcount)
 
     def _read(self, connection: Connection, op: Op) -> Result:
         if isinstance(op, GetOp):
@@ -108,7 +108,7 @@ class Store(Opened, BaseStore):
                 connection.execute(items.update().where(same).values(expires_at=now + row.ttl * _MINUTE))
 
     def _search(self, connection: Connection, op: SearchOp) -> list[SearchItem]:
-        rows = self._rows(connection, _under(op.namespace_prefix))
+        rows = self._rows(connection, _under(connection.dialect, op.namespace_prefix))
         fits = [row for row in rows if _matches(json.loads(row.value), op.filter)]
         shown = fits[op.offset : op.offset + op.limit]
         if op.refresh_ttl:
@@ -162,9 +162,17 @@ def _at(namespace: tuple[str, ...], key: str) -> ColumnElement[bool]:
     return and_(items.c.prefix == _name(namespace), items.c.key == key)
 
 
-def _under(prefix: tuple[str, ...]) -> ColumnElement[bool]:
+def _under(dialect: Dialect, prefix: tuple[str, ...]) -> ColumnElement[bool]:
+    """That namespace and those below it: byte by byte, as LIKE is not on every database."""
     name = _name(prefix)
-    return or_(items.c.prefix == name, items.c.prefix.startswith(f"{name}." if name else "", autoescape=True))
+    if not name:
+        return true()
+    raw = type_coerce(items.c.prefix, PlainText()).collate("C" if dialect.name == "postgresql" else "BINARY")
+    # a name below one that the database can hold may itself be one that it cannot
+    beginnings = {written(f"{name}."), escaped(f"{name}.")}
+    after = chr(ord(".") + 1)
+    below = (and_(raw >= beginning, raw < beginning[:-1] + after) for beginning in sorted(beginnings))
+    return or_(items.c.prefix == name, *below)
 
 
 def _fields(row: Row[Any]) -> dict[str, Any]:

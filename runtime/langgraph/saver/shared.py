@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -17,7 +17,9 @@ from ramify.runtime.langgraph.saver.engines import open_engine
 from ramify.runtime.langgraph.saver.tables import make
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.committer import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S
-from ramify.runtime.store.failures import is_gone
+from ramify.runtime.store.failures import clashed, is_gone
+
+T = TypeVar("T")
 
 
 def opened(address: str | Path) -> Engine:
@@ -39,6 +41,7 @@ class Opened:
     _engine: Engine
     _reader: Engine
     _clock: Callable[[], float]
+    _closed = False
 
     @classmethod
     def open(cls, address: str | Path, **options: Any) -> Self:
@@ -54,6 +57,7 @@ class Opened:
         """Nothing: opening makes the tables. Here since LangGraph's own classes ask for it."""
 
     def close(self) -> None:
+        self._closed = True
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -81,19 +85,28 @@ class Opened:
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         """A connection for one look, all of it at one state. A server that is gone is waited for, half a minute."""
+        with self._patiently(lambda: self._reader.connect()) as connection:
+            yield connection
+
+    def _written(self, work: Callable[[Connection], T]) -> T:
+        """What `work` gives, done in one transaction. It is done again where a server went away or gave the
+        transaction up for another's: what is done twice has to leave the same."""
+
+        def once() -> T:
+            with self._engine.execution_options(write=True).begin() as connection:
+                return work(connection)
+
+        return self._patiently(once)
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        if self._closed:
+            raise RuntimeError(f"the {type(self).__name__.lower()} is closed: open it anew")
         until, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
         while True:
             try:
-                connection = self._reader.connect()
-                break
+                return attempt()
             except DBAPIError as error:
-                if not is_gone(error) or time.monotonic() + pause > until:
+                if not (is_gone(error) or clashed(error)) or time.monotonic() + pause > until:
                     raise
             time.sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
-        with connection:
-            yield connection
-
-    def _written(self, work: Callable[[Connection], Any]) -> Any:
-        with self._engine.execution_options(write=True).begin() as connection:
-            return work(connection)

@@ -39,6 +39,7 @@ from ramify.runtime.store.failures import clashed, is_busy, is_gone
 Work = Callable[[Connection], Any]
 
 
+_LOOK_AGAIN_S = 0.05  # whether the lead is done: Ctrl-C may have hit before anybody was to be told of it
 IDLE_S = 1.0  # a connection that was not used for so long is asked first whether it is still there
 
 
@@ -176,8 +177,9 @@ class Writer:
         """Until the lead has what was handed to it before. Holding the lock."""
         handed = set(self._handed)
         lead.hurry()
-        while handed & self._handed:
-            self._changed.wait()
+        while left := handed & self._handed:
+            if not self._changed.wait(_LOOK_AGAIN_S) and all(done.done() for done in left):
+                self._handed -= left
 
     def _hand_over(self, lead: Committer, work: Work, linger_s: float) -> Future[None]:
         job = Job(self._finished(work), linger_s=linger_s, undone=self._undone)

@@ -6,8 +6,10 @@ from typing import Any, TypedDict
 
 from langgraph.graph import START, StateGraph
 from langgraph.types import CachePolicy
+from sqlalchemy import select
 
 from ramify.graph import Cache
+from ramify.runtime.langgraph.saver.tables import cached
 
 
 async def test_values_are_kept_until_their_time_is_up(address: str) -> None:
@@ -46,3 +48,13 @@ def test_a_node_is_not_run_again(address: str) -> None:
         with Cache.open(address) as cache:
             assert app(cache).invoke({"n": 1}) == {"n": 2}
     assert runs == [1]
+
+
+def test_what_has_expired_does_not_stay_for_ever(address: str) -> None:
+    now = [1000.0]
+    with Cache.open(address, clock=lambda: now[0]) as cache:
+        cache.set({(("n",), f"k{at}"): (at, 10) for at in range(5)})
+        now[0] += 61
+        cache.set({(("n",), "new"): (1, None)})
+        with cache._engine.connect() as connection:
+            assert list(connection.execute(select(cached.c.key)).scalars()) == ["new"]

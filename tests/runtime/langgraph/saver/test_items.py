@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+import postgres
 import pytest
 from langgraph.store.base import BaseStore, GetOp, InvalidNamespaceError, MatchCondition, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
+from sqlalchemy import Connection
 
-from ramify.graph import Store
+from ramify.graph import Cache, Saver, Store
 
 
 def fill(store: BaseStore) -> BaseStore:
@@ -144,3 +148,57 @@ def test_a_condition_longer_than_the_namespace_does_not_fit(address: str) -> Non
         store.put(("a",), "k", {})
         deep = MatchCondition(match_type="prefix", path=("a", "b"))
         assert store.batch([ListNamespacesOp(match_conditions=(deep,))]) == [[]]
+
+
+def test_a_search_shows_nobody_elses(address: str) -> None:
+    """By the namespace's own letters, whatever they are: LIKE takes `Ann` for `ann` on SQLite."""
+    spaces = [("ann",), ("ann", "x"), ("ann", "é\ud800"), ("Ann", "x"), ("anna",), ("an_",), ("100%", "x"), ("é",)]
+    with Store.open(address) as store:
+        for space in spaces:
+            store.put(space, "k", {"v": 1})
+        found = {start: [item.namespace for item in store.search((start,))] for start in ("ann", "an_", "100%", "é")}
+        assert len(store.search(())) == len(spaces)
+    assert {start: set(spaces) for start, spaces in found.items()} == {
+        "ann": {("ann",), ("ann", "x"), ("ann", "é\ud800")},
+        "an_": {("an_",)},
+        "100%": {("100%", "x")},
+        "é": {("é",)},
+    }
+
+
+@pytest.mark.postgres
+def test_what_the_server_gave_up_for_another_is_done_again(postgres_server: str) -> None:
+    """Two that put the same things at once; the one that stood in the other's way is not told of it."""
+    address = postgres.new_database(postgres_server)
+    with Store.open(address) as store, Store.open(address) as other, ThreadPoolExecutor() as threads:
+        store.batch([PutOp(("n",), key, {"by": "nobody"}) for key in "ab"])
+        done, barrier = [], threading.Barrier(2, timeout=30)
+
+        def crossing(mine: Store, first: str, second: str) -> None:
+            def work(connection: Connection) -> None:
+                mine._put(connection, PutOp(("n",), first, {"by": first}))
+                if len(done) < 2:
+                    done.append(first)
+                    barrier.wait()
+                mine._put(connection, PutOp(("n",), second, {"by": first}))
+
+            mine._written(work)
+
+        for one in [threads.submit(crossing, store, "a", "b"), threads.submit(crossing, other, "b", "a")]:
+            one.result(60)
+        both = [store.get(("n",), key) for key in "ab"]
+    assert len({item.value["by"] for item in both if item is not None}) == 1
+
+
+@pytest.mark.parametrize("kind", [Store, Cache, Saver])
+def test_what_was_closed_is_closed(kind: Any, address: str) -> None:
+    use = {
+        Store: lambda it: it.get(("n",), "k"),
+        Cache: lambda it: it.get([(("n",), "k")]),
+        Saver: lambda it: it.get({"configurable": {"thread_id": "t"}}),
+    }
+    opened = kind.open(address)
+    opened.close()
+    opened.close()
+    with pytest.raises(RuntimeError, match=f"the {kind.__name__.lower()} is closed: open it anew"):
+        use[kind](opened)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,23 @@ async def test_what_fails_spoils_nothing_else(address: str) -> None:
                 await asyncio.to_thread(saver.copy_thread, "t", "t")
             await asyncio.to_thread(put, saver, 2)
             assert newest(saver) == 2
+
+
+async def test_a_ctrl_c_while_it_is_handed_over_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one is raised wherever the loop's thread is: also before it is noted who hears of the commit."""
+    add = Future.add_done_callback
+
+    def interrupted(*given: Any) -> None:
+        monkeypatch.setattr(Future, "add_done_callback", add)
+        raise KeyboardInterrupt
+
+    with Saver.open(tmp_path / "ramify.db") as saver:
+        async with RunStore(tmp_path / "ramify.db", clock=time.time) as store:
+            assert saver.join(store)
+            monkeypatch.setattr(Future, "add_done_callback", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                put(saver, 1)
+            await asyncio.wait_for(asyncio.to_thread(put, saver, 2), 30)
+            assert await asyncio.wait_for(asyncio.to_thread(newest, saver), 30) == 2
