@@ -56,6 +56,6 @@ class MergeConflict(ForkEngineError):
         shown = "; ".join(f"{c.path} ({c.kind.value})" for c in conflicts[:5])
         more = f" and {len(conflicts) - 5} more" if len(conflicts) > 5 else ""
         super().__init__(
-            f"{len(conflicts)} conflict(s): {shown}{more}. Merge with a strategy ('ours', 'theirs', 'union') "
-            "or with a function that settles them, or change one side"
+            f"{len(conflicts)} conflict(s): {shown}{more}. Merge with a strategy ('ours', 'theirs', 'union'; "
+            "`ramify merge --strategy`) or with a function that settles them, or change one side"
         )

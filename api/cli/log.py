@@ -94,7 +94,7 @@ def what(history: History, one: CheckpointRecord) -> str:
     if made is None or not made.summary:
         return shown(one.label)
     name = one.label or made.name
-    said_already = made.kind is OpKind.MERGE or name in made.summary
+    said_already = made.kind is OpKind.MERGE or made.summary.startswith(name)  # within it, it says something else
     return shown(made.summary if said_already else f"{name}: {made.summary}")
 
 

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ramify.cli.log import what
+from ramify.compiler.plan import OpKind
 
 
 def test_log_draws_the_branches_newest_first(home: Any, ramify: Any) -> None:
@@ -35,3 +41,17 @@ def test_log_of_a_bare_snapshot_is_refused(home: Any, ramify: Any) -> None:
     said = ramify("log", home.story.run.base_snapshot[:12])
     assert (said.status, said.out) == (1, "")
     assert "ramify ls" in said.err
+
+
+@pytest.mark.parametrize(
+    ("summary", "said"),
+    [
+        ("{'notes': ['report written']}", "report: {'notes': ['report written']}"),  # only what it wrote has the name
+        ("report", "report"),
+        ("", "report"),
+    ],
+)
+def test_a_checkpoint_is_said_with_what_made_it(summary: str, said: str) -> None:
+    one = SimpleNamespace(label="report")
+    made = SimpleNamespace(kind=OpKind.SEAL, name="report", summary=summary)
+    assert what(cast(Any, SimpleNamespace(made_by=lambda _: made)), cast(Any, one)) == said
