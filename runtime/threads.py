@@ -140,7 +140,8 @@ class _Call:
 
     def abandon(self, thread: threading.Thread) -> None:
         self._abandoned = True
-        _thread.start_new_thread(self._end, (thread,))  # `Thread.start` waits for it, and a second Ctrl-C ends that wait
+        # `Thread.start` would wait for it to begin, and a second Ctrl-C ends that wait.
+        _thread.start_new_thread(self._end, (thread,))
 
     def leave_if_abandoned(self) -> None:
         """For the thread itself, where it may be left."""
