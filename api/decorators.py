@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo
 from ramify.runtime.calling import StepDef, call_inline
@@ -23,6 +24,9 @@ from ramify.runtime.sites import CallSite, call_site
 from ramify.runtime.steps import begin_step
 from ramify.runtime.streaming import Stream, outcome, streamed
 from ramify.runtime.threads import from_here, running_loop, waits_here
+
+if TYPE_CHECKING:
+    from ramify.runtime.langgraph.portal import Portal
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -239,7 +243,7 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
         of that one's run.
         """
         apart = waits_here() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
-        return Stream(self._items(args, kwargs, apart), _alone)
+        return Stream(self._items(args, kwargs, apart), _Alone)
 
     async def _items(self, args: tuple[Any, ...], kwargs: dict[str, Any], apart: bool) -> AsyncGenerator[R, None]:
         if not is_in_a_run():
@@ -255,28 +259,45 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
                 yield item
 
 
-def _alone(items: AsyncGenerator[R, None]) -> Iterator[R]:
-    """For a caller without a loop: the run lives on one of its own meanwhile, in a thread."""
-    from ramify.runtime.langgraph.portal import Portal
+class _Alone(Iterator[R]):
+    """For a caller without a loop: the run lives on one of its own meanwhile, in a thread.
 
-    async def following() -> R:
-        return await anext(items)
+    Dropped, it is closed: the run is cancelled. Not so at the end of the process, where that thread can be waited for
+    no more: the run then ends as one whose process was killed.
+    """
 
-    portal = Portal()
-    try:
-        while True:
-            try:
-                item = portal.wait(following())
-            except StopAsyncIteration:
-                return
-            yield item
-    finally:
-        portal.wait(_closed(items))
-        portal.stop()
+    def __init__(self, items: AsyncGenerator[R, None]) -> None:
+        from ramify.runtime.langgraph.portal import Portal
+
+        self._items, self._portal = items, Portal()
+        self._turn = asyncio.Lock()  # an item that nobody waits for any more is given up before the rest is closed
+        self.close = weakref.finalize(self, _closed, self._items, self._portal, self._turn)
+        self.close.atexit = False
+
+    def __next__(self) -> R:
+        if not self.close.alive:
+            raise StopIteration
+        try:
+            return self._portal.wait(self._following())
+        except StopAsyncIteration:
+            self.close()
+            raise StopIteration from None
+        except BaseException:
+            self.close()
+            raise
+
+    async def _following(self) -> R:
+        async with self._turn:
+            return await anext(self._items)
 
 
-async def _closed(items: AsyncGenerator[Any, None]) -> None:
-    await items.aclose()
+def _closed(items: AsyncGenerator[Any, None], portal: Portal, turn: asyncio.Lock) -> None:
+    async def last() -> None:
+        async with turn:
+            await items.aclose()
+
+    portal.wait(last())
+    portal.stop()
 
 
 def _now(made: Coroutine[Any, Any, Any]) -> Any:

@@ -3,7 +3,7 @@
 Every peer runs in the same process, in turns, each superstep durable before the next one starts: LangGraph with
 `durability="sync"`; how each database commits is read from it and stands in the rows' names (an fsync a commit in all
 of them). A superstep is the time from one call of the node, which does nothing, to the next. Its floor is LangGraph
-itself with a checkpointer that does one INSERT; COMMIT, and nothing else, to a file in the same mode.
+itself with a checkpointer that does one INSERT; COMMIT, and nothing else, to the same kind of database.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _sqlite(folder: Path, size: int, steps: int) -> list[Row]:
         with _sqlite_saver(folder / f"theirs{size}{turn}.db") as saver:
             theirs += supersteps(saver, size, steps)
             modes["theirs"] = _mode(saver.conn)
-        floor += supersteps(Floor(folder / f"floor{size}{turn}.db"), size, steps)
+        floor += supersteps(Floor.in_file(folder / f"floor{size}{turn}.db"), size, steps)
     name = f"durable superstep, SQLite ({modes['ours']}), {size} B"
     made = [
         row(name, ours, "ms", f"LangGraph SqliteSaver ({modes['theirs']})", theirs, 0.7),
@@ -86,13 +86,21 @@ def _mode(connection: Any) -> str:
 
 
 class Floor(BaseCheckpointSaver[int]):
-    """Keeps nothing that could be read: one row a checkpoint, durable when `put` returns."""
+    """Keeps nothing that could be read: one row a checkpoint, durable when `put` returns.
 
-    def __init__(self, path: Path) -> None:
+    `connection`: to a database with a table t of one column, each statement its own transaction.
+    """
+
+    def __init__(self, connection: Any, insert: str = "INSERT INTO t VALUES (?)") -> None:
         super().__init__()
-        self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self._connection, self._insert = connection, insert
+
+    @classmethod
+    def in_file(cls, path: Path) -> Floor:
+        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
         for line in ("PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL", "CREATE TABLE t (row BLOB)"):
-            self._connection.execute(line)
+            connection.execute(line)
+        return cls(connection)
 
     def get_tuple(self, config: Any) -> None:
         return None
@@ -101,7 +109,7 @@ class Floor(BaseCheckpointSaver[int]):
         pass
 
     def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        self._connection.execute("INSERT INTO t VALUES (?)", (b"x" * 300,))
+        self._connection.execute(self._insert, (b"x" * 300,))
         return {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}
 
 
@@ -114,9 +122,13 @@ def _postgres(address: str, size: int, steps: int) -> list[Row]:
 
     ours: list[float] = []
     theirs: list[float] = []
+    floor: list[float] = []
     for _ in range(ROUNDS):
         with Saver.open(address) as saver:
             ours += supersteps(saver, size, steps)
+        with psycopg.connect(address, autocommit=True) as connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS t (row bytea)")
+            floor += supersteps(Floor(connection, "INSERT INTO t VALUES (%s)"), size, steps)
         with PostgresSaver.from_conn_string(address) as saver:
             saver.setup()
             theirs += supersteps(saver, size, steps)
@@ -124,7 +136,10 @@ def _postgres(address: str, size: int, steps: int) -> list[Row]:
         mode = connection.execute("SELECT current_setting('fsync'), current_setting('synchronous_commit')").fetchone()
     assert mode is not None
     name = f"durable superstep, PostgreSQL (fsync={mode[0]}, synchronous_commit={mode[1]}), {size} B"
-    made = [row(name, ours, "ms", "LangGraph PostgresSaver", theirs, 0.8)]
+    made = [
+        row(name, ours, "ms", "LangGraph PostgresSaver", theirs, 0.8),
+        row(f"{name}: the floor", floor, "ms", "LangGraph PostgresSaver", theirs, None),
+    ]
     if importlib.util.find_spec("dbos") is None:
         return [*made, row(name, ours, "ms", "DBOS: not installed (pip install dbos)", [], 0.8)]
     return [*made, row(name, ours, "ms", "DBOS", _dbos(address, size, steps * ROUNDS), 0.8)]

@@ -19,12 +19,12 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, closing
+from contextlib import aclosing, closing, suppress
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from ramify.runtime import codec
-from ramify.runtime.threads import from_here, in_thread, waits_here
+from ramify.runtime.threads import Abandoned, from_here, in_thread, waits_here
 
 T = TypeVar("T")
 
@@ -115,7 +115,12 @@ class Stream(Generic[T]):
                     return
                 yield item
         finally:
-            from_here(what, self._items.aclose)
+            with suppress(Abandoned):  # it was raised before, by what was cancelled
+                from_here(what, self._items.aclose)
+
+
+class _ReaderLeft(Exception):
+    """Told to what yields, never to its generator: that is closed."""
 
 
 async def streamed(
@@ -123,15 +128,16 @@ async def streamed(
 ) -> AsyncGenerator[Any, None]:
     """What `run` yields, at most one item ahead of the reader. Left early, the run is cancelled, to be resumed.
 
-    `in_turn`: not ahead at all. So a part of a run begins nothing beside what reads it.
+    `in_turn`: not ahead at all. So a part of a run begins nothing beside what reads it; left early, it is closed
+    where it yielded, as a generator is, and its `finally` may still begin steps.
     """
     ready: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
-    more: asyncio.Queue[None] = asyncio.Queue()
+    more: asyncio.Queue[bool] = asyncio.Queue()
 
     async def hear(item: Any) -> None:
         await ready.put(item)
-        if in_turn:
-            await more.get()
+        if in_turn and not await more.get():
+            raise _ReaderLeft
 
     token = _listener.set(hear)
     try:
@@ -144,10 +150,16 @@ async def streamed(
             await asyncio.wait({task, item}, return_when=asyncio.FIRST_COMPLETED)
             if item.done():
                 yield item.result()
-                more.put_nowait(None)
+                more.put_nowait(True)
             else:
                 item.cancel()
         await task
+    except GeneratorExit:
+        if in_turn:
+            more.put_nowait(False)
+            with suppress(_ReaderLeft):
+                await task
+        raise
     finally:
         task.cancel()
         await asyncio.wait({task})

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ramify.serving.replay.errors import ReplayError, TooMany
+from ramify.serving.replay.errors import ReplayError, TooFew, TooMany
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.trace import Trace, read
 
@@ -44,9 +44,12 @@ def run(job: Job, folder: Path) -> Result:
     count = workload.load * setting.replicas * setting.seconds / seconds_a_program(trace, workload.mix, setting)
     if count > _MOST:
         raise TooMany(count, _MOST, workload.load, setting.seconds)
+    made, (begin, end) = programs(trace, workload, setting), setting.window
+    if not any(begin <= program.at < end for program in made):
+        raise TooFew(len(made), begin, end)
     told = Told([arrival.call.output for arrival in trace.arrivals], job.seed)
     cpu, wall = time.process_time(), time.perf_counter()
-    replayed = replay(programs(trace, workload, setting), contender(job.contender), setting, told, folder)
+    replayed = replay(made, contender(job.contender), setting, told, folder)
     spent = time.process_time() - cpu, time.perf_counter() - wall
     return Result(job, score(replayed, setting), *spent)
 

@@ -5,6 +5,7 @@ ReplayError
 ├── BadTrace     a file of arrivals, or of a measured run, that cannot be read as one; `.path`
 ├── TooLong      a call that the engine's KV cannot hold
 ├── TooMany      more programs than a replay can go through
+├── TooFew       no program that would be counted
 ├── BadSteps     a step-time model's file that cannot be read, or steps that no model fits
 ├── BadProbe     a live engine whose answers cannot be timed
 ├── Stuck        the scheduler has requests and gives none of them a token
@@ -46,6 +47,16 @@ class TooMany(ReplayError):
         super().__init__(
             f"load {load:g} for {seconds:g} s is {programs:,.0f} programs of this trace, whose calls cost next to "
             f"nothing, and a replay takes {most:,}: ask for fewer --seconds, or look at the trace's lengths"
+        )
+
+
+class TooFew(ReplayError):
+    """All programs come while the engine warms up or cools down."""
+
+    def __init__(self, programs: int, begin: float, end: float) -> None:
+        super().__init__(
+            f"of {programs} programs none arrives between {begin:g} and {end:g} s, where they are counted: "
+            "ask for more --seconds, or for a trace whose arrivals are spread"
         )
 
 

@@ -24,7 +24,7 @@ REPLICAS = (1, 2, 3, 4)
 MIXES = ((1.0, 1.0, 1.0), (0.0, 1.0, 1.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0), (3.0, 1.0, 1.0))
 # Two-sided 95 % of Student's t, by degrees of freedom.
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-STEPS_A_SECOND, STEP_MS = 110.0, 2.0  # of a replay of the shipped model; processor time of one, measured 1.6 to 2.5
+STEPS_A_SECOND, STEP_MS = 110.0, 1.0  # of a replay of the shipped model; processor time of one, measured .7 to 1.3
 
 
 @dataclass(frozen=True, slots=True)

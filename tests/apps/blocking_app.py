@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import threading
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from contextvars import copy_context
 from typing import Any
 
@@ -175,3 +178,37 @@ async def awaits_in_turn(names: list[str]) -> None:
 def returns_too() -> Generator[int, None, int]:
     yield 1
     return 2
+
+
+@workflow
+def pressed() -> Generator[Any, None, None]:
+    """Ctrl-C comes while its reader waits for the second item."""
+    yield write("first")
+    os.kill(os.getpid(), signal.SIGINT)
+    OVER.wait()
+
+
+@workflow
+def tidies(fails: str | None) -> Generator[Any, None, None]:
+    try:
+        yield write("a")
+        yield write("never")
+    finally:
+        write("tidied")
+        if fails:
+            raise ValueError(fails)
+
+
+@workflow
+def leaves_early() -> None:
+    for _ in tidies.stream(None):
+        break
+    write("after")
+
+
+@workflow
+async def awaits_and_leaves_early(fails: str | None = None) -> None:
+    async with aclosing(tidies.stream(fails)) as items:
+        async for _ in items:
+            break
+    await write("after")

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,11 @@ def fresh() -> Iterator[None]:
 async def statuses(home: Path) -> list[RunStatus]:
     async with Runtime(home=home, sandbox="copy") as runtime:
         return [run.status for run in await runtime.store.runs()]
+
+
+async def resumed(home: Path) -> Any:
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        return await runtime.resume((await runtime.store.runs())[0].id)
 
 
 async def to_the_end(runtime: Runtime, workspace: Path) -> Any:
@@ -82,6 +90,29 @@ def test_by_itself_a_call_is_a_run(home: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(found) == sorted([RunStatus.CANCELLED, *3 * [RunStatus.DONE]])
 
 
+def in_a_process(code: str, home: Path) -> str:
+    ours = {"RAMIFY_HOME": str(home), "RAMIFY_SANDBOX": "copy", "PYTHONPATH": str(Path(app.__file__).parent)}
+    command = [sys.executable, "-c", f"import blocking_app as app\n{code}"]
+    done = subprocess.run(
+        command, env={**os.environ, **ours}, cwd=home.parent, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_stream_may_be_left_open_when_the_process_ends(home: Path) -> None:
+    """The thread that it is read from is gone by then: nobody waits for it, and the run is as one that was killed."""
+    assert in_a_process("items = iter(app.many.stream(['a', 'b', 'c']))\nprint(next(items))", home) == "a\n"
+    assert asyncio.run(statuses(home)) == [RunStatus.RUNNING]
+    assert asyncio.run(resumed(home)) == ["a", "b", "c"]
+
+
+def test_ctrl_c_in_a_stream_is_told_as_itself(home: Path) -> None:
+    code = "try:\n    list(app.pressed.stream())\nexcept KeyboardInterrupt:\n    print('pressed')"
+    assert in_a_process(code, home) == "pressed\n"
+    assert asyncio.run(statuses(home)) == [RunStatus.CANCELLED]
+
+
 async def test_streamed_it_comes_as_it_is_yielded(runtime: Runtime) -> None:
     seen = []
     async for item in app.many.stream(["a", "b", "c", "d"]):
@@ -95,6 +126,15 @@ async def test_a_part_that_yields_begins_nothing_beside_its_reader(runtime: Runt
         made.BEGUN.clear()
         await runtime.run(read, ["a", "b"])
         assert made.BEGUN == ["write a", "write from a", "write b", "write from b"]
+
+
+async def test_a_part_whose_reader_leaves_goes_through_its_finally(runtime: Runtime) -> None:
+    for read in (app.leaves_early, app.awaits_and_leaves_early):
+        made.BEGUN.clear()
+        await runtime.run(read)
+        assert made.BEGUN == ["write a", "write tidied", "write after"]
+    with pytest.raises(RunFailed, match="ValueError: no"):
+        await runtime.run(app.awaits_and_leaves_early, "no")
 
 
 async def test_what_a_generator_returns_is_not_lost_in_silence(runtime: Runtime) -> None:
