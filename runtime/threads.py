@@ -3,23 +3,37 @@ loop while they wait.
 
 `asyncio.to_thread` takes threads of the loop's executor, and those are waited for when the loop ends: Ctrl-C would
 last as long as whatever a cancelled step is doing. These are daemon threads. Where the call is cancelled or times
-out, its thread gets `Abandoned` at its next instruction of Python; what waits in C (`time.sleep`, a socket) gets it
-when it comes back, and ends with the process at the latest. Its world is gone by then, and what it writes with it.
+out, its thread gets `Abandoned` at its next instruction of its own code; what waits in C (`time.sleep`, a socket)
+gets it when it comes back, and ends with the process at the latest. Its world is gone by then, and what it writes
+with it.
+
+Inside a library nothing is raised: whatever stands between taking a lock and the `try` that gives it back would keep
+it, and the next to log a line, or to settle a future, would wait for ever.
 """
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import concurrent.futures
 import contextvars
 import ctypes
+import sys
+import sysconfig
 import threading
+import time
 from collections.abc import Awaitable, Callable
+from functools import cache
+from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 from ramify.runtime.errors import NotInARun
 
 T = TypeVar("T")
+
+_LOOKS_S = (0.001, 0.1)
+"""How long an abandoned thread is left between looks at where it stands: while it moves, and at most."""
 
 
 class Abandoned(SystemExit):
@@ -61,7 +75,11 @@ def from_here(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable[T]:
     answer = call.ask(what, begin)
     if running is not None:  # asyncio.run(...) in a plain function
         return asyncio.wrap_future(answer, loop=running)
-    return answer.result()  # type: ignore[return-value]  # by static types always to be awaited: decision 242
+    try:
+        return answer.result()  # type: ignore[return-value]  # by static types always to be awaited: decision 242
+    except asyncio.CancelledError:
+        call.leave_if_abandoned()
+        raise
 
 
 def waits_here() -> asyncio.AbstractEventLoop | None:
@@ -95,6 +113,7 @@ class _Call:
         self.loop, self._done, self._call = loop, done, call
         self._lock = threading.Lock()
         self._over = self._abandoned = False
+        self._left = False  # the thread has nothing more to be told
         self._begun: set[asyncio.Task[None]] = set()
 
     def work(self) -> None:
@@ -110,8 +129,7 @@ class _Call:
 
     def ask(self, what: str, begin: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
         """Begin something on the loop, in the context of the thread that asks."""
-        if self._abandoned:
-            raise Abandoned
+        self.leave_if_abandoned()
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         self.loop.call_soon_threadsafe(self._begin, what, begin, answer)
         return answer
@@ -132,10 +150,39 @@ class _Call:
         task.add_done_callback(ended)
 
     def abandon(self, thread: threading.Thread) -> None:
-        with self._lock:
-            self._abandoned = True
-            if not self._over and thread.ident is not None:
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(Abandoned))
+        self._abandoned = True
+        # `Thread.start` would wait for it to begin, and a second Ctrl-C ends that wait.
+        _thread.start_new_thread(self._end, (thread,))
+
+    def leave_if_abandoned(self) -> None:
+        """For the thread itself, where it may be left."""
+        if self._abandoned:
+            with self._lock:
+                self._left = True
+            raise Abandoned
+
+    def _end(self, thread: threading.Thread) -> None:
+        """Raise `Abandoned` in the thread as soon as it stands in its own code.
+
+        In a thread beside the loop, which may end first, and after a sleep: whoever has just got the interpreter's
+        lock keeps it for longer than looking and raising take, so that the thread stands where it was seen.
+        """
+        least, most = _LOOKS_S
+        pause, before = least, None
+        while thread.is_alive():
+            time.sleep(pause)
+            with self._lock:
+                if self._left:
+                    return
+                frame = sys._current_frames().get(thread.ident or 0)
+                if frame is not None and _in_its_own_code(frame):
+                    whom = ctypes.c_ulong(thread.ident or 0)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(whom, ctypes.py_object(Abandoned))
+                    return
+            now = None if frame is None else (id(frame), frame.f_lasti)
+            pause = min(2 * pause, most) if now == before else least
+            before = now
+            del frame  # what its functions hold is not held by us too
 
     async def end(self) -> None:
         """Nothing that the thread began goes on without it."""
@@ -147,7 +194,7 @@ class _Call:
 
     def _tell(self, settle: Callable[[Any], None], outcome: object) -> None:
         with self._lock:
-            self._over = True
+            self._over = self._left = True
         if self.loop.is_closed():
             return  # whoever waited has gone
         self.loop.call_soon_threadsafe(self._settle, settle, outcome)
@@ -155,6 +202,31 @@ class _Call:
     def _settle(self, settle: Callable[[Any], None], outcome: object) -> None:
         if not self._done.done():
             settle(outcome)
+
+
+def _in_its_own_code(frame: FrameType) -> bool:
+    """Not inside a library that it called. What the thread was given to do may itself stand in one."""
+    here, body = frame.f_code.co_filename, ""
+    if not _ours(frame) and not _of_a_library(here):
+        return True
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_globals.get("__name__") != __name__:
+        body = body if _ours(outer) else outer.f_code.co_filename
+        outer = outer.f_back
+    return here == body
+
+
+def _ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("ramify.")
+
+
+@cache
+def _of_a_library(filename: str) -> bool:
+    """Or of the interpreter (`<frozen ...>`)."""
+    paths = sysconfig.get_paths()
+    places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    file = Path(filename).resolve()
+    return filename.startswith("<frozen") or any(file.is_relative_to(place) for place in places)
 
 
 _call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("ramify_thread", default=None)

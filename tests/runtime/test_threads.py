@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import queue
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ramify.runtime.threads import in_thread
+from ramify.runtime.threads import Abandoned, from_here, in_thread
 
 SEEN: contextvars.ContextVar[str] = contextvars.ContextVar("SEEN")
 CTRL_C = """
@@ -57,6 +59,62 @@ async def test_a_cancelled_call_ends_at_its_next_instruction() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await asyncio.to_thread(ended.wait, 10)
+
+
+@pytest.fixture
+def switching() -> Iterator[None]:
+    """Threads take turns more often: a look at one that never waits takes as long as its turn."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(0.001)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("switching")
+async def test_a_cancelled_call_leaves_no_lock_of_a_library_held() -> None:
+    """`Abandoned` between taking a lock and the `try` that gives it back: whoever takes it next waits for ever."""
+    for _ in range(16):
+        turns, thread = queue.Queue[int](), queue.Queue[threading.Thread]()
+
+        def busy(turns: queue.Queue[int] = turns, thread: queue.Queue[threading.Thread] = thread) -> None:
+            thread.put(threading.current_thread())
+            while True:
+                turns.put(1)
+                turns.get()
+
+        task = asyncio.ensure_future(in_thread(busy))
+        begun = await asyncio.to_thread(thread.get)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.to_thread(begun.join)
+        assert turns.mutex.acquire(blocking=False)
+
+
+async def test_a_cancelled_call_that_waits_for_the_run_gets_no_answer_to_go_on_with() -> None:
+    begun, seen = asyncio.Event(), list[BaseException]()
+    ended = threading.Event()
+
+    async def long() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    def asks() -> None:
+        try:
+            from_here("long()", long)
+        except BaseException as error:
+            seen.append(error)
+            raise
+        finally:
+            ended.set()
+
+    task = asyncio.ensure_future(in_thread(asks))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(ended.wait)
+    assert [type(error) for error in seen] == [Abandoned]
 
 
 def test_ctrl_c_waits_for_no_synchronous_step(tmp_path: Path) -> None:
