@@ -8,6 +8,7 @@ import inspect
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import aclosing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
@@ -23,10 +24,11 @@ from ramify.runtime.scope import current_scope, is_in_a_run
 from ramify.runtime.sites import CallSite, call_site
 from ramify.runtime.steps import begin_step
 from ramify.runtime.streaming import Stream, outcome, streamed
-from ramify.runtime.threads import from_here, running_loop, waits_here
+from ramify.runtime.threads import from_here, on_loop, running_loop, waits_here
 
 if TYPE_CHECKING:
     from ramify.runtime.langgraph.portal import Portal
+    from ramify.session import Runtime
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -185,16 +187,15 @@ class Workflow(Generic[P, R]):
             result = self._run(args, kwargs)
         return result
 
-    async def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+    async def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], ambient: Runtime | None = None) -> R:
         from ramify.session import Runtime
 
         if is_in_a_run():
             self._check_nested()
             inner: R = await outcome(self.__wrapped__, args, kwargs)
             return inner
-        ambient = Runtime.ambient()
-        if ambient is not None:
-            result: R = await ambient.start(self, args, kwargs)
+        if (under := ambient or Runtime.ambient()) is not None and under.loop is not None:
+            result: R = await on_loop(under.loop, partial(under.start, self, args, kwargs))
             return result
         async with Runtime() as runtime:
             result = await runtime.start(self, args, kwargs)
@@ -242,12 +243,17 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
         `contextlib.aclosing`) is cancelled, and `ramify resume` goes on with it. Called by a workflow, it is a part
         of that one's run.
         """
-        apart = waits_here() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
-        return Stream(self._items(args, kwargs, apart), _Alone)
+        from ramify.session import Runtime
 
-    async def _items(self, args: tuple[Any, ...], kwargs: dict[str, Any], apart: bool) -> AsyncGenerator[R, None]:
+        apart = waits_here() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
+        ambient = Runtime.ambient() if running_loop() is None else None  # it is not waited for on its own loop
+        return Stream(self._items(args, kwargs, apart, ambient), _Alone)
+
+    async def _items(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], apart: bool, ambient: Runtime | None
+    ) -> AsyncGenerator[R, None]:
         if not is_in_a_run():
-            items = streamed(lambda: self._run(args, kwargs))
+            items = streamed(lambda: self._run(args, kwargs, ambient))
         else:
             self._check_nested()
             if apart:

@@ -99,6 +99,7 @@ class Runtime:
         self._stack = AsyncExitStack()
         self._entered = False
         self._token: Token[Runtime | None] | None = None
+        self.loop: asyncio.AbstractEventLoop | None = None  # where it was opened
 
     @staticmethod
     def ambient() -> Runtime | None:
@@ -120,7 +121,7 @@ class Runtime:
             self.store = await stack.enter_async_context(RunStore(self.database, clock=self._clock))
             stack.push_async_callback(self._resources.close)
             self._stack = stack.pop_all()
-        self._token = _ambient.set(self)
+        self._token, self.loop = _ambient.set(self), asyncio.get_running_loop()
         return self
 
     async def __aexit__(

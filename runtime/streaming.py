@@ -24,7 +24,7 @@ from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from ramify.runtime import codec
-from ramify.runtime.threads import Abandoned, from_here, in_thread, waits_here
+from ramify.runtime.threads import Abandoned, from_here, in_thread, on_loop, waits_here
 
 T = TypeVar("T")
 
@@ -134,8 +134,10 @@ async def streamed(
     ready: asyncio.Queue[Any] = asyncio.Queue(maxsize=1)
     more: asyncio.Queue[bool] = asyncio.Queue()
 
+    here = asyncio.get_running_loop()
+
     async def hear(item: Any) -> None:
-        await ready.put(item)
+        await on_loop(here, lambda: ready.put(item))  # the run may be on its runtime's
         if in_turn and not await more.get():
             raise _ReaderLeft
 

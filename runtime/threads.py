@@ -95,6 +95,17 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
         return None
 
 
+async def on_loop(loop: asyncio.AbstractEventLoop, begin: Callable[[], Awaitable[T]]) -> T:
+    """What `begin` gives, on that loop, which another thread may run."""
+    if loop is asyncio.get_running_loop():
+        return await begin()
+
+    async def begun() -> T:
+        return await begin()
+
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(begun(), loop))
+
+
 class _Call:
     """What the thread does, whether it is still at it, and what it began on the loop."""
 

@@ -23,7 +23,7 @@ from ramify.sandboxes.inhabitants import Inhabitants, Tree
 from ramify.sandboxes.safety import confine
 from ramify.sandboxes.shell import Shell
 from ramify.sandboxes.tiers import arriving, carrying
-from ramify.sandboxes.tiers.dumping import Note, named_pipe
+from ramify.sandboxes.tiers.dumping import Note
 from ramify.sandboxes.tiers.memory import Area, CannotKeep, areas
 from ramify.sandboxes.tiers.sessions import SOURCE, Session
 from ramify.sandboxes.wire import (
@@ -149,11 +149,11 @@ class Agent(Inhabitants):
         if self._sessions.get(message.session) is not None:
             return Done()
         self._tell_of_loss(message.session)
-        source, python = Path(self._private(SOURCE)), shlex.quote(message.python)
-        source.write_bytes(message.source)
+        source, python = self._private.path(SOURCE), shlex.quote(message.python)
+        self._private.write(SOURCE, message.source)
         shell = self._living_shell()
         session = self._sessions.prepare(message.session)
-        words = shlex.join(["-u", str(source), *self._sessions.pipes(message.session)])
+        words = shlex.join(["-u", source, *self._sessions.pipes(message.session)])
         shell.ask(
             f"command -v {python} >/dev/null && (exec {python} {words} </dev/null &)",
             stdin="/dev/null",
@@ -296,8 +296,8 @@ class Agent(Inhabitants):
             raise OSError("the snapshot holds dumped processes, and this world has no CRIU to bring them back")
         place = Path(self._tree.reach(image))
         note = Note.read(place)
-        script, script_in = named_pipe(self._private("script"))
-        control, control_in = named_pipe(self._private("control"))
+        script, script_in = self._private.pipe("script")
+        control, control_in = self._private.pipe("control")
         sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
         try:
             self._criu.restore(place)

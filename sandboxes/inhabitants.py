@@ -19,11 +19,12 @@ from typing import Protocol
 from ramify.sandboxes import processes, rlimits
 from ramify.sandboxes.namespaces import kernel
 from ramify.sandboxes.output import CHUNK, Output
+from ramify.sandboxes.private import Private
 from ramify.sandboxes.safety import confine, limits
 from ramify.sandboxes.safety.watchdog import Watchdog
 from ramify.sandboxes.shell import CONTROL, Shell
 from ramify.sandboxes.shellstate import NAME, Kept, Report
-from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids, named_pipe
+from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids
 from ramify.sandboxes.tiers.sessions import Sessions
 from ramify.sandboxes.wire import Cancel, Link, Message, Ran, Run, Start
 
@@ -60,7 +61,8 @@ class Inhabitants:
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
         self._start, self._link, self._tree = start, link, tree
         self._host = host  # a pidfd of the host process
-        self._out, self._err = (Output(self._private(name), start.max_output) for name in ("out", "err"))
+        self._private = Private(start.private)
+        self._out, self._err = (Output(self._private, name, start.max_output) for name in ("out", "err"))
         self._shell: Shell | None = None
         self._known = b""  # the state of a shell that ended
         self._began = b""  # the state of the first shell before its first command
@@ -79,14 +81,14 @@ class Inhabitants:
         self._poll = select.poll()
         for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
             self._poll.register(descriptor, select.POLLIN)
-        self._sessions = Sessions(start.private, self._poll)
+        self._sessions = Sessions(self._private, self._poll)
         self._criu: Criu | None = None
         if start.criu and tree is not None:
-            self._criu = Criu(start.criu, start.private, Pids(tree.pids))
+            assert start.view is not None
+            work = Path(tree.reach(f"{start.view.folder}/criu"))  # where no command can plant a link
+            work.mkdir(exist_ok=True)
+            self._criu = Criu(start.criu, str(work), Pids(tree.pids))
             self._criu.pids.last = FIRST_PID
-
-    def _private(self, name: str) -> str:
-        return f"{self._start.private}/{name}"
 
     # The loop
 
@@ -176,8 +178,8 @@ class Inhabitants:
         before = set() if self._alone else {p.key for p in self._others()}
         stdin = "/dev/null"
         if message.stdin:
-            stdin = self._private("stdin")
-            Path(stdin).write_bytes(message.stdin)
+            stdin = self._private.path("stdin")
+            self._private.write("stdin", message.stdin)
         cwd = None if message.cwd is None else str(Path(self._start.tree, message.cwd))
         self._out.begin()
         self._err.begin()
@@ -196,7 +198,7 @@ class Inhabitants:
         earlier, self._earlier = self._earlier, ""
         self._bury()
         if message.stdin:
-            Path(stdin).unlink(missing_ok=True)
+            self._private.remove("stdin")
         out, err = self._out.end(), self._err.end()
         truncated = self._out.truncated or self._err.truncated
         others = self._count_others()
@@ -270,9 +272,8 @@ class Inhabitants:
         """Bring back what the last shell knew; without one, learn what this one starts with."""
         command = ":"
         if kept is not None:
-            state = Path(self._private("state"))
-            state.write_bytes(kept.script(self._start.tree))
-            command = f"builtin source {shlex.quote(str(state))} >/dev/null 2>&1"
+            self._private.write("state", kept.script(self._start.tree))
+            command = f"builtin source {shlex.quote(self._private.path('state'))} >/dev/null 2>&1"
         shell.recall(command)
         try:
             self._await_shell(shell)
@@ -303,8 +304,8 @@ class Inhabitants:
         self._shell = None
 
     def _spawn_shell(self, kept: Kept | None) -> Shell:
-        script, script_in = named_pipe(self._private("script"))
-        control, control_in = named_pipe(self._private("control"))
+        script, script_in = self._private.pipe("script")
+        control, control_in = self._private.pipe("control")
         pwd, env = self._start_place(), self._start_env()
         pid = os.fork()
         if pid == 0:
@@ -314,7 +315,7 @@ class Inhabitants:
                     kernel.adopt_orphans()  # so that all descend from the shell, and are dumped with it
                 elif os.getppid() != 1:
                     kernel.die_with_parent()  # where no PID 1 takes it along
-                os.chdir(pwd)
+                self._enter(pwd)
                 for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
                     os.dup2(source, target)
                 os.dup2(control_in, CONTROL)
@@ -324,12 +325,23 @@ class Inhabitants:
                 os.umask(0o022)
                 rlimits.set_limits(kept.limits if kept is not None else {})
                 confine.enter(self._start.bounds, isolated=self._start.view is not None, filtered=self._criu is None)
+                if self._start.view is not None:
+                    kernel.close_all_but((0, 1, 2, CONTROL))  # what the way to bash could lead through
                 os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
             finally:
                 os._exit(127)
         os.close(script)
         os.close(control_in)
         return Shell(pid, script_in, control, pwd)
+
+    def _enter(self, pwd: str) -> None:
+        if self._start.view is None:
+            os.chdir(pwd)
+            return
+        try:
+            kernel.enter_folder(pwd)
+        except OSError:  # a link of /proc by now, or no folder: the world's own top is one
+            kernel.enter_folder(self._start.tree)
 
     def _start_place(self) -> str:
         """Where a shell starts: where the last one stood, or as the snapshot says; else at the top of the tree."""

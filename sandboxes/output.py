@@ -7,7 +7,7 @@ import fcntl
 import os
 import termios
 
-from ramify.sandboxes.tiers.dumping import named_pipe
+from ramify.sandboxes.private import Private
 
 CHUNK = 1 << 16
 
@@ -18,8 +18,8 @@ class Output:
     What a background process writes while no command runs is read and dropped, so that it never blocks.
     """
 
-    def __init__(self, path: str, limit: int) -> None:
-        self.read_end, self.write_end = named_pipe(path)
+    def __init__(self, private: Private, name: str, limit: int) -> None:
+        self.read_end, self.write_end = private.pipe(name)
         os.set_blocking(self.read_end, False)
         self._limit = limit
         self._kept = bytearray()

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import stat
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +18,9 @@ from ramify.sandboxes.docker.engine import Changes, Engine, Plan
 from ramify.sandboxes.docker.inside import PRIVATE
 from ramify.sandboxes.docker.link import ContainerLink, launch
 from ramify.sandboxes.docker.outside import LAYERS
-from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, SealFailed, WorldStartFailed
 from ramify.sandboxes.living import DEFAULT_PATH, Ground
+from ramify.sandboxes.private import Private
 from ramify.sandboxes.recording import ShellState
 from ramify.sandboxes.scratch import remove_tree
 from ramify.sandboxes.wire import Ready, Start
@@ -135,10 +137,14 @@ class DockerWorld(CopyWorld):
         private = self._folder / "private"
         upper, nothing, tree = private / "upper", self._folder / "nothing", (self._folder / "tree").stat()
         remove_tree(upper)
-        (private / "changes").write_text(json.dumps({"changed": changes.changed, "removed": changes.removed}))
+        told = json.dumps({"changed": changes.changed, "removed": changes.removed})
+        with closing(Private(str(private))) as shared:  # which commands can write to as well
+            shared.write("changes", told.encode())
         command = self._berth.dock.carrier.running("outside.py")
         engine = self._berth.dock.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
+        if upper.is_symlink():
+            raise SealFailed("a command put a link in the place of what is sealed. Roll the world back")
         nothing.mkdir(exist_ok=True)
         nothing.chmod(stat.S_IMODE(tree.st_mode))
         os.utime(nothing, ns=(tree.st_atime_ns, tree.st_mtime_ns))

@@ -5,9 +5,12 @@ Numbers are from the kernel's uapi headers. Every failure is an `OSError` whose 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
+from collections.abc import Collection
+from pathlib import Path
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
@@ -36,6 +39,7 @@ AT_EMPTY_PATH = 0x1000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture; Linux 5.2, 5.12
+SYS_OPENAT2, RESOLVE_NO_MAGICLINKS = 437, 0x02  # Linux 5.6
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 
 PR_SET_PDEATHSIG = 1
@@ -51,6 +55,10 @@ ROOT_KEEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 10, 13, 31})
 setuid, net_bind_service, net_raw, setfcap. None of them reaches past the world's own namespaces and mounts."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+class OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 class MountAttr(ctypes.Structure):
@@ -146,9 +154,38 @@ def hand_on_privileges(*, but: frozenset[int] = frozenset()) -> None:
 
 
 def drop_privileges() -> None:
-    """Bound what the next exec can hold: nothing for a user, `ROOT_KEEPS` for root; no set-uid program helps."""
+    """Nothing stays for a user, `ROOT_KEEPS` for root, from now on and for good; no set-uid program helps.
+
+    At once, not by the next exec: with the agent's capabilities the way to the program that is executed could lead
+    through the agent's descriptors.
+    """
     kept = ROOT_KEEPS if os.geteuid() == 0 else frozenset()
     for capability in range(64):
         if capability not in kept and _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
             break  # past the last that this kernel knows
+    header, data = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    _check(_libc.capget(header, data), "capget")
+    for half in (0, 3):  # the lower and the higher 32; of each: effective, permitted, inheritable
+        mask = sum(1 << number % 32 for number in kept if number // 32 == half // 3)
+        data[half], data[half + 1], data[half + 2] = data[half + 1] & mask, data[half + 1] & mask, 0
+    _check(_libc.capset(header, data), "capset")
     _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def enter_folder(path: str) -> None:
+    """As `os.chdir`, but through no link of /proc to what a process has open: who follows a path that commands made
+    must not be led by it to descriptors that they do not have."""
+    how = OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, RESOLVE_NO_MAGICLINKS)
+    folder = int(_libc.syscall(SYS_OPENAT2, AT_FDCWD, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
+    _check(folder, f"openat2 of {path}")
+    try:
+        os.fchdir(folder)
+    finally:
+        os.close(folder)
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if number not in kept:
+            with contextlib.suppress(OSError):  # the one that they were listed by
+                os.close(number)

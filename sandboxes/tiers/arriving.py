@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ramify.sandboxes import rlimits
+from ramify.sandboxes.namespaces import kernel
 from ramify.sandboxes.tiers import memory
 from ramify.sandboxes.tiers.carrying import (
     ALL_SIGNALS,
@@ -125,6 +126,7 @@ def _become(
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
         held = {name: fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, lowest) for name, pipe in pipes.items()}
         confine()
+        kernel.close_all_but((0, 1, 2, go, *above, *held.values()))  # before any path is followed
         os.chdir(program.cwd)
         os.umask(program.umask)
         opened: dict[int, int] = {}
@@ -135,6 +137,7 @@ def _become(
         for target, source in zip((lowest - 2, lowest - 1), above, strict=True):
             os.dup2(source, target)
         os.read(go, 1)
+        kernel.close_all_but((*opened, lowest - 2, lowest - 1))
         os.execve(program.path, [program.path], {})
     except OSError as error:
         os.write(2, f"a Python session could not be brought back: {error}\n".encode())

@@ -72,22 +72,12 @@ class Pids:
         os.pwrite(self._descriptor, str(pid).encode(), 0)
 
 
-def named_pipe(path: str) -> tuple[int, int]:
-    """A new named pipe's read and write end."""
-    Path(path).unlink(missing_ok=True)
-    os.mkfifo(path, 0o600)
-    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    writer = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    os.set_blocking(reader, True)
-    return reader, writer
-
-
 @dataclass(frozen=True, slots=True)
 class Criu:
     """The program, as this world sees it. Every failure is an `OSError` that ends with CRIU's own first error."""
 
     command: Sequence[str]
-    private: str  # the log, the kernel's features
+    folder: str  # for the log and the kernel's features: commands cannot reach it
     pids: Pids
 
     def dump(self, root: int, images: Path) -> None:
@@ -107,10 +97,10 @@ class Criu:
     @property
     def _features(self) -> Path:
         """What CRIU found out about this kernel: 15 ms that it then spares itself, until the next boot."""
-        return Path(self.private, FEATURES)
+        return Path(self.folder, FEATURES)
 
     def _run(self, verb: str, images: Path, *arguments: str) -> None:
-        log = Path(self.private, "criu.log")
+        log = Path(self.folder, "criu.log")
         log.unlink(missing_ok=True)
         words = [
             *self.command,
@@ -118,7 +108,7 @@ class Criu:
             "-D",
             str(images),
             "-W",
-            self.private,
+            self.folder,
             *COMMON,
             *arguments,
             "-v2",
@@ -127,7 +117,7 @@ class Criu:
         ]
         before, self.pids.last = self.pids.last, CRIU_PID
         try:
-            status = _finish(words, {"XDG_RUNTIME_DIR": self.private, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+            status = _finish(words, {"XDG_RUNTIME_DIR": self.folder, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
         finally:
             self.pids.last = before
         if status != 0:

@@ -13,10 +13,9 @@ import select
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 
+from ramify.sandboxes.private import Private
 from ramify.sandboxes.tiers.carrying import Standing
-from ramify.sandboxes.tiers.dumping import named_pipe
 
 CHUNK = 1 << 16
 SOURCE = "session.py"
@@ -79,7 +78,7 @@ class Session:
 class Sessions:
     """Those of one world, by name."""
 
-    def __init__(self, private: str, poll: select.poll) -> None:
+    def __init__(self, private: Private, poll: select.poll) -> None:
         self._private, self._poll = private, poll
         self._sessions: dict[str, Session] = {}
 
@@ -90,11 +89,11 @@ class Sessions:
         return self._sessions.get(name)
 
     def pipes(self, name: str) -> tuple[str, str]:
-        return (f"{self._private}/{name}.in", f"{self._private}/{name}.out")
+        return (self._private.path(f"{name}.in"), self._private.path(f"{name}.out"))
 
     def prepare(self, name: str) -> Session:
         """The pipes of a session that is about to start."""
-        requests, answers = map(named_pipe, self.pipes(name))
+        requests, answers = (self._private.pipe(f"{name}.{end}") for end in ("in", "out"))
         os.set_blocking(answers[0], False)
         session = self._sessions[name] = Session(name, requests[1], answers[0], (requests[0], answers[1]))
         self._poll.register(session.answers, select.POLLIN)
@@ -110,8 +109,8 @@ class Sessions:
                 self._poll.unregister(descriptor)
         session.close()
         del self._sessions[session.name]
-        for path in self.pipes(session.name):
-            Path(path).unlink(missing_ok=True)
+        for end in ("in", "out"):
+            self._private.remove(f"{session.name}.{end}")
 
     def turn(self, descriptor: int) -> None:
         """What the loop found ready, if it is of a session."""

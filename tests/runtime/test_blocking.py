@@ -113,6 +113,15 @@ def test_ctrl_c_in_a_stream_is_told_as_itself(home: Path) -> None:
     assert asyncio.run(statuses(home)) == [RunStatus.CANCELLED]
 
 
+async def test_from_a_thread_it_is_a_run_of_the_runtime_it_stands_in(runtime: Runtime) -> None:
+    """Whose database and worlds live on its own loop: on another one they hung."""
+    called: Any = app.inner
+    calls = [lambda: called("a"), lambda: called.invoke("a"), lambda: list(app.many.stream(["a"]))]
+    for call in [*calls, lambda: app.awaits.invoke("a")]:
+        await asyncio.wait_for(asyncio.to_thread(call), 60)
+    assert [run.status for run in await runtime.store.runs()] == 4 * [RunStatus.DONE]
+
+
 async def test_streamed_it_comes_as_it_is_yielded(runtime: Runtime) -> None:
     seen = []
     async for item in app.many.stream(["a", "b", "c", "d"]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import shutil
@@ -15,15 +16,16 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, WorldStartFailed
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 
 pytestmark = pytest.mark.linux_ns
 
 Out = Callable[[World, str], Awaitable[str]]
-PROGRAMS = ("bash", "cat", "ls", "mkdir", "rm", "touch", "env", "id", "sleep")
+PROGRAMS = ("bash", "cat", "ls", "mkdir", "rm", "touch", "env", "id", "sleep", "ln", "readlink")
 
 
 def root_file_system(root: Path) -> Path:
@@ -124,3 +126,22 @@ async def test_an_image_without_a_shell_and_one_that_is_none(
         await namespaces.materialise(base, replace(spec, image=tmp_path / "not.tar"))
     with pytest.raises((WorldStartFailed, ForkEngineError), match="missing"):
         await namespaces.materialise(base, replace(spec, image=tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("process", ["self", "1"])
+async def test_a_program_in_the_place_of_bash_is_not_the_hosts(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path, store: SnapshotStore, process: str
+) -> None:
+    """A shell that ends is started again from a root that is the world's own, by an agent that knows more places."""
+    outside = tmp_path / "outside"
+    shutil.copy(os.path.realpath("/bin/bash"), outside)
+    up = os.path.relpath(outside, store.root)
+    image = root_file_system(tmp_path / "image")
+    inside = replace(spec, mount_at=Path("/work/space"), image=image, env={"PATH": "/usr/bin"})
+    world = await namespaces.materialise(base, inside)
+    for number in range(3, 24):
+        await world.run(f"ln -sfn /proc/{process}/fd/{number}/{up} /usr/bin/bash; exit 3")
+        with contextlib.suppress(SandboxError):  # no shell at all: the world's own loss
+            ran = await world.run("echo ran; readlink /proc/$$/exe")
+            assert "outside" not in ran.stdout, number
+        await world.rollback(world.snapshot)

@@ -22,7 +22,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import helper, processes
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.errors import SealFailed
+from ramify.sandboxes.errors import SandboxError, SealFailed
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.safety import landlock
 from ramify.sandboxes.shell import CONTROL
@@ -350,6 +350,48 @@ async def test_killing_everything_in_reach_leaves_the_agent(world: World, out: O
     await out(world, "export kept=1; sleep 99 &")
     await world.run("trap '' TERM; kill -TERM -1; kill -STOP -1; kill -9 -1", timeout=PATIENCE)
     assert await out(world, "echo $kept") == "1\n"
+
+
+async def test_links_planted_where_the_agent_writes_do_not_lead_it_out(
+    world: World, tmp_path: Path, store: SnapshotStore, out: Out
+) -> None:
+    """It has the host's folders open, and a shell that ends makes it write what the shell knew for the next one."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious\n")
+    private = (await out(world, "dirname $(readlink /proc/$$/fd/1)")).strip()
+    up = os.path.relpath(precious, store.root)
+    for number in range(3, 24):
+        links = (f"ln -sfn /proc/self/fd/{number}/{up} {private}/{name}" for name in ("state", "stdin", "session.py"))
+        await out(world, "; ".join(links))
+        await world.run("exit 3", timeout=PATIENCE)
+        with contextlib.suppress(SandboxError):  # the agent may refuse; it may not be led
+            await world.run("cat", stdin="evil\n", timeout=PATIENCE)
+        assert precious.read_text() == "precious\n", number
+    assert await well(world)
+
+
+@pytest.mark.parametrize("process", ["self", "1"])
+async def test_a_new_shell_does_not_start_outside(
+    world: World, tmp_path: Path, store: SnapshotStore, process: str, out: Out
+) -> None:
+    (tmp_path / "precious").write_text("precious\n")
+    up = os.path.relpath(tmp_path, store.root)
+    for number in range(3, 24):
+        place = await out(world, "cd; rm -rf place; mkdir place; cd place; pwd")
+        link = f"cd ..; rmdir place; ln -s /proc/{process}/fd/{number}/{up} place"
+        await world.run(f"( {link} ); kill -9 $$", timeout=PATIENCE)
+        assert not (await world.run("cat precious", timeout=PATIENCE)).ok, (place, number)
+        await out(world, "rm -f ~/place")
+
+
+async def test_a_pipe_in_the_place_of_a_file_does_not_hold_the_agent(world: World, out: Out) -> None:
+    private = (await out(world, "dirname $(readlink /proc/$$/fd/1)")).strip()
+    await out(world, f"for name in state stdin session.py; do rm -f {private}/$name; mkfifo {private}/$name; done")
+    result = await asyncio.wait_for(world.run("cat", stdin="all of it", timeout=PATIENCE), 2 * PATIENCE)
+    assert result.stdout == "all of it"
+    await out(world, f"rm -f {private}/state; mkfifo {private}/state")
+    await world.run("exit 3")
+    assert await well(world)
 
 
 async def test_a_shell_that_is_stopped_is_ended_by_the_timeout(world: World) -> None:
