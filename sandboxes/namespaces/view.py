@@ -96,7 +96,7 @@ class Mounts:
         if self.pids < 0:  # before /proc is protected
             self.pids = os.open(f"{root}/proc/sys/kernel/ns_last_pid", os.O_RDWR)
         if os.geteuid() == 0:
-            _protect_proc(f"{root}/proc")
+            _protect_proc(root)
 
     def _scratch(self, root: str, place: str) -> None:
         mode = "0755" if place == "/run" else "1777"
@@ -222,13 +222,19 @@ def _devices(dev: str) -> None:
     kernel.mount("tmpfs", f"{dev}/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode=1777")
 
 
-def _protect_proc(proc: str) -> None:
-    """Root inside is root's uid outside, and /proc/sys asks for the uid alone: make the host's knobs read-only."""
-    for name in ("sys", "sysrq-trigger", "irq", "bus", "fs"):
-        path = f"{proc}/{name}"
-        if Path(path).exists():
-            kernel.bind(path, path)
-            kernel.set_attributes(path, kernel.ATTR_RDONLY, recursive=True)
+def _protect_proc(root: str) -> None:
+    """Root inside is root's uid outside, and much of /proc asks for no more. So what is the machine's there, not a
+    process's, is read-only, and what only root may read is not read: it tells of the host's memory."""
+    with os.scandir(f"{root}/proc") as entries:
+        machines = [one for one in entries if not one.name.isdigit() and not one.is_symlink()]
+    for one in machines:
+        mode = one.stat(follow_symlinks=False).st_mode
+        if one.is_dir() or mode & 0o222:
+            kernel.bind(one.path, one.path)
+            kernel.set_attributes(one.path, kernel.ATTR_RDONLY, recursive=True)
+        elif not mode & 0o004:
+            kernel.bind(f"{root}/dev/null", one.path, recursive=False)
+            kernel.set_attributes(one.path, kernel.ATTR_RDONLY | kernel.ATTR_NODEV)  # EACCES, as for any other user
 
 
 def _loopback_up() -> None:

@@ -8,6 +8,7 @@ any, cgroups bound that.
 from __future__ import annotations
 
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -118,6 +119,20 @@ def weigh(folder: int) -> Iterator[int]:
         yield total
 
 
+def nameless(pids: Sequence[int]) -> int:
+    """Bytes on disk of files that processes hold open and that have no name any more: no walk meets them."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        ended = suppress(FileNotFoundError, ProcessLookupError, PermissionError)  # or ending
+        with ended, os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    held = entry.stat()
+                    if stat.S_ISREG(held.st_mode) and not held.st_nlink:
+                        found[held.st_dev, held.st_ino] = held.st_blocks * 512
+    return sum(found.values())
+
+
 @contextmanager
 def _opened(folder: int, path: str) -> Iterator[int]:
     """The folder at `path` below `folder`, by short steps: a command can nest deeper than PATH_MAX."""
@@ -144,6 +159,7 @@ class Watchdog:
     _places: tuple[str, ...] | None = None
     _walk: Iterator[int] | None = field(default=None, repr=False)
     _open: int = -1
+    _nameless: int = 0  # when this walk began
     _tolerated: int = 0  # bytes on disk that it was over its limit with, when that was last met
 
     def begin(self) -> None:
@@ -162,7 +178,7 @@ class Watchdog:
             return ""
         used = usage(self.root)
         self._busy = any(pid != shell for pid in used.pids)
-        over = self._memory_or_processes(used) or ("disk_bytes" if self._disk_over() else "")
+        over = self._memory_or_processes(used) or ("disk_bytes" if self._disk_over(used) else "")
         ended = time.monotonic()
         self._due = ended + max(EVERY_S, SHARE * (ended - began))
         return over
@@ -196,7 +212,7 @@ class Watchdog:
                 return "memory_bytes"
         return ""
 
-    def _disk_over(self) -> bool:
+    def _disk_over(self, used: Usage) -> bool:
         """Go on with the walk for a moment; a big tree takes many looks."""
         if self.folder is None or self.bounds.disk_bytes is None:
             return False
@@ -204,10 +220,11 @@ class Watchdog:
         if self._walk is None:
             self._open = self.folder()
             self._walk = weigh(self._open)
+            self._nameless = nameless(used.pids)
         until = time.monotonic() + SLICE_S
         over = False
         for total in self._walk:
-            over = total > most
+            over = total + self._nameless > most
             if over:
                 break
             if time.monotonic() > until:

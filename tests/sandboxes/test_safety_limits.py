@@ -115,6 +115,14 @@ async def test_a_full_disk_is_the_worlds_own(make: Make, out: Out, place: str) -
     assert await out(world, "ls") == "link\npackage\nreadme.txt\nrun.sh\n"
 
 
+async def test_a_file_without_a_name_is_weighed_while_it_is_open(make: Make, out: Out) -> None:
+    world = await make(disk_bytes=20 * MIB)
+    code = "import os, time; f = open('gone', 'wb', 0); os.unlink('gone')\n"
+    code += "for _ in range(40): f.write(os.urandom(1 << 20))\ntime.sleep(99)"
+    assert (await world.run([sys.executable, "-c", code], timeout=PATIENCE)).limit is Limit.DISK
+    assert await out(world, "echo well") == "well\n"
+
+
 async def test_a_million_empty_files_are_a_full_disk_too(make: Make) -> None:
     world = await make(disk_bytes=8 * MIB)
     many = "import os\nfor n in range(10**7): os.close(os.open(f'f{n}', os.O_CREAT))"
