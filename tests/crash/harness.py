@@ -241,7 +241,7 @@ def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
         ) as app,
     ):
         begun = saver.get_tuple(config) is not None
-        # a task whose writes were kept and whose checkpoint was not is no more in `next`, and has still to be gone past
+        # a task whose writes alone were kept is no more in `next`, and has still to be gone past
         if begun and not app.get_state(config).tasks:
             state = app.get_state(config).values  # it had ended
         else:
