@@ -119,6 +119,8 @@ class LengthSketch:
         if i == len(self.values):
             return _trusted((0.0, 1.0), (generated, generated * _OUTLIVED))
         done = self.cdf(generated)
+        if done >= 1.0:  # rounding: a hair before the last value
+            return _trusted((0.0, 1.0), (generated, self.values[-1]))
         scale = 1.0 / (1.0 - done)
         levels = [0.0]
         levels += [(level - done) * scale for level in self.levels[i:-1]]

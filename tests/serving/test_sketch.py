@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ramify.serving.sketch import LEVELS, LengthSketch
@@ -55,6 +55,7 @@ def test_conditioning_in_steps_is_conditioning_at_once(sketch: LengthSketch, q: 
 
 
 @given(sketches, lengths)
+@example(LengthSketch(LEVELS, (*[0.0] * (len(LEVELS) - 1), 100_000.0)), 99_999.99999999999)
 def test_a_conditioned_sketch_is_a_sketch(sketch: LengthSketch, generated: float) -> None:
     conditioned = sketch.condition(generated)
     LengthSketch(conditioned.levels, conditioned.values)  # its own checks hold
