@@ -22,6 +22,7 @@ ROOT = "root"  # in a backend's folder, empty: what a world's root stands on
 SCRATCH_PLACES = ("/tmp", "/var/tmp", "/run")
 TMPFS = "size=25%"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+HARMLESS = ("driver", "pressure", "sysvipc", "tty")  # of /proc: to read, or for anybody; a mount is .1 ms a world
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
@@ -96,7 +97,7 @@ class Mounts:
         if self.pids < 0:  # before /proc is protected
             self.pids = os.open(f"{root}/proc/sys/kernel/ns_last_pid", os.O_RDWR)
         if os.geteuid() == 0:
-            _protect_proc(root)
+            _protect_proc(f"{root}/proc")
 
     def _scratch(self, root: str, place: str) -> None:
         mode = "0755" if place == "/run" else "1777"
@@ -222,19 +223,15 @@ def _devices(dev: str) -> None:
     kernel.mount("tmpfs", f"{dev}/shm", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, f"{TMPFS},mode=1777")
 
 
-def _protect_proc(root: str) -> None:
-    """Root inside is root's uid outside, and much of /proc asks for no more. So what is the machine's there, not a
-    process's, is read-only, and what only root may read is not read: it tells of the host's memory."""
-    with os.scandir(f"{root}/proc") as entries:
+def _protect_proc(proc: str) -> None:
+    """Root inside is root's uid outside, and much of /proc asks for no more than that: what is the machine's there,
+    not a process's, is read-only."""
+    with os.scandir(proc) as entries:
         machines = [one for one in entries if not one.name.isdigit() and not one.is_symlink()]
     for one in machines:
-        mode = one.stat(follow_symlinks=False).st_mode
-        if one.is_dir() or mode & 0o222:
+        if one.name not in HARMLESS if one.is_dir() else one.stat().st_mode & 0o222:
             kernel.bind(one.path, one.path)
             kernel.set_attributes(one.path, kernel.ATTR_RDONLY, recursive=True)
-        elif not mode & 0o004:
-            kernel.bind(f"{root}/dev/null", one.path, recursive=False)
-            kernel.set_attributes(one.path, kernel.ATTR_RDONLY | kernel.ATTR_NODEV)  # EACCES, as for any other user
 
 
 def _loopback_up() -> None:
