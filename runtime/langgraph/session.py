@@ -193,7 +193,7 @@ class Session:
 
     async def caught_up(self, invocation: Invocation, *, goes_on: bool) -> None:
         """A thread was invoked and nothing was left to run: if its run still counts as running, then its process was
-        killed between its last commit and its end, which is made up for now."""
+        killed between its last commit and its end, and it is ended here."""
         env = invocation.env
         assert env is not None, "only where ran_nothing"
         services = await self.services()
