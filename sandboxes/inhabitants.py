@@ -24,7 +24,7 @@ from ramify.sandboxes.safety import confine, limits
 from ramify.sandboxes.safety.watchdog import Watchdog
 from ramify.sandboxes.shell import CONTROL, Shell
 from ramify.sandboxes.shellstate import NAME, Kept, Report
-from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids
+from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids, covered_folder
 from ramify.sandboxes.tiers.sessions import Sessions
 from ramify.sandboxes.wire import Cancel, Link, Message, Ran, Run, Start
 
@@ -84,10 +84,7 @@ class Inhabitants:
         self._sessions = Sessions(self._private, self._poll)
         self._criu: Criu | None = None
         if start.criu and tree is not None:
-            assert start.view is not None
-            work = Path(tree.reach(f"{start.view.folder}/criu"))  # where no command can plant a link
-            work.mkdir(exist_ok=True)
-            self._criu = Criu(start.criu, str(work), Pids(tree.pids))
+            self._criu = Criu(start.criu, covered_folder(start.private), Pids(tree.pids))
             self._criu.pids.last = FIRST_PID
 
     # The loop
