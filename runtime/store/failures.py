@@ -129,3 +129,9 @@ def is_busy(error: BaseException) -> bool:
 def clashed(error: BaseException) -> bool:
     """Whether PostgreSQL gave this transaction up for another's sake: the same may do now."""
     return _is_drivers(error) and _state(error) in ("40001", "40P01")
+
+
+def met_another(error: BaseException) -> bool:
+    """Whether a row that PostgreSQL was given as new was there, or what was to be unchanged was not: it may do if it
+    is looked at first."""
+    return _is_drivers(error) and _state(error) in ("23505", "22012")
