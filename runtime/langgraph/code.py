@@ -1,5 +1,5 @@
-"""A node's own code, run as LangGraph runs it in a plain graph, so that no trace and no stream of events tells the two
-apart: a sequence step by step, each under its number, and as streams where somebody listens to events.
+"""A node's own code, run as LangGraph runs it in a plain graph, so that no trace and no stream of events tells the
+two apart: a sequence step by step, each under its number, and as streams where somebody listens to events.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ def model(text: str) -> Any:
 
 def listened() -> Any:
     """A chain, a generator, a graph and one in a closure: each is another kind of run to whoever listens."""
-    below = line(("say", RunnableLambda(lambda s: s["messages"]) | model("words below") | added), schema=MessagesState)
-    inner = below.compile()
+    below = RunnableLambda(lambda s: s["messages"]) | model("words below") | added
+    inner = line(("say", below), schema=MessagesState).compile()
 
     async def closure(state: MessagesState) -> Any:
         touch("closure")
@@ -47,7 +47,8 @@ def listened() -> Any:
 
     chain = RunnableLambda(lambda s: s["messages"]) | model("words of a chain") | added
     graph = StateGraph(MessagesState).add_node("chain", chain, metadata={"mine": 1}).add_node("inner", inner)
-    graph.add_node("closure", closure).add_node("pieces", RunnableLambda(pieces).with_config(tags=["t"], run_name="P"))
+    tagged = RunnableLambda(pieces).with_config(tags=["t"], run_name="P")
+    graph.add_node("closure", closure).add_node("pieces", tagged)
     graph.add_edge(START, "chain").add_edge("chain", "inner").add_edge("inner", "closure")
     return graph.add_conditional_edges("closure", route, ["pieces"])
 
@@ -100,8 +101,8 @@ async def _(graph: Any) -> list[Any]:
 
 
 def asked_below() -> Any:
-    inner = line(("x", say("x")), ("asks", ask("asks")))
-    return line(("a", say("a")), ("called", lambda state: inner.compile().invoke({"log": []})), ("sub", inner.compile()))
+    inner = line(("x", say("x")), ("asks", ask("asks"))).compile()
+    return line(("a", say("a")), ("called", lambda state: inner.invoke({"log": []})), ("sub", inner))
 
 
 @scenario("callbacks of questions", asked_below)

@@ -1,4 +1,5 @@
-"""Each conversation of `manual.py`, `manual_programs.py` and `manual_callers.py` goes the same way over worlds as with the plain graph."""
+"""Each conversation of `manual.py`, `manual_programs.py` and `manual_callers.py` goes the same way over worlds as in
+the plain graph."""
 
 from __future__ import annotations
 
