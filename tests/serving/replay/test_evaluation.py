@@ -19,7 +19,7 @@ from ramify.serving.replay.score import Score, Tail
 def score(request: float) -> Score:
     tails = {"latency": Tail(0.1, 0.2, 5)}
     return Score(
-        100, request, request, request, {"latency": 1.0}, 1.0, 10.0, 1000.0, 0.0, tails, tails, tails,
+        100, request, request, request, request, {"latency": 1.0}, 1.0, 10.0, 1000.0, 0.0, tails, tails, tails,
         ((0.0, request, request), (30.0, request, request)), 50, 60.0, 1, 2,
     )  # fmt: skip
 
