@@ -1,7 +1,7 @@
 """What outcomes come to: goodput of requests, tokens and workflows, attainment by class, and the usual latencies.
 
-Counted are the programs that arrive in the window, and beside it, as `whole`, all of the run. One that was refused, or
-was not over when the replay ended past every deadline, is not met.
+Counted are the programs that arrive in the window, and beside it, as `whole`, all of the run. One that was refused,
+or was not over when the replay ended past every deadline, is not met.
 """
 
 from __future__ import annotations
