@@ -22,7 +22,6 @@ and one over their deadlines: O(N log N).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import filterfalse, islice
@@ -31,6 +30,7 @@ from ramify.serving.policy.displace import Displacement, displace
 from ramify.serving.policy.job import NEVER, Job
 from ramify.serving.policy.jobs import ByDeadline, JobBook
 from ramify.serving.policy.keep import keep
+from ramify.serving.policy.running import Due
 from ramify.serving.policy.types import (
     Finished,
     Refusal,
@@ -39,7 +39,6 @@ from ramify.serving.policy.types import (
     Verdict,
     View,
 )
-from ramify.serving.policy.work import pace_s
 
 _LEAST_BUDGET = 64  # prompt tokens of a step, however little time the streams leave
 _NO_BUDGET = 1_000_000  # no step computes so many
@@ -81,8 +80,7 @@ class Concord:
 
     def decide(self, view: View, now: float) -> Verdict:
         capacity, book = view.capacity, self._book
-        token_s = pace_s(capacity, view.running)
-        book.follow(view, token_s)
+        token_s = book.follow(view)
         queue = book.by_laxity()
         next_late = book.next_late(now)
         late: list[RequestId] = []
@@ -98,22 +96,19 @@ class Concord:
                 late = [job.id for job in too_late if job.view.generated > 0]
         moves = Displacement()
         if len(queue) > capacity.free:
-            running = book.of(view.running)
-            by_deadline = book.by_deadline()
-            running_due = sorted([(job.due, job.work_s, job.late_at) for job in running])
-            contested = not _fits(by_deadline, running_due, self.options.headroom, now)
+            running_due = book.running.by_due()
+            contested = not _fits(book.by_deadline(), running_due, self.options.headroom, now)
             if contested:
-                in_time = [(due, work_s) for due, work_s, late_at in running_due if late_at > now]
-                kept = keep(by_deadline, in_time, self.options.reserve, now)
+                kept = keep(book.promised(), running_due, self.options.reserve, now)
                 queue = list(filter(kept.__contains__, queue))
                 rest = filterfalse(kept.__contains__, book.by_density())
                 if too_late:
                     rest = filterfalse({job.id for job in too_late}.__contains__, rest)
                 queue += rest
                 queue = self._heaviest_first(queue, now)
-                queue = self._with_floors(queue, running, capacity.slots, now)
+                queue = self._with_floors(queue, capacity.slots, now)
             worth = book.worth() - sum([job.weight for job in too_late])
-            moves = self._displacement(view, queue, worth, running, now, contested)
+            moves = self._displacement(view, queue, worth, now, contested)
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
         return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
@@ -132,16 +127,16 @@ class Concord:
             wait_s += job.work_s
         return queue if best is None else [best.id, *[id_ for id_ in queue if id_ != best.id]]
 
-    def _with_floors(self, queue: list[RequestId], running: list[Job], slots: int, now: float) -> list[RequestId]:
+    def _with_floors(self, queue: list[RequestId], slots: int, now: float) -> list[RequestId]:
         """Best first, but that each class with a floor and less than its share running goes first up to it.
 
         Best effort claims its floor only once it has waited out its default deadline: the oldest first.
         """
         first: list[RequestId] = []
         looked_at = 0  # how much of the queue those who go first were found in
-        holds = Counter([job.view.slo_class for job in running])
+        running = self._book.running
         for slo_class, share in self.options.floors.items():
-            owed = max(1, round(share * slots)) - holds[slo_class]
+            owed = max(1, round(share * slots)) - running.holds(slo_class)
             if owed <= 0 or share <= 0:
                 continue
             if slo_class is SloClass.BEST_EFFORT:
@@ -158,14 +153,14 @@ class Concord:
         return [*first, *filterfalse(set(first).__contains__, queue[:looked_at]), *queue[looked_at:]]
 
     def _displacement(
-        self, view: View, queue: list[RequestId], worth: float, running: list[Job], now: float, contested: bool
+        self, view: View, queue: list[RequestId], worth: float, now: float, contested: bool
     ) -> Displacement:
-        able = view.capacity.can_pause or view.capacity.can_preempt
-        if not able or not running or now < self._displaced_at + self.options.frame_s:
+        able, running = view.capacity.can_pause or view.capacity.can_preempt, self._book.running
+        if not able or not view.running or now < self._displaced_at + self.options.frame_s:
             return Displacement()
         margin = self.options.contested_margin if contested else None
         free = view.capacity.free
-        head = list(self._book.jobs(queue[free : free + len(running)]))
+        head = list(self._book.jobs(queue[free : free + len(view.running)]))
         moves = displace(head, worth, running, view.capacity, now, self.options.preempt_margin, margin)
         if moves.victims:
             self._displaced_at = now
@@ -203,12 +198,11 @@ class Concord:
         """Prompt tokens a step may compute so that the tightest stream that runs keeps its time between tokens."""
         if not self.options.protect_tbt:
             return None
-        tightest = min([call.tbt for call in view.running if call.tbt is not None], default=None)
+        tightest = self._book.running.tightest()
         if tightest is None:
             return None
         step = view.capacity.step
-        context = sum([call.prompt_tokens + call.generated for call in view.running])
-        spare_ms = tightest * 1000 - step.step_ms(len(view.running), context)
+        spare_ms = tightest * 1000 - step.step_ms(len(view.running), self._book.context)
         if spare_ms <= _LEAST_BUDGET * step.per_prefill_ms:
             return _LEAST_BUDGET
         if spare_ms >= _NO_BUDGET * step.per_prefill_ms:  # also where prompts were measured to cost nothing
@@ -216,7 +210,7 @@ class Concord:
         return int(spare_ms / step.per_prefill_ms)
 
 
-def _fits(waiting: ByDeadline, running_due: list[tuple[float, float, float]], headroom: float, now: float) -> bool:
+def _fits(waiting: ByDeadline, running_due: list[Due], headroom: float, now: float) -> bool:
     """Can all of it be met, with room for what will come? For each deadline, the GPU's time until then covers
     `headroom` times the work due before it, later stages included, and then the request itself; by medians.
 
@@ -225,8 +219,7 @@ def _fits(waiting: ByDeadline, running_due: list[tuple[float, float, float]], he
     """
     i, demand = 0, 0.0
     next_due = running_due[0][0] if running_due else NEVER
-    columns = zip(waiting.due, waiting.before_s, waiting.late_at, waiting.work_s, strict=True)
-    for due, before_s, late, work_s in columns:
+    for due, before_s, late, work_s in zip(*waiting, strict=True):
         if next_due <= due:
             while i < len(running_due) and running_due[i][0] <= due:
                 demand += running_due[i][1]
@@ -239,6 +232,8 @@ def _fits(waiting: ByDeadline, running_due: list[tuple[float, float, float]], he
 
 
 def _refusals(late: list[Job], ahead: Iterable[Job], slots: int, now: float, token_s: float) -> tuple[Refusal, ...]:
+    if not late:
+        return ()
     queued_s = sum([job.slot_s for job in ahead]) / max(1, slots)
     return tuple([Refusal(job.id, _why(job, now, token_s), round(job.before_s + queued_s, 3)) for job in late])
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ramify.serving.policy.job import NEVER, Job
+from ramify.serving.policy.running import Running
 from ramify.serving.policy.types import Capacity, RequestId, State
 from ramify.serving.policy.work import prefill_s
 
@@ -27,7 +28,7 @@ class Displacement:
 def displace(
     head: Sequence[Job],
     worth: float,
-    running: Sequence[Job],
+    running: Running,
     capacity: Capacity,
     now: float,
     margin: float,
@@ -42,12 +43,12 @@ def displace(
     A trade is looked for only where waiting does not do: the i-th in the queue would get the slot that is i-th to
     become free by itself, and that is too late for it.
     """
-    ends = sorted([now + job.slot_s for job in running])
     # Late in the slot that becomes free for it, and in time in one that is free now.
-    urgent = [job for job, end in zip(head, ends, strict=False) if job.start_by < end and job.late_at > now]
+    ends = zip(head, running.by_end(), strict=False)
+    urgent = [job for job, slot_s in ends if job.start_by < now + slot_s and job.late_at > now]
     if not urgent:
         return Displacement()
-    victims = iter(sorted(running, key=lambda job: (job.late_at > now, job.density, -job.due, job.id)))
+    victims = iter(sorted(running.jobs(), key=lambda job: (job.late_at > now, job.density, -job.due, job.id)))
     pairs: list[tuple[Job, Job, bool]] = []
     kv_free = capacity.kv_free
     for job in urgent:

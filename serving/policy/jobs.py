@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 from ramify.serving.policy.changes import changes
 from ramify.serving.policy.job import NEVER, Job, Reckoner
+from ramify.serving.policy.running import Running
 from ramify.serving.policy.shelf import Shelf
-from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, View
-from ramify.serving.policy.work import LengthPrior
+from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, State, View
+from ramify.serving.policy.work import LengthPrior, pace_of
 
 _DRIFT = 1.1  # keys are kept while the pace is within this factor of the one they were reckoned with
 
@@ -26,28 +27,34 @@ _ID = attrgetter("id")
 
 
 class ByDeadline(NamedTuple):
-    """What waits or is paused, the earliest deadline first, with columns. Not to be changed."""
+    """What waits or is paused, the earliest deadline first, as columns. Not to be changed."""
+
+    due: Sequence[float]
+    before_s: Sequence[float]
+    late_at: Sequence[float]
+    work_s: Sequence[float]
+
+
+class Promised(NamedTuple):
+    """What of it has an SLO, the earliest deadline first, with columns. Not to be changed."""
 
     jobs: list[Job]
     ids: Sequence[RequestId]
     first_late_at: float
     due: Sequence[float]
-    start_by: Sequence[float]  # -NEVER for what has no SLO
+    start_by: Sequence[float]
     work_s: Sequence[float]
-    density: Sequence[float]  # NEVER for what waits with others of its unit; 0 for what has no SLO
     late_at: Sequence[float]
-    before_s: Sequence[float]
+    density: Sequence[float]  # NEVER for what waits with others of its unit
 
 
+_DUE = attrgetter("due", "id")
+_IN_TEST: tuple[Callable[[Job], float], ...] = tuple(map(attrgetter, ByDeadline._fields))
 _IN_SWEEP: tuple[Callable[[Job], float], ...] = (
-    attrgetter("due"),
-    lambda job: job.start_by if job.counts else -NEVER,
-    attrgetter("work_s"),
-    lambda job: 0.0 if not job.counts else NEVER if job.shared else job.density,
-    attrgetter("late_at"),
-    attrgetter("before_s"),
+    *map(attrgetter, Promised._fields[3:-1]),
+    lambda job: NEVER if job.shared else job.density,
 )
-_DENSITY = 3  # its place among them
+_DENSITY = len(_IN_SWEEP) - 1  # its place among them
 
 
 class JobBook:
@@ -66,41 +73,63 @@ class JobBook:
         self._capacity: Capacity | None = None
         self._token_s = 0.0
         self._ranked, self._lax = Shelf(attrgetter("rank")), Shelf(_LAXITY)
-        self._due, self._late = Shelf(attrgetter("due", "id"), *_IN_SWEEP), Shelf(attrgetter("late_at", "id"))
-        self._shelves = (self._ranked, self._lax, self._due, self._late)
+        self._due, self._late = Shelf(_DUE, *_IN_TEST), Shelf(attrgetter("late_at", "id"))
+        self._promised = Shelf(_DUE, *_IN_SWEEP)
         self._weights = Counter[float]()  # of what waits or is paused
+        self.running = Running()
+        self.context = 0  # tokens of what runs: prompts and answers so far
 
     def learn(self, done: Finished) -> None:
         self._prior.learn(done)
 
-    def follow(self, view: View, token_s: float) -> None:
-        """Bring every job up to date."""
+    def follow(self, view: View, token_s: float | None = None) -> float:
+        """Bring every job up to date. Returns the pace: `token_s`, or else that of the batch as it is now."""
         capacity, known = view.capacity, self._capacity
-        if known is None or known.step != capacity.step or known.slots != capacity.slots:
+        reset = known is None or known.step != capacity.step or known.slots != capacity.slots
+        if reset:
             self._reset()
+        self._capacity = capacity
+        calls = [*view.waiting, *view.running, *view.paused]
+        fresh, gone = self._changed(calls)
+        if token_s is None:
+            token_s = pace_of(capacity, self.context, len(view.running))
+        if reset:
             self._token_s = token_s
         elif not self._token_s / _DRIFT <= token_s <= self._token_s * _DRIFT:
             self._set_pace(token_s)
-        self._capacity = capacity
-        jobs, dirty, seen = self._jobs, set[str](), self._views.get
-        calls = [*view.waiting, *view.running, *view.paused]
-        changed = changes(self._calls, calls)
-        fresh = [call for call in (calls if changed is None else changed[0]) if seen(call.id) is not call]
-        self._calls = calls
-        if len(fresh) > len(jobs) // 4:
+        jobs, dirty = self._jobs, set[str]()
+        if len(fresh) + len(gone) > len(jobs) // 4:
             self._disturb()
         for call in fresh:
-            if (old := jobs.get(call.id)) is not None:
+            old = jobs.get(call.id)
+            job = self._reckoner.job(call, capacity, self._token_s, old)
+            if old is None:
+                self._add(job, dirty)
+            elif old.waits or job.waits or old.unit != job.unit:
                 self._forget(old, dirty)
-            self._add(self._reckoner.job(call, capacity, self._token_s, old), dirty)
-        if len(jobs) != len(calls):
-            gone = sorted(jobs.keys() - set(map(_ID, calls)) if changed is None else changed[1])
-            if len(gone) > len(jobs) // 4:
-                self._disturb()
-            for id_ in gone:
-                self._forget(jobs[id_], dirty)
+                self._add(job, dirty)
+            else:
+                self._renew(old, job, dirty)
+        for id_ in gone:
+            self._forget(jobs[id_], dirty)
         for unit in dirty:
             self._weigh(unit)
+        return token_s
+
+    def _changed(self, calls: list[RequestView]) -> tuple[list[RequestView], list[RequestId]]:
+        """What has come or moved on since the last view, and what has gone; their context is counted."""
+        seen = self._views.get
+        changed = changes(self._calls, calls)
+        if changed is None:
+            changed = calls, self._jobs.keys() - set(map(_ID, calls))
+        fresh = [call for call in changed[0] if seen(call.id) is not call]
+        gone = sorted(changed[1])
+        self._calls = calls
+        for call in fresh:
+            self.context += _held(call) - _held(seen(call.id))
+        for id_ in gone:
+            self.context -= _held(seen(id_))
+        return fresh, gone
 
     def jobs(self, ids: Iterable[RequestId]) -> Iterator[Job]:
         return map(self._jobs.__getitem__, ids)
@@ -118,7 +147,11 @@ class JobBook:
         return self._lax.ids()
 
     def by_deadline(self) -> ByDeadline:
-        return ByDeadline(self._due.jobs(), self._due.ids(), self.next_late(), *self._due.columns())
+        return ByDeadline(*self._due.columns())
+
+    def promised(self) -> Promised:
+        shelf = self._promised
+        return Promised(shelf.jobs(), shelf.ids(), self.next_late(), *shelf.columns())
 
     def late(self, now: float) -> list[Job]:
         """What waits or is paused and cannot be in time any more, that which had to start first at the head."""
@@ -149,8 +182,9 @@ class JobBook:
         return lax[at].start_by if at < len(lax) else NEVER
 
     def _disturb(self) -> None:
-        for shelf in self._shelves:
+        for shelf in (self._ranked, self._lax, self._due, self._late, self._promised):
             shelf.disturbed()
+        self.running.disturbed()
 
     def _set_pace(self, token_s: float) -> None:
         self._token_s = token_s
@@ -161,25 +195,44 @@ class JobBook:
     def _add(self, job: Job, dirty: set[str]) -> None:
         self._jobs[job.id], self._views[job.id] = job, job.view
         if job.unit is not None:
-            members = self._units.setdefault(job.unit, {})
-            if members:  # at the unit's price until it is weighed again
-                first = next(iter(members.values()))
-                job.density, job.rank = first.density, (*first.rank[:2], job.id)
-            members[job.id] = job
-            dirty.add(job.unit)
+            self._join(job, job.unit, dirty)
         if job.waits:
-            for shelf in self._shelves:
+            for shelf in self._shelves(job):
                 shelf.add(job)
             self._weights[job.weight] += 1
+        else:
+            self.running.add(job)
+
+    def _shelves(self, job: Job) -> tuple[Shelf, ...]:
+        plain = (self._ranked, self._lax, self._due, self._late)
+        return (*plain, self._promised) if job.counts else plain
+
+    def _join(self, job: Job, unit: str, dirty: set[str]) -> None:
+        members = self._units.setdefault(unit, {})
+        if members:  # at the unit's price until it is weighed again
+            first = next(iter(members.values()))
+            job.density, job.rank = first.density, (*first.rank[:2], job.id)
+        members[job.id] = job
+        dirty.add(unit)
+
+    def _renew(self, old: Job, job: Job, dirty: set[str]) -> None:
+        """It runs, as it did, and has moved on."""
+        self._jobs[job.id], self._views[job.id] = job, job.view
+        self.running.renew(old, job)
+        if job.unit is not None:
+            del self._units[job.unit][job.id]
+            self._join(job, job.unit, dirty)
 
     def _forget(self, job: Job, dirty: set[str]) -> None:
         del self._jobs[job.id], self._views[job.id]
         if job.waits:
-            for shelf in self._shelves:
+            for shelf in self._shelves(job):
                 shelf.remove(job)
             self._weights[job.weight] -= 1
             if not self._weights[job.weight]:
                 del self._weights[job.weight]
+        else:
+            self.running.remove(job)
         if job.unit is not None:
             del self._units[job.unit][job.id]
             dirty.add(job.unit)
@@ -197,8 +250,8 @@ class JobBook:
         for job in members:
             if job.shared is not shared:
                 job.shared = shared
-                if job.waits:
-                    self._due.renew(job, _DENSITY)
+                if job.waits and job.counts:
+                    self._promised.renew(job, _DENSITY)
         first = next(iter(members))
         prefills = [job.prefill_s for job in members]
         prefill = max(prefills) if first.view.group is not None else sum(prefills)
@@ -215,5 +268,9 @@ class JobBook:
             job.rank = (-density, arrived, job.id)
             if job.waits and in_place:
                 self._ranked.add(job)
-            if job.waits and not shared:
-                self._due.renew(job, _DENSITY)
+            if job.waits and job.counts and not shared:
+                self._promised.renew(job, _DENSITY)
+
+
+def _held(call: RequestView | None) -> int:
+    return call.prompt_tokens + call.generated if call is not None and call.state is State.RUNNING else 0

@@ -11,29 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from itertools import compress
+from itertools import compress, count
 from sys import float_info
 
 from ramify.serving.policy.job import NEVER, Job
-from ramify.serving.policy.jobs import ByDeadline
+from ramify.serving.policy.jobs import Promised
+from ramify.serving.policy.running import Due
 from ramify.serving.policy.types import RequestId
 
 _DENSEST = float_info.max  # where nothing is kept, so that nothing is denser
 
 
-def keep(
-    waiting: ByDeadline, running_due: Sequence[tuple[float, float]], reserve: float, now: float
-) -> set[RequestId]:
-    """What is kept. `running_due` has the earliest deadline first: the deadline and the work of each that runs and is
-    not late.
+def keep(waiting: Promised, running_due: Sequence[Due], reserve: float, now: float) -> set[RequestId]:
+    """What is kept. `running_due` is of what runs, the earliest deadline first; what is late of it has no say.
 
     Before each deadline the GPU must have time for `reserve` times the work due before it, later stages included,
     and then for the request itself; by medians. The reserve is for what has not come yet and will be denser. What
-    has no SLO, or is late anyhow, is not asked about.
+    is late anyhow is not asked about.
     """
-    jobs, ids, first_late_at, dues, starts, works, densities, late_at, _ = waiting
+    jobs, ids, first_late_at, dues, starts, works, late_at, densities = waiting
     some_late = first_late_at <= now
-    demand, at = 0.0, 0
+    demand, wanted, at = 0.0, 0.0, 0  # `wanted`: the reserve's multiple of the demand
     next_due = running_due[0][0] if running_due else NEVER
     kept = bytearray(len(jobs))  # by its place in `jobs`
     heap: list[float] = []  # densities of what is kept: plain numbers are compared in a third of the time of entries
@@ -43,23 +41,25 @@ def keep(
     units: dict[str, tuple[float, list[int]]] = {}  # kept: their work so far, and the places of the members met
     unit_at: dict[int, str] = {}  # by the place of the member that was met first
     out: set[str] = set()  # units with a member that is left out
-    for i, (due, start_by, density, work_s) in enumerate(zip(dues, starts, densities, works, strict=True)):
+    for i, due, start_by, density, work_s in zip(count(), dues, starts, densities, works, strict=False):
         if next_due <= due:
             while at < len(running_due) and running_due[at][0] <= due:
-                demand += running_due[at][1]
+                _, running_s, running_late_at = running_due[at]
+                if running_late_at > now:
+                    demand += running_s
                 at += 1
             next_due = running_due[at][0] if at < len(running_due) else NEVER
+            wanted = reserve * demand
         left = start_by - now
-        # By itself, does not fit and is what would have to go; or it has no SLO.
-        if density <= head and reserve * demand > left:
+        # By itself, does not fit and is what would have to go.
+        if wanted > left and density <= head:
             continue
         if some_late and late_at[i] <= now:
             continue
-        mine, unit = work_s, None
+        mine, unit, first = work_s, None, True
         if density < NEVER:
             if left < 0.0:
                 continue
-            first = True
         else:
             unit = jobs[i].unit or ""
             if unit in out:
@@ -70,6 +70,7 @@ def keep(
                 out.add(unit)
                 units.pop(unit, None)
                 demand -= before_s
+                wanted = reserve * demand
                 for member in members:
                     kept[member] = 0
                 continue
@@ -90,19 +91,22 @@ def keep(
             least = rows.pop(lowest)
             if tied is not None:
                 least = tied.settle(lowest, least, rows)
-            least_unit = unit_at.get(least)
-            if least_unit is None:
+            if least not in unit_at:
                 demand -= works[least]
                 kept[least] = 0
-            else:
-                out.add(least_unit)
-                least_s, members = units.pop(least_unit, (0.0, []))
-                demand -= least_s
-                for member in members:
-                    kept[member] = 0
-            if least == i or (unit is not None and least_unit == unit):
+                if least == i:
+                    break
+                continue
+            least_unit = unit_at[least]
+            out.add(least_unit)
+            least_s, members = units.pop(least_unit, (0.0, []))
+            demand -= least_s
+            for member in members:
+                kept[member] = 0
+            if least_unit == unit:
                 break
         head = heap[0] if heap else _DENSEST
+        wanted = reserve * demand
     return set(compress(ids, kept))
 
 

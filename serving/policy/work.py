@@ -81,8 +81,12 @@ def pace_s(capacity: Capacity, running: Sequence[RequestView]) -> float:
 
     v_token of the thesis, equation of t_gen in §4.2.
     """
-    held = sum([view.prompt_tokens + view.generated for view in running])
-    full = held * capacity.slots / len(running) if running else capacity.slots * 512.0
+    return pace_of(capacity, sum([view.prompt_tokens + view.generated for view in running]), len(running))
+
+
+def pace_of(capacity: Capacity, context: int, running: int) -> float:
+    """The same, where so many run with so many tokens of context together."""
+    full = context * capacity.slots / running if running else capacity.slots * 512.0
     return capacity.step.step_ms(capacity.slots, full) / 1000
 
 

@@ -88,11 +88,14 @@ def test_it_keeps_what_the_plain_sweep_keeps_whatever_was_seen_before(
         seen = crowd(chance, old, now, anew)
         old = {call.id: call for call in (*seen.waiting, *seen.running)}
         book.follow(seen, token_s)
-        waiting, running = book.by_deadline().jobs, book.of(seen.running)
-        assert [job.due for job in waiting] == sorted([job.due for job in waiting])
+        waiting, running = list(book.jobs(book.by_laxity())), book.of(seen.running)
+        waiting.sort(key=lambda job: (job.due, job.id))
+        assert book.by_deadline().due.tolist() == [job.due for job in waiting]  # type: ignore[attr-defined]
         out = left_out(waiting, running, reserve, now)
-        running_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now])
-        kept = keep(book.by_deadline(), running_due, reserve, now)
+        by_due = book.running.by_due()
+        assert by_due == sorted([(job.due, job.work_s, job.late_at) for job in running])
+        assert book.running.by_end() == sorted([job.slot_s for job in running])
+        kept = keep(book.promised(), by_due, reserve, now)
         assert kept == {job.id for job in waiting if job.counts and job.late_at > now and job.key not in out}
         assert book.next_late() == min([job.late_at for job in waiting])
         assert book.heaviest() == max([job.weight for job in waiting])
