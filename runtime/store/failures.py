@@ -131,7 +131,11 @@ def clashed(error: BaseException) -> bool:
     return _is_drivers(error) and _state(error) in ("40001", "40P01")
 
 
-def met_another(error: BaseException) -> bool:
-    """Whether a row that PostgreSQL was given as new was there, or what was to be unchanged was not: it may do if it
-    is looked at first."""
-    return _is_drivers(error) and _state(error) in ("23505", "22012")
+def is_there(error: BaseException) -> bool:
+    """Whether a row that PostgreSQL was given as new was there."""
+    return _is_drivers(error) and _state(error) == "23505"
+
+
+def divided(error: BaseException) -> bool:
+    """Whether PostgreSQL was asked to divide by zero, with which a statement says that a count was none."""
+    return _is_drivers(error) and _state(error) == "22012"

@@ -40,7 +40,7 @@ from ramify.runtime.langgraph.saver.shared import Opened
 from ramify.runtime.langgraph.saver.statements import Statements
 from ramify.runtime.langgraph.saver.tables import checkpoints, writes
 from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
-from ramify.runtime.langgraph.saver.writer import Writer
+from ramify.runtime.langgraph.saver.writer import Manner, Writer
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.connect import looking
 from ramify.runtime.store.packing import compress
@@ -112,7 +112,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         self._values = Values(self._statements, self._rows)
         self._tasks: OrderedDict[_Task, None] = OrderedDict()  # known to have written
         self._writer = Writer(
-            self._engine, linger_s=linger_s, undone=self._forget, begin=self._enter, finish=self._rows.write
+            self._engine, linger_s=linger_s, undone=self._undone, begin=self._enter, finish=self._rows.write
         )
         self._branches: OrderedDict[tuple[str, str], _Branch] = OrderedDict()
         self._words: dict[ThreadId, tuple[ValueId, bytes]] = {}  # what the bodies of each thread are packed with
@@ -141,7 +141,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     ) -> RunnableConfig:
         """Durable when this returns."""
         place, work = self._putting(config, checkpoint, metadata)
-        self._writer.commit(work, boldly=True)
+        self._writer.commit(work, Manner.BOLDLY)
         return reading.config_of(place.thread, place.ns, checkpoint["id"])
 
     async def aput(
@@ -152,7 +152,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         place, work = self._putting(config, checkpoint, metadata)
-        await asyncio.wrap_future(self._writer.submit(work, boldly=True))
+        await asyncio.wrap_future(self._writer.submit(work, Manner.BOLDLY))
         return reading.config_of(place.thread, place.ns, checkpoint["id"])
 
     def put_writes(
@@ -161,18 +161,18 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         """A task's writes are kept as they came first; what says how it ended replaces what said so before."""
         urgent, work = self._writing(config, writes, task_id, task_path)
         if urgent:
-            self._writer.commit(work, boldly=True)
+            self._writer.commit(work, Manner.BOLDLY)
         else:
-            self._writer.linger(work, boldly=True)
+            self._writer.linger(work, Manner.BOLDLY)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         urgent, work = self._writing(config, writes, task_id, task_path)
         if urgent:
-            await asyncio.wrap_future(self._writer.submit(work, boldly=True))
+            await asyncio.wrap_future(self._writer.submit(work, Manner.BOLDLY))
         else:
-            self._writer.linger(work, boldly=True)
+            self._writer.linger(work, Manner.BOLDLY)
 
     def _serialised(self, value: Any, channel: str = "") -> Serialised:
         try:
@@ -257,9 +257,9 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         while len(self._tasks) > _TASKS:
             self._tasks.popitem(last=False)
 
-    def _enter(self, connection: Connection, boldly: bool) -> None:
-        self._rows.begin(boldly)
-        self._house.enter(connection, self._rows)
+    def _enter(self, connection: Connection, how: Manner) -> None:
+        self._rows.begin(boldly=how is Manner.BOLDLY)
+        self._house.enter(connection, self._rows, shared=how is not Manner.ALONE)
 
     def _of_channels(
         self,
@@ -336,8 +336,13 @@ class Saver(Opened, BaseCheckpointSaver[int]):
             self._words[thread] = (id, load(connection, [id])[id].data)
         return self._words[thread]
 
+    def _undone(self) -> None:
+        """A transaction was rolled back."""
+        self._house.unsure()
+        self._forget()
+
     def _forget(self) -> None:
-        """A transaction was rolled back: what is at hand may name what is not there."""
+        """What is at hand may name what is not there."""
         self._values.forget()
         self._tasks.clear()
         self._branches.clear()
@@ -403,7 +408,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread whole. Raises `ValueError` where the target holds checkpoints already."""
         self._keep_house(
-            lambda connection: upkeep.copy_thread(connection, str(source_thread_id), str(target_thread_id))
+            lambda connection: upkeep.copy_thread(connection, str(source_thread_id), str(target_thread_id)),
+            deletes=False,
         )
 
     def prune(
@@ -437,10 +443,11 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", **options: Any) -> None:
         await asyncio.to_thread(lambda: self.prune(thread_ids, strategy=strategy, **options))
 
-    def _keep_house(self, work: Callable[[Connection], None]) -> None:
+    def _keep_house(self, work: Callable[[Connection], None], *, deletes: bool = True) -> None:
         def alone(connection: Connection) -> None:
             self._rows.write(connection, lambda: None)
-            self._house.alone(connection)
+            if deletes:
+                self._house.alone(connection)
             work(connection)
 
-        self._writer.commit(alone)
+        self._writer.commit(alone, Manner.ALONE)
