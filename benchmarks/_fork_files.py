@@ -1,7 +1,8 @@
 """The files-only rows of benchmarks/fork.py: one fork, a hundred at once, and how both grow with the tree.
 
 A fork counts when the child's tree is mounted; the time to the child's first `run("true")` after that stands in
-`first_run`. Peers do theirs to the same files in the same run, one after the other.
+`first_run`. A snapshot that is forked again and again has trees mounted ahead; one that another was forked before has
+a row of its own. Peers do theirs to the same files in the same run, one after the other.
 """
 
 from __future__ import annotations
@@ -42,17 +43,21 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
     pace = Pace(QUICK_COPIES, QUICK_BUDGET_S) if quick else Pace(COPIES, BUDGET_S)
     single: dict[int, tuple[list[float], list[float]]] = {}
     made: list[Row] = []
+    fresh: list[Row] = []
     for count, size in sizes.items():
         with tempfile.TemporaryDirectory(prefix="ramify-fork-", dir=scratch, ignore_cleanup_errors=True) as folder:
             root = Path(folder)
             _fill(root / "workspace", count, size)
-            single[count], hundred = asyncio.run(_ours(root, forks, hundreds if count == middle else 0))
+            single[count], hundred, turns = asyncio.run(_ours(root, forks, hundreds if count == middle else 0))
             if count == middle:
                 made = _against_peers(single[count], hundred, root, count, pace)
+                name = f"files-only fork, {count} files, of a snapshot that was not the last one forked"
+                floor = {"floor": _floor(root / "workspace")}
+                fresh = [{**row(name, turns, TARGET_MS[os.geteuid() == 0]), **floor}]
     small, large = min(sizes), max(sizes)
     growth = statistics.median(single[large][0]) / statistics.median(single[small][0])
     flat = row(f"a fork of {large} files over one of {small}: flat is 1", [growth], FLAT, unit="×")
-    return [*made, flat, *(row(f"files-only fork, {n} files", single[n][0], None) for n in (small, large))]
+    return [*made, *fresh, flat, *(row(f"files-only fork, {n} files", single[n][0], None) for n in (small, large))]
 
 
 MOUNTS = """
@@ -100,7 +105,8 @@ def _fill(workspace: Path, count: int, size: int) -> None:
 
 async def _ours(
     root: Path, rounds: int, hundreds: int
-) -> tuple[tuple[list[float], list[float]], list[tuple[float, float | None]]]:
+) -> tuple[tuple[list[float], list[float]], list[tuple[float, float | None]], list[float]]:
+    """Forks and their first commands; with `hundreds` so many of those, and forks of two snapshots in turn."""
     store = SnapshotStore(root / "ramify" / "store")
     base = store.import_tree(root / "workspace").snapshot
     spec = WorldSpec(mount_at=root / "workspace", env={"PATH": os.environ["PATH"]})
@@ -117,7 +123,24 @@ async def _ours(
                 raise AssertionError(f"that was no fork: {result}")
             await world.close()
             await asyncio.sleep(0.05)  # the spare that it took is made anew: a fork in a search comes alone
-        return (forks, firsts), [await _at_once(backend, base, spec, n % RUN_EVERY == 0) for n in range(hundreds)]
+        turns = await _in_turn(backend, base, spec, rounds) if hundreds else []
+        many = [await _at_once(backend, base, spec, n % RUN_EVERY == 0) for n in range(hundreds)]
+        return (forks, firsts), many, turns
+
+
+async def _in_turn(backend: Backend, base: Snapshot, spec: WorldSpec, rounds: int) -> list[float]:
+    """How long forks took of two snapshots in turn: none has its tree before it is asked for."""
+    world = await backend.materialise(base, spec)
+    (world.path / "changed").write_text("once\n")
+    both, forks = (base, await world.seal()), []
+    await world.close()
+    for number in range(rounds):
+        begun = time.perf_counter()
+        world = await backend.materialise(both[number % 2], spec)
+        forks.append((time.perf_counter() - begun) * 1000)
+        await world.close()
+        await asyncio.sleep(0.05)
+    return forks
 
 
 async def _at_once(backend: Backend, base: Snapshot, spec: WorldSpec, run: bool) -> tuple[float, float | None]:

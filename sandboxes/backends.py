@@ -77,14 +77,14 @@ class AgentBackend(ABC):
         refuse_what_is_missing(self.capabilities, spec)
         if self._helper is None:
             raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
-        folder = self._new_folder()
+        folder = self._new_folder(snapshot)
         world_id = WorldId(folder.name)
         ground = Ground(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
         world = self._worlds[world_id] = self._world(ground, snapshot, spec)
         return world
 
-    def _new_folder(self) -> Path:
-        """Where a new world is to be."""
+    def _new_folder(self, snapshot: Snapshot) -> Path:
+        """Where a new world over `snapshot` is to be."""
         return self._session.folder / uuid.uuid4().hex[:12]
 
     @abstractmethod

@@ -60,7 +60,8 @@ class NamespaceBackend(AgentBackend):
         assert self._helper is not None
         self._around = Surroundings(self._session.folder, self._helper.trees, Path("~").expanduser())
         self._images: dict[tuple[str, int], LayerId] = {}
-        self._folders = Folders(self._session.folder)
+        self._folders = Folders(self._session.folder, self._helper.trees)
+        self._standing: dict[Path, os.stat_result] = {}
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -74,10 +75,18 @@ class NamespaceBackend(AgentBackend):
 
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        return NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
+        world = NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
+        top = self._standing.pop(ground.folder, None)
+        if top is not None:
+            world.tree_over()  # was mounted before
+            world.planted(snapshot, top)
+        return world
 
-    def _new_folder(self) -> Path:
-        return self._folders.take()
+    def _new_folder(self, snapshot: Snapshot) -> Path:
+        folder, top = self._folders.take(self._store.lower_dirs(snapshot))
+        if top is not None:
+            self._standing[folder] = top
+        return folder
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         return (await self.fork(snapshot, spec, 1))[0]
@@ -213,6 +222,11 @@ class NamespaceWorld(AgentWorld):
         fresh, self._fresh = self._fresh, False
         return Over(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
 
+    @property
+    def stands(self) -> bool:
+        """Whether its tree is mounted for a beginning that is still to come."""
+        return self._planted
+
     def planted(self, snapshot: Snapshot, top: os.stat_result) -> None:
         self._base, self._planted = snapshot, True
         self._untouched = {str(self._folder / "upper"): (top.st_mode, top.st_mtime_ns)}
@@ -344,6 +358,7 @@ class NamespaceWorld(AgentWorld):
 
 async def plant(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
     """Mount the trees of worlds that have none, over one snapshot."""
+    worlds = [world for world in worlds if not world.stands]
     if not worlds:
         return
     first = worlds[0]

@@ -1,34 +1,60 @@
-"""Folders for worlds to come.
+"""What worlds to come stand on: folders, and trees over the snapshot that is forked again and again.
 
-A fork makes four folders on the store's file system, which takes a disk's time where much else is made and removed.
-So they are made while nobody waits, and a fork takes its own, name and all.
+A fork makes four folders on the store's file system, which takes a disk's time where much else is made and removed,
+and has its tree mounted, which is a mount and the way to the keeper and back. So folders are made while nobody waits,
+and once a snapshot was forked a second time, trees over it: a fork takes its own, name and all.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from ramify.sandboxes.errors import SandboxError
 from ramify.sandboxes.forking import to_the_end
+from ramify.sandboxes.namespaces.orders import Over
+from ramify.sandboxes.namespaces.trees import Trees
+from ramify.sandboxes.scratch import remove_tree
 
 STOCK = 4
+TREES = 2  # as many as there are spare agents
 AFTER_S = 0.02  # so that what took the last goes first
+
+Stack = tuple[tuple[int, int], ...]
+"""Layers as a mount holds them, by device and inode: one that was removed and made again is another."""
 
 
 class Folders:
     """Some, empty, in a backend's folder. What a crash leaves of them goes with that."""
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
+    def __init__(self, place: Path, trees: Trees) -> None:
+        self._place, self._trees = place, trees
         self._ready: list[Path] = []
+        self._standing: list[tuple[Path, os.stat_result]] = []  # with a tree over `_lowers`, and its uppermost layer
+        self._spent: list[Path] = []  # with a tree that nobody will want
+        self._lowers: Sequence[Path] = ()  # of the last fork
+        self._stack: Stack = ()
+        self._again = False  # it was not its first
         self._making: asyncio.Task[None] | None = None
         self._restock()
 
-    def take(self) -> Path:
-        """Where a new world is to be: there with the upper and work folders of its first mount, or not there yet."""
+    def take(self, lowers: Sequence[Path]) -> tuple[Path, os.stat_result | None]:
+        """Where a new world over these layers is to be: there with the upper and work folders of its first mount, or
+        not there yet. With its tree, where that stands: then what the uppermost layer's folder is like, else None."""
+        stack = _identity(lowers)
+        self._again = stack == self._stack
+        if not self._again:
+            self._spent += [folder for folder, _ in self._standing]
+            self._standing.clear()
+        self._lowers, self._stack = lowers, stack
         self._restock()
-        return self._ready.pop() if self._ready else self._new()
+        if self._standing and not self._trees.gone:
+            return self._standing.pop()
+        return self._ready.pop() if self._ready else self._new(), None
 
     def _new(self) -> Path:
         return self._place / uuid.uuid4().hex[:12]
@@ -39,18 +65,44 @@ class Folders:
 
     async def _make(self) -> None:
         await asyncio.sleep(AFTER_S)
-        while len(self._ready) < STOCK:
-            folder = self._new()
-            try:
-                await to_the_end(asyncio.to_thread(_make, folder))
-            except OSError:
-                return  # whoever forks next makes their own, and is told why that fails
-            self._ready.append(folder)
+        with suppress(OSError, SandboxError):  # whoever forks next makes their own, and is told why that fails
+            while True:
+                if self._spent:
+                    await to_the_end(self._clear(self._spent.pop()))
+                elif len(self._ready) < STOCK:
+                    await to_the_end(self._add())
+                elif self._again and len(self._standing) < TREES:
+                    await to_the_end(self._plant(self._ready.pop()))
+                else:
+                    return
+
+    async def _add(self) -> None:
+        folder = self._new()
+        await asyncio.to_thread(_make, folder)
+        self._ready.append(folder)
+
+    async def _plant(self, folder: Path) -> None:
+        lowers, stack = self._lowers, self._stack
+        over = Over(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
+        self._spent.append(folder)  # unless it comes to something
+        await self._trees.mount([str(lower) for lower in lowers], [over])
+        if stack == self._stack == _identity(lowers):
+            self._spent.remove(folder)
+            self._standing.append((folder, lowers[-1].stat()))
+
+    async def _clear(self, folder: Path) -> None:
+        await self._trees.unmount(folder.name, lazily=True)
+        await asyncio.to_thread(remove_tree, folder)
 
     async def close(self) -> None:
+        """What stands goes with the keeper and the backend's folder."""
         if self._making is not None:
             self._making.cancel()
             await asyncio.wait({self._making})
+
+
+def _identity(lowers: Sequence[Path]) -> Stack:
+    return tuple((status.st_dev, status.st_ino) for status in map(os.stat, lowers))
 
 
 def _make(folder: Path) -> None:

@@ -19,7 +19,7 @@ from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.copying import CopyBackend
 from ramify.sandboxes.docker.backend import DockerBackend
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.namespaces.folders import STOCK
+from ramify.sandboxes.namespaces.folders import STOCK, TREES
 from ramify.sandboxes.testing import Answer, ScriptedBackend
 from ramify.sandboxes.tiers import criu
 
@@ -160,13 +160,15 @@ def home_workspace() -> Iterator[Path]:
 
 @pytest.fixture
 def standing(scratch: Path) -> Callable[[], list[Path]]:
-    """Gives everything in the worlds' scratch place but the folders that are ready for worlds to come."""
+    """Gives everything in the worlds' scratch place but what stands ready for worlds to come."""
 
     def standing() -> list[Path]:
         made = {"upper", "work", "work/1"}
+        work = "work/1/work"  # overlayfs's own
+        made |= {work, f"{work}/incompat", f"{work}/incompat/volatile", f"{work}/incompat/volatile/dirty"}
         folders = [path for path in scratch.glob("*/*") if path.is_dir() and path.name != "root"]
         ready = [path for path in folders if made >= {str(inner.relative_to(path)) for inner in path.rglob("*")}]
-        assert len(ready) <= STOCK
+        assert len(ready) <= STOCK + TREES
         return sorted(path for path in scratch.rglob("*") if not any(path.is_relative_to(folder) for folder in ready))
 
     return standing

@@ -70,13 +70,15 @@ def control_groups() -> list[str]:
 
 
 async def settled(backend: NamespaceBackend) -> None:
-    """The spares are there again, and have become what they wait as."""
+    """The spares are there again, and have become what they wait as; what worlds to come stand on, too."""
     assert backend._helper is not None
     deadline = time.monotonic() + PATIENCE_S
     spares = backend._helper._spares
     while len(spares) < SPARES or len(processes.descendants(helper_of(backend))) != SPARES + 1:
         assert time.monotonic() < deadline, processes.descendants(helper_of(backend))
         await asyncio.sleep(0.01)
+    assert backend._folders._making is not None
+    await backend._folders._making
     await asyncio.wait(
         {spare.group for spare in spares if spare.group is not None} or {asyncio.ensure_future(asyncio.sleep(0))}
     )
@@ -119,6 +121,7 @@ async def test_forks_and_releases_leave_nothing(
     first = await namespaces.materialise(base, spec)
     keeper = keeper_of(first)
     await live(first, base, random.Random(4))
+    await live(await namespaces.materialise(base, spec), base, random.Random(4))  # from now on trees stand ready
 
     def held() -> list[int]:
         return [descriptors(pid) for pid in (os.getpid(), helper_of(namespaces), keeper)]
@@ -148,7 +151,9 @@ async def test_a_fork_that_fails_or_is_cancelled_leaves_nothing(
     scratch: Path,
     standing: Callable[[], list[Path]],
 ) -> None:
-    keeper = keeper_of(await namespaces.materialise(base, spec))
+    worlds = [await namespaces.materialise(base, spec) for _ in range(2)]  # from now on trees stand ready
+    keeper = keeper_of(worlds[0])
+    await asyncio.gather(*(world.close() for world in worlds))
     await settled(namespaces)
     before = mounts(keeper, PLACES), [path.name for path in standing()], len(namespaces._worlds)
     for delay in (0.0, 0.0002, 0.001, 0.004):
@@ -162,6 +167,7 @@ async def test_a_fork_that_fails_or_is_cancelled_leaves_nothing(
     with pytest.raises(Exception, match="missing"):
         await namespaces.fork(base, spec, 3)
     (scratch.parent / "aside").rename(scratch.parent / "store" / "layers" / base.layers[0] / "fs")
+    await (await namespaces.materialise(base, spec)).close()  # with the layer gone no tree was made ready
     await settled(namespaces)
     assert before == (
         mounts(keeper, PLACES),
