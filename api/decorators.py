@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -25,9 +24,9 @@ from ramify.runtime.sites import CallSite, call_site
 from ramify.runtime.steps import begin_step
 from ramify.runtime.streaming import Stream, outcome, streamed
 from ramify.runtime.threads import from_here, on_loop, running_loop, waits_here
+from ramify.streams import Alone
 
 if TYPE_CHECKING:
-    from ramify.runtime.langgraph.portal import Portal
     from ramify.session import Runtime
 
 P = ParamSpec("P")
@@ -237,7 +236,7 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
 
     def stream(self, *args: P.args, **kwargs: P.kwargs) -> Stream[R]:
         """`async for item in workflow.stream(...)`: each item when it is yielded; raises as a call of it does. In
-        code that is not async: `for item in ...`.
+        code that is not async: `for item in ...`. Raises `WouldBlock` for that where an event loop runs.
 
         The run is at most one item ahead of its reader. One that is left early (close the stream:
         `contextlib.aclosing`) is cancelled, and `ramify resume` goes on with it. Called by a workflow, it is a part
@@ -247,7 +246,7 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
 
         apart = waits_here() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
         ambient = Runtime.ambient() if running_loop() is None else None  # it is not waited for on its own loop
-        return Stream(self._items(args, kwargs, apart, ambient), _Alone)
+        return Stream(self._items(args, kwargs, apart, ambient), Alone)
 
     async def _items(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], apart: bool, ambient: Runtime | None
@@ -263,47 +262,6 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
         async with aclosing(items):
             async for item in items:
                 yield item
-
-
-class _Alone(Iterator[R]):
-    """For a caller without a loop: the run lives on one of its own meanwhile, in a thread.
-
-    Dropped, it is closed: the run is cancelled. Not so at the end of the process, where that thread can be waited for
-    no more: the run then ends as one whose process was killed.
-    """
-
-    def __init__(self, items: AsyncGenerator[R, None]) -> None:
-        from ramify.runtime.langgraph.portal import Portal
-
-        self._items, self._portal = items, Portal()
-        self._turn = asyncio.Lock()  # an item that nobody waits for any more is given up before the rest is closed
-        self.close = weakref.finalize(self, _closed, self._items, self._portal, self._turn)
-        self.close.atexit = False
-
-    def __next__(self) -> R:
-        if not self.close.alive:
-            raise StopIteration
-        try:
-            return self._portal.wait(self._following())
-        except StopAsyncIteration:
-            self.close()
-            raise StopIteration from None
-        except BaseException:
-            self.close()
-            raise
-
-    async def _following(self) -> R:
-        async with self._turn:
-            return await anext(self._items)
-
-
-def _closed(items: AsyncGenerator[Any, None], portal: Portal, turn: asyncio.Lock) -> None:
-    async def last() -> None:
-        async with turn:
-            await items.aclose()
-
-    portal.wait(last())
-    portal.stop()
 
 
 def _now(made: Coroutine[Any, Any, Any]) -> Any:

@@ -25,11 +25,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ramify.serving.replay import evaluation  # noqa: E402
+from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
 from ramify.serving.replay.document import update  # noqa: E402
 from ramify.serving.replay.errors import ReplayError  # noqa: E402
 from ramify.serving.replay.jobs import Job, Result  # noqa: E402
 from ramify.serving.replay.pool import run_all  # noqa: E402
-from ramify.serving.replay.rows import Bounds, Row, rows_of  # noqa: E402
+from ramify.serving.replay.rows import Row, rows_of  # noqa: E402
 from ramify.serving.replay.steps import SHIPPED  # noqa: E402
 
 
@@ -72,8 +73,7 @@ def main() -> int:
         if not results:
             print(f"goodput: no replay was done in {asked.minutes:g} minutes", file=sys.stderr)
             return 1
-        bounds = Bounds(max(result.job.seed for result in results) + 1)
-        rows = rows_of(evaluation.Table(results), base, bounds)
+        rows = rows_of(evaluation.Table(results), base, Bounds(asked.out / "results"))
         if asked.report:
             update(asked.report, results, rows)
     except ReplayError as error:

@@ -6,6 +6,7 @@ RunError
 ├── RunCancelled          `ramify cancel` stopped it; it can be resumed
 ├── RunWaiting            it asks a person; `.question`
 ├── NotInARun             a step, fork or model call outside a workflow
+├── WouldBlock            a stream read with a plain `for` where an event loop runs, which would stand still
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
 ├── NotSerialisable       an argument or result that the journal cannot keep
 ├── RunNotFound           no run, checkpoint or snapshot of that name
@@ -71,6 +72,10 @@ class RunWaiting(RunError):
 
 class NotInARun(RunError):
     """Called outside a running workflow."""
+
+
+class WouldBlock(RunError):
+    """It would hold the event loop on which it was called until it is over."""
 
 
 class WorkflowChanged(RunError):

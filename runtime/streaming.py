@@ -24,7 +24,8 @@ from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
 from ramify.runtime import codec
-from ramify.runtime.threads import Abandoned, from_here, in_thread, on_loop, waits_here
+from ramify.runtime.errors import WouldBlock
+from ramify.runtime.threads import Abandoned, from_here, in_thread, on_loop, running_loop, waits_here
 
 T = TypeVar("T")
 
@@ -103,7 +104,14 @@ class Stream(Generic[T]):
         await self._items.aclose()
 
     def __iter__(self) -> Iterator[T]:
-        return self._waiting() if waits_here() is not None else self._alone(self._items)
+        if waits_here() is not None:
+            return self._waiting()
+        if running_loop() is not None:
+            raise WouldBlock(
+                "a stream was read with `for` where an event loop runs, which would stand still meanwhile. "
+                "Write `async for item in workflow.stream(...)`, or read it in a thread (`asyncio.to_thread`)"
+            )
+        return self._alone(self._items)
 
     def _waiting(self) -> Iterator[T]:
         what = "a stream was read"
@@ -149,7 +157,11 @@ async def streamed(
     try:
         while not (task.done() and ready.empty()):
             item = asyncio.ensure_future(ready.get())
-            await asyncio.wait({task, item}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({task, item}, return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                item.cancel()
+                raise
             if item.done():
                 yield item.result()
                 more.put_nowait(True)
@@ -165,3 +177,5 @@ async def streamed(
     finally:
         task.cancel()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # whoever read it was told, or has left

@@ -114,10 +114,12 @@ class _Call:
         self._lock = threading.Lock()
         self._over = self._abandoned = False
         self._left = False  # the thread has nothing more to be told
+        self._thread = 0  # which that is; threads that it started ask, too
         self._begun: set[asyncio.Task[None]] = set()
 
     def work(self) -> None:
         _call.set(self)
+        self._thread = threading.get_ident()
         try:
             result = self._call()
         except StopIteration as error:  # no future holds one
@@ -131,13 +133,15 @@ class _Call:
         """Begin something on the loop, in the context of the thread that asks."""
         self.leave_if_abandoned()
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
-        self.loop.call_soon_threadsafe(self._begin, what, begin, answer)
-        return answer
+        with self._lock:  # what is asked before the end is answered: the loop goes on until then
+            if not self._over:
+                self.loop.call_soon_threadsafe(self._begin, what, begin, answer)
+                return answer
+        raise self._too_late(what)
 
     def _begin(self, what: str, begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:
         if self._over:
-            late = NotInARun(f"{what} by a thread for which the function that started it did not wait")
-            answer.set_exception(Abandoned() if self._abandoned else late)
+            answer.set_exception(self._too_late(what))
             return
 
         def ended(task: asyncio.Task[None]) -> None:
@@ -149,16 +153,22 @@ class _Call:
         self._begun.add(task)
         task.add_done_callback(ended)
 
+    def _too_late(self, what: str) -> BaseException:
+        if self._abandoned:
+            return Abandoned()
+        return NotInARun(f"{what} by a thread for which the function that started it did not wait")
+
     def abandon(self, thread: threading.Thread) -> None:
         self._abandoned = True
         # `Thread.start` would wait for it to begin, and a second Ctrl-C ends that wait.
         _thread.start_new_thread(self._end, (thread,))
 
     def leave_if_abandoned(self) -> None:
-        """For the thread itself, where it may be left."""
+        """For the thread itself, where it may be left, and for those that it started."""
         if self._abandoned:
-            with self._lock:
-                self._left = True
+            if threading.get_ident() == self._thread:
+                with self._lock:
+                    self._left = True
             raise Abandoned
 
     def _end(self, thread: threading.Thread) -> None:
@@ -186,7 +196,8 @@ class _Call:
 
     async def end(self) -> None:
         """Nothing that the thread began goes on without it."""
-        self._over = True
+        with self._lock:
+            self._over = True
         if self._begun:
             for task in self._begun:
                 task.cancel()

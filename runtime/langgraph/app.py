@@ -15,9 +15,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from langchain_core.runnables import Runnable, RunnableConfig
-from langgraph._internal._config import merge_configs, patch_configurable
+from langgraph._internal._config import ensure_config, merge_configs, patch_configurable
 from langgraph._internal._constants import CONF, CONFIG_KEY_CHECKPOINT_ID, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
-from langgraph._internal._runnable import RunnableCallable, coerce_to_runnable
+from langgraph._internal._runnable import RunnableCallable, RunnableSeq, coerce_to_runnable
 from langgraph.constants import START
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
@@ -164,12 +164,11 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
     ) -> tuple[RunnableConfig | None, Invocation]:
         if _is_looked_for.get():
             raise InvokedWhileLoaded
-        merged = merge_configs(self.config, config)
-        conf = merged.get(CONF, {})
+        merged = ensure_config(self.config, config)  # with that of what calls, as LangGraph will find it
+        conf = merged[CONF]
         saver = self._resolve_checkpointer(merged)
-        if saver is not None and "exit" in (options.get("durability"), conf.get(CONFIG_KEY_DURABILITY)):
-            # checkpoints only at the end would leave a killed run's journal without what it belongs to
-            options["durability"] = "sync"
+        if saver is not None:
+            _raise_durability(options, conf)
         thread = conf.get(CONFIG_KEY_THREAD_ID)
         deadline = conf.get(DEADLINE)
         invocation = Invocation(
@@ -183,6 +182,14 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         if saver is not None and not conf:
             return config, invocation  # LangGraph says what is missing
         return patch_configurable(config, {INVOCATION: invocation}), invocation
+
+
+def _raise_durability(options: dict[str, Any], conf: dict[str, Any]) -> None:
+    """Checkpoints only at the end would leave a killed run's journal without what it belongs to."""
+    if options.get("checkpoint_during") is False and options.get("durability") is None:
+        options["checkpoint_during"] = True  # the older name: LangGraph warns of it
+    elif "exit" in (options.get("durability"), conf.get(CONFIG_KEY_DURABILITY)):
+        options["durability"] = "sync"
 
 
 def _without_langgraph(error: WorkspaceError) -> WorkspaceError:
@@ -235,7 +242,10 @@ def _instrumented(
         cache_policy=node.cache_policy or policy,
     )
     first, rest = _first_write(node)
-    return node.copy({"bound": bound, "writers": [WorldWrite(first), *rest], "cache_policy": None})
+    made = node.copy({"bound": bound, "writers": [WorldWrite(first), *rest], "cache_policy": None})
+    if (places := bound.code.places) and isinstance(made.node, RunnableSeq):
+        made.node.steps[1:1] = places
+    return made
 
 
 def _start(node: PregelNode, session: Session) -> PregelNode:

@@ -25,7 +25,7 @@ from ramify.runtime.calls import LLMCalls
 from ramify.runtime.commands import StepCommands
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.journal import Durable
-from ramify.runtime.langgraph.env import Env
+from ramify.runtime.langgraph.env import Env, keep_loan
 from ramify.runtime.langgraph.lending import Later, Lent, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task
@@ -407,8 +407,8 @@ class Attempt:
             env = _env(self.run, line.path, self.task.key if changed else start.at, snapshot, checkpoint)
             if unsealed:
                 env["unsealed"] = True
-        if self._step.base is not None:
-            env["base"] = self._step.base
+        if self._step.env is not None:
+            keep_loan(self._step.env, env)
         return env if env != self._held else None
 
     def _row(self, path: BranchPath, **changes: object) -> OpRecord:

@@ -14,7 +14,7 @@ from langgraph._internal._typing import MISSING
 from langgraph.channels.base import BaseChannel
 from langgraph.errors import EmptyChannelError
 
-from ramify.runtime.langgraph.env import ENV, Env
+from ramify.runtime.langgraph.env import ENV, Env, keep_loan
 
 
 class EnvChannel(BaseChannel[Env, Env, Env]):
@@ -79,6 +79,5 @@ def joined(writes: Sequence[Env]) -> Env:
         "checkpoint": first["checkpoint"],
         "join": children,
     }
-    if "base" in first:
-        env["base"] = first["base"]
+    keep_loan(first, env)
     return env

@@ -25,6 +25,15 @@ class Env(TypedDict):
     join: NotRequired[list[list[str]]]
     child: NotRequired[list[str]]  # only in a task's write: one entry of `join`
     base: NotRequired[str]  # in a graph that a node runs: the snapshot of the node's world that it began on
+    lender: NotRequired[str]  # beside `base`: that node's task, by its key in the journal
+
+
+def keep_loan(begun: Env, env: Env) -> None:
+    """Say in `env` what `begun`, where it stood before, says of the loan that its graph began on."""
+    if "base" in begun:
+        env["base"] = begun["base"]
+    if "lender" in begun:
+        env["lender"] = begun["lender"]
 
 
 def join_key(env: Env) -> str:

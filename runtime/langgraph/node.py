@@ -8,16 +8,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.base import RunnableSequence
-from langchain_core.runnables.config import var_child_runnable_config
 from langgraph._internal._config import patch_configurable
 from langgraph._internal._constants import CONF, CONFIG_KEY_CALL, CONFIG_KEY_SEND, CONFIG_KEY_TASK_ID
-from langgraph._internal._runnable import RunnableCallable, RunnableSeq
+from langgraph._internal._runnable import RunnableCallable
 from langgraph.constants import START
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.pregel._write import ChannelWrite
@@ -25,6 +23,7 @@ from langgraph.types import CachePolicy, Command
 
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.cached import Cached, cached
+from ramify.runtime.langgraph.code import Code
 from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.nested import Caller, Instrument
 from ramify.runtime.langgraph.portal import Crossing, Portal
@@ -212,13 +211,24 @@ class WorldNode(Runnable[Any, Any]):
         self.instrument = instrument
         self.bound = bound
         self.session = session
-        # a sequence is run step by step, as LangGraph would, which unpacks it: no chain of its own in the traces
-        self._steps = list(bound.steps) if isinstance(bound, RunnableSequence | RunnableSeq) else [bound]
+        self.code = Code(bound)
         function = user_function(bound)
         self.parameter = sandbox_parameter(function) if function is not None else None
         self.is_async = inspect.iscoroutinefunction(function)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return self._run(input, config, kwargs, streamed=False)
+
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
+        yield self._run(input, config, kwargs, streamed=True)
+
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+        return await self._arun(input, config, kwargs, streamed=False)
+
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
+        yield await self._arun(input, config, kwargs, streamed=True)
+
+    def _run(self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool) -> Any:
         reading = read(config or {}, self._named(), is_task=self.call is not None)
         wait = self.session.portal.wait
         running = Running(self.session, self, reading, input)
@@ -229,7 +239,8 @@ class WorldNode(Runnable[Any, Any]):
         else:
             try:
                 with running.scope():
-                    value = self._call(input, running.config(config), {**kwargs, **running.extra})
+                    extra = {**kwargs, **running.extra}
+                    value = self.code.run(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:
                 if not running.failed_clean(error):
                     self._leave(reading, wait(running.raised(error)))
@@ -238,7 +249,9 @@ class WorldNode(Runnable[Any, Any]):
         self._leave(reading, env)
         return value
 
-    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
+    async def _arun(
+        self, input: Any, config: RunnableConfig | None, kwargs: dict[str, Any], *, streamed: bool
+    ) -> Any:
         reading = read(config or {}, self._named(), is_task=self.call is not None)
         cross = self.session.portal.cross
         await reading.until_saved()
@@ -250,7 +263,8 @@ class WorldNode(Runnable[Any, Any]):
         else:
             try:
                 with running.scope():
-                    value = await self._acall(input, running.config(config), {**kwargs, **running.extra})
+                    extra = {**kwargs, **running.extra}
+                    value = await self.code.arun(input, running.config(config), extra, streamed=streamed)
             except BaseException as error:
                 if not running.failed_clean(error):
                     self._leave(reading, await cross(running.raised(error)))
@@ -262,18 +276,6 @@ class WorldNode(Runnable[Any, Any]):
     def _leave(self, reading: Reading, env: Env | None) -> None:
         if self.call is None:  # a task's world goes to the node that called it
             _keep(reading, env)
-
-    def _call(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
-        with ambient(config):
-            for step in self._steps:
-                value = step.invoke(value, config, **extra)
-        return value
-
-    async def _acall(self, value: Any, config: RunnableConfig, extra: dict[str, Any]) -> Any:
-        with ambient(config):
-            for step in self._steps:
-                value = await step.ainvoke(value, config, **extra)
-        return value
 
     def task(self, name: str, bound: Runnable[Any, Any], call: Call) -> WorldNode:
         """A task that this node's code calls."""
@@ -353,16 +355,6 @@ def _leaves(value: Any) -> bool:
     """Whether a node's result hands over to the graph above, which LangGraph raises after the node."""
     each = value if isinstance(value, list | tuple) else [value]
     return any(isinstance(one, Command) and one.graph is not None for one in each)
-
-
-@contextmanager
-def ambient(config: RunnableConfig) -> Iterator[None]:
-    """Graphs and tasks that a node calls without a config find this one."""
-    token = var_child_runnable_config.set(config)
-    try:
-        yield
-    finally:
-        var_child_runnable_config.reset(token)
 
 
 def user_function(bound: Runnable[Any, Any]) -> Callable[..., Any] | None:

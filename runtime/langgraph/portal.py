@@ -46,6 +46,11 @@ class Portal:
     def started(self) -> bool:
         return self._loop is not None and not self._stopped
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the portal's own thread."""
+        return self._thread is threading.current_thread()
+
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.set_event_loop(loop)
         try:
@@ -84,7 +89,7 @@ class Portal:
         self._kept.append(asyncio.create_task(work, context=contextvars.Context()))
         return self._kept[-1]
 
-    def retire(self, last: Callable[[], object]) -> None:
+    def retire(self, last: Callable[[], object] = lambda: None) -> None:
         """Call `last` on the loop, let what is kept there end, and stop: not waited for, so that it may be asked for
         while memory is collected, on any thread."""
         loop = self._loop  # no lock: this thread may hold it

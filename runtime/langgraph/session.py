@@ -92,13 +92,15 @@ class Invocation:
         self.loan = self.loan or self.within.lends()
         lent = await self.loan.taken()
         first = self.within.run.first(lent.state, lent.branch.checkpoint)
-        return {**first, "branch": lent.branch.path, "base": lent.state.id}
+        return {**first, "branch": lent.branch.path, "base": lent.state.id, "lender": self.within.task.key}
 
     async def take_back(self) -> None:
         """Bring what the graph did into the world of the node that called it."""
         env = self.left or self.env
         if self.within is None or env is None or "base" not in env:
             return
+        if self.loop is None and env.get("lender", self.within.task.key) != self.within.task.key:
+            return  # LangGraph took a graph that keeps its state for one that goes on, and gave what another task has
         if "child" in env:
             env = joined([env])
         state = (await self.within.run.settle(env)).snapshot

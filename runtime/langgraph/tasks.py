@@ -111,7 +111,9 @@ class Calls:
                     "node's place (max_concurrency): take the task's result in the node, or allow more at once"
                 )
             if isinstance(call.future, concurrent.futures.Future):
-                await asyncio.wait([asyncio.wrap_future(call.future)])
+                over = asyncio.wrap_future(call.future)
+                over.add_done_callback(lambda it: it.cancelled() or it.exception())  # the node's code has seen it
+                await asyncio.wait([over])
             else:
                 await _settled(call.future)
             if not call.future.cancelled() and call.future.exception() is None:

@@ -74,7 +74,7 @@ class Superstep:
     line: Branch
     start: Position
     place: str | None = None
-    base: str | None = None  # `Env.base`
+    env: Env | None = None  # what it was found by
     children: dict[int, Branch] = field(default_factory=dict)
 
     def branch(self, index: int) -> Branch:
@@ -315,13 +315,13 @@ class GraphRun:
         else:
             line.snapshot, line.checkpoint = start.snapshot, start.checkpoint
         if task.width == 1:
-            return Superstep(line, start, base=env.get("base"))
+            return Superstep(line, start, env=env)
         if line.unsealed and line.world is not None:  # children can only stand on a sealed state
             line.snapshot, line.unsealed = await line.world.seal(flush=False), False
         start = replace(start, snapshot=line.snapshot, unsealed=False)
         if place is None:
             place = await self._record_fork(f"{task.superstep}|FORK", start, path, task.width)
-        return Superstep(line, start, place, env.get("base"))
+        return Superstep(line, start, place, env)
 
     async def _path(self, task: Task, start: Position) -> tuple[BranchPath, str | None]:
         """The branch that the superstep acts on and, where the journal knows it, the place of its fork."""

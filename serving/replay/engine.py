@@ -100,9 +100,8 @@ class _Replay:
         self._courses = [_Course() for _ in programs]
         self._flights: dict[str, _Flight] = {}
         self._inside = [0] * setting.replicas
-        begin, end = setting.window
         self._generated = [0] * setting.replicas
-        self._over_at = max((p.due for p in programs if begin <= p.at < end), default=0.0)
+        self._over_at = max((p.due for p in programs), default=0.0)
 
     def run(self) -> Replayed:
         idle = 0
@@ -117,7 +116,7 @@ class _Replay:
             if not self._inside[at]:
                 continue  # what came went elsewhere
             if engine.now > self._over_at:
-                break  # nothing that is counted can be met any more
+                break  # nothing can be met any more
             before = engine.generated
             for name in engine.step():
                 self._end(name, engine)

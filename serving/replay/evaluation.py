@@ -87,38 +87,47 @@ class Table:
     """Results by contender and circumstance, seeds paired."""
 
     def __init__(self, results: Iterable[Result]) -> None:
-        self._scores = {result.job: result.score for result in results}
+        self._results = tuple(results)
+        self._scores = {result.job: result.score for result in self._results}
 
     def jobs(self) -> list[Job]:
         return list(self._scores)
 
     def has(self, job: Job) -> bool:
-        return bool(self._seeds(job))
+        return bool(self.seeds(job))
 
     def scores(self, job: Job) -> list[Score]:
         """Of all seeds of `job`'s circumstances, in the order of the seeds."""
-        return [self._scores[job.but(seed=seed)] for seed in self._seeds(job)]
+        return [self._scores[job.but(seed=seed)] for seed in self.seeds(job)]
 
     def estimate(self, job: Job, figure: Callable[[Score], float]) -> Estimate:
         return _estimate([figure(score) for score in self.scores(job)])
 
     def difference(self, job: Job, other: str, figure: Callable[[Score], float]) -> Estimate:
         """`job`'s contender less `other`, seed by seed."""
-        rival = job.but(contender=other)
-        both = [seed for seed in self._seeds(job) if rival.but(seed=seed) in self._scores]
+        rival, both = job.but(contender=other), self.paired(job, other)
         return _estimate(
             [figure(self._scores[job.but(seed=s)]) - figure(self._scores[rival.but(seed=s)]) for s in both]
         )
 
     def best_baseline(
         self, job: Job, figure: Callable[[Score], float], among: Sequence[Contender] = PUBLISHED
-    ) -> tuple[str, float]:
-        """By the mean over the seeds; ("", 0) where none ran. Those that are not ours, per-call oracle SRPT included:
-        program-level SRPT is ours but for its name, and has a row of its own."""
-        ran = [one.name for one in among if self.has(job.but(contender=one.name))]
-        means = {name: self.estimate(job.but(contender=name), figure).mean for name in ran}
-        best = max(means, key=lambda name: means[name], default="")
-        return best, means.get(best, 0.0)
+    ) -> str:
+        """The one that `job`'s contender is least ahead of, each over the seeds that both have; "" where none ran.
+        Those that are not ours, per-call oracle SRPT included: program-level SRPT is ours but for its name, and has a
+        row of its own."""
+        apart = {one.name: self.difference(job, one.name, figure).mean for one in among if self.paired(job, one.name)}
+        return min(apart, key=lambda name: apart[name], default="")
+
+    def paired(self, job: Job, *others: str) -> list[int]:
+        """The seeds that `job`'s contender and all of `others` have in its circumstances."""
+        sets = [set(self.seeds(job.but(contender=name))) for name in (job.contender, *others)]
+        return sorted(set.intersection(*sets))
+
+    def of(self, seeds: Iterable[int]) -> Table:
+        """These seeds' results alone: so that a mean of one contender can be held against a mean of another."""
+        wanted = set(seeds)
+        return Table([result for result in self._results if result.job.seed in wanted])
 
     def loads(self, job: Job) -> list[float]:
         """Those at which `job`'s contender ran in its circumstances."""
@@ -137,7 +146,8 @@ class Table:
                     best = load + (after - load) * (value - level) / (value - lower)
         return best
 
-    def _seeds(self, job: Job) -> list[int]:
+    def seeds(self, job: Job) -> list[int]:
+        """Those that `job`'s contender has in its circumstances."""
         plain = job.but(seed=0)
         return sorted(one.seed for one in self._scores if one.but(seed=0) == plain)
 

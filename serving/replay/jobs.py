@@ -55,9 +55,13 @@ class Job:
     @property
     def key(self) -> str:
         """Under which its result is kept: other code, another trace or another step model is another key."""
+        return self.key_for(_code(self.contender))
+
+    def key_for(self, code: str) -> str:
+        """The same for what `code`, a digest, makes of these circumstances."""
         own = asdict(self)
         own["trace"], own["steps"] = _digest(self.trace), _digest(self.steps)
-        return sha256((json.dumps(own, sort_keys=True) + _code(self.contender)).encode()).hexdigest()[:24]
+        return sha256((json.dumps(own, sort_keys=True) + code).encode()).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)

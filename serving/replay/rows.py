@@ -1,19 +1,15 @@
-"""The issue's table, row by row, read off the results."""
+"""The issue's table, row by row, read off the results. Two contenders are compared over the seeds that both have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TypedDict
 
 from ramify.serving.replay.baselines import BASELINES
-from ramify.serving.replay.bounds.lp import request_bound, token_bound
+from ramify.serving.replay.bounds.shares import Bounds
 from ramify.serving.replay.evaluation import TARGET_LOADS, Estimate, Table
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.score import Score
-from ramify.serving.replay.trace import Trace, read
-from ramify.serving.replay.workload import programs
 
 
 class Row(TypedDict):
@@ -28,37 +24,6 @@ class Row(TypedDict):
     target: str
     met: bool | None
     note: str
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Of the LP bound, means over the seeds."""
-
-    request: float
-    token: float
-
-
-class Bounds:
-    """LP bounds of the jobs' programs, worked out when first asked for."""
-
-    def __init__(self, seeds: int) -> None:
-        self._seeds = seeds
-        self._known: dict[Job, Share] = {}
-        self._traces: dict[str, Trace] = {}
-
-    def of(self, job: Job) -> Share:
-        plain = job.but(contender="", seed=0)
-        if plain not in self._known:
-            if job.trace not in self._traces:
-                self._traces[job.trace] = read(Path(job.trace))
-            both = []
-            for seed in range(self._seeds):
-                made = programs(self._traces[job.trace], job.but(seed=seed).workload, job.setting)
-                both.append((request_bound(made, job.setting).share, token_bound(made, job.setting).share))
-            self._known[plain] = Share(
-                sum(request for request, _ in both) / len(both), sum(token for _, token in both) / len(both)
-            )
-        return self._known[plain]
 
 
 def rows_of(table: Table, base: Job, bounds: Bounds) -> list[Row]:
@@ -80,32 +45,31 @@ def request(score: Score) -> float:
     return score.request
 
 
+def whole(score: Score) -> float:
+    return score.whole
+
+
 def token(score: Score) -> float:
     return score.token
 
 
+def throughput(score: Score) -> float:
+    return score.throughput
+
+
 def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
     where = f"load {job.load:g}, {job.slo}"
-    ours = table.estimate(job, request)
-    bound = bounds.of(job).request
-    best, best_value = table.best_baseline(job, request)
-    if best:
-        gap = bound - best_value
-        closed = (ours.mean - best_value) / gap if gap > 0.005 else None
-        note = f"concord {ours}, {best} {best_value:.3f}, LP bound {bound:.3f}"
-        if closed is None:
-            note += "; the best baseline is at the bound within half a point: no gap to close"
-        name = f"{where}: share of the gap to the LP bound closed"
-        yield _row(name, closed, "", best, best_value, ">= 0.8", 0.8, note)
+    yield from _closed(table, job, bounds, where)
     for rival, least, name in (
         ("program-srpt", -0.0, "not behind program-level SRPT"),
         ("fcfs", None, "against FCFS"),
         ("plas", 1.2, "against PLAS"),
         ("ltr", 1.12, "against LTR"),
     ):
-        if not table.has(job.but(contender=rival)):
+        both = table.paired(job, rival)
+        if not both:
             continue
-        theirs = table.estimate(job.but(contender=rival), request).mean
+        theirs = table.of(both).estimate(job.but(contender=rival), request).mean
         apart = table.difference(job, rival, request)
         if rival == "program-srpt":
             met = apart.mean + apart.half >= 0
@@ -114,25 +78,45 @@ def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
         least = (2.2 if job.load < 1.2 else 5.0) if rival == "fcfs" else least
         if rival == "ltr" and job.load > 1.2:
             continue
-        ratio = ours.mean / theirs if theirs else float("inf")
+        ratio = _ratio(table.of(both).estimate(job, request).mean, theirs)
         yield _row(f"{where}: requests {name}", ratio, "x", rival, theirs, f">= {least:g} x", least, "")
     yield from _forms(table, job, where)
 
 
+def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:
+    """Of the gap from the best baseline to the bound: in the window, and over the whole run, where those around the
+    window cannot be left out in its favour."""
+    for figure, name in ((request, ""), (whole, ", whole run")):
+        best = table.best_baseline(job, figure)
+        if not best:
+            return
+        both = table.paired(job, best)
+        ours = table.of(both).estimate(job, figure)
+        theirs = table.of(both).estimate(job.but(contender=best), figure).mean
+        share = bounds.of(job, both)
+        bound = share.whole if figure is whole else share.request
+        note = f"concord {ours}, {best} {theirs:.3f}, LP bound {bound:.3f}"
+        closed = (ours.mean - theirs) / (bound - theirs) if bound - theirs > 0.005 else None
+        if closed is None:
+            note += "; the best baseline is at the bound within half a point: no gap to close"
+        row = f"{where}: share of the gap to the LP bound closed{name}"
+        yield _row(row, closed, "", best, theirs, ">= 0.8", 0.8, note)
+
+
 def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
     """Against other forms of Concord."""
-    if table.has(job.but(contender="concord-oracle")):
-        apart = table.difference(job.but(contender="concord-oracle"), "concord", request)
+    oracle, hidden = "concord-oracle", "concord, stages hidden"
+    if both := table.paired(job, oracle):
+        apart = table.difference(job.but(contender=oracle), "concord", request)
         most = 0.01 if job.slo == "loose" else 0.02
+        theirs = table.of(both).estimate(job.but(contender=oracle), request).mean
         yield _judged(
-            f"{where}: oracle less predicted lengths", apart.mean, "share", "concord-oracle",
-            table.estimate(job.but(contender="concord-oracle"), request).mean, f"<= {most:g}", apart.mean <= most,
-            str(apart),
+            f"{where}: oracle less predicted lengths", apart.mean, "share", oracle, theirs, f"<= {most:g}",
+            apart.mean <= most, str(apart),
         )  # fmt: skip
-    hidden = "concord, stages hidden"
-    if table.has(job.but(contender=hidden)):
+    if both := table.paired(job, hidden):
         apart = table.difference(job, hidden, request)
-        theirs = table.estimate(job.but(contender=hidden), request).mean
+        theirs = table.of(both).estimate(job.but(contender=hidden), request).mean
         yield _row(f"{where}: the plan's worth", apart.mean, "share", hidden, theirs, ">= 0.04", 0.04, str(apart))
     if job.load < 1.2:
         latency = table.estimate(job, lambda score: score.attained.get("latency", 1.0))
@@ -144,22 +128,23 @@ def _bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
         job = base.but(contender="concord", load=load)
         if not table.has(job):
             continue
-        bound = bounds.of(job)
+        bound = bounds.of(job, table.seeds(job))
         for figure, most, least, name in (
-            (request, bound.request, 0.97, "request"),
-            (token, bound.token, 0.90, "token"),
+            (request, bound.request, 0.97, "request goodput"),
+            (whole, bound.whole, 0.97, "request goodput, whole run"),
+            (token, bound.token, 0.90, "token goodput"),
         ):
             value = table.estimate(job, figure).mean
             yield _row(
-                f"load {load:g}, loose: share of the LP bound, {name} goodput", value / most if most else 1.0, "",
+                f"load {load:g}, loose: share of the LP bound, {name}", value / most if most else 1.0, "",
                 "LP bound", most, f">= {least:g}", least, "",
             )  # fmt: skip
-        if table.has(job.but(contender="fcfs")):
-            speed = table.estimate(job, lambda score: score.throughput).mean
-            stock = table.estimate(job.but(contender="fcfs"), lambda score: score.throughput).mean
+        if both := table.paired(job, "fcfs"):
+            same = table.of(both)
+            stock = same.estimate(job.but(contender="fcfs"), throughput).mean
             yield _row(
                 f"load {load:g}, loose: throughput against FCFS",
-                speed / stock,
+                _ratio(same.estimate(job, throughput).mean, stock),
                 "x",
                 "fcfs",
                 stock,
@@ -172,22 +157,23 @@ def _bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
 def _below_capacity(table: Table, base: Job) -> Iterator[Row]:
     for load in sorted({job.load for job in table.jobs() if job.load < 1.0}):
         job = base.but(contender="concord", load=load)
-        best, value = table.best_baseline(job, request, BASELINES)
-        if table.has(job) and best:
-            behind = table.estimate(job, request).mean - value
-            yield _row(f"load {load:g}: behind no baseline", behind, "share", best, value, ">= -0.005", -0.005, "")
+        if best := table.best_baseline(job, request, BASELINES):
+            behind = table.difference(job, best, request)
+            value = table.of(table.paired(job, best)).estimate(job.but(contender=best), request).mean
+            name = f"load {load:g}: behind no baseline"
+            yield _row(name, behind.mean, "share", best, value, ">= -0.005", -0.005, str(behind))
 
 
 def _saved(table: Table, base: Job) -> Iterator[Row]:
     """At the goodput that FCFS has at a load: the share of engines that Concord needs less, for more load on each."""
-    fcfs = base.but(contender="fcfs")
+    fcfs, ours = base.but(contender="fcfs"), base.but(contender="concord")
     for load in table.loads(fcfs):
         level = table.estimate(fcfs.but(load=load), request).mean
         name = f"load {load:g}: engines saved at the goodput of FCFS"
-        at = table.load_at(base.but(contender="concord"), level, request)
+        at = table.of(table.seeds(fcfs.but(load=load))).load_at(ours, level, request)
         if at is None:
             continue
-        highest = max(table.loads(base.but(contender="concord")))
+        highest = max(table.loads(ours))
         least = "at least, " if at >= highest else ""
         yield _row(
             name, 1 - load / at if at > load else 0.0, "share", "fcfs", level, "reported", None,
@@ -201,18 +187,21 @@ def _thesis(table: Table, base: Job) -> Iterator[Row]:
     for load in TARGET_LOADS:
         for name, figure, form in (("request", request, "calm-thesis"), ("token", token, "calm-thesis, tokens")):
             job = base.but(contender=form, load=load)
-            if not table.has(job):
-                continue
-            ours = table.estimate(job, figure).mean
-            latency = table.estimate(job, lambda score: score.attained.get("latency", 1.0)).mean
             for rival in ("fcfs", "plas", "ltr"):
-                if table.has(job.but(contender=rival)):
-                    theirs = table.estimate(job.but(contender=rival), figure).mean
+                if both := table.paired(job, rival):
+                    same = table.of(both)
+                    ours = same.estimate(job, figure).mean
+                    latency = same.estimate(job, lambda score: score.attained.get("latency", 1.0)).mean
+                    theirs = same.estimate(job.but(contender=rival), figure).mean
                     yield _row(
                         f"load {load:g}: calm-thesis against {rival}, {name} goodput",
                         ours / theirs if theirs else None, "x", rival, theirs, "reported", None,
                         f"{form} {ours:.3f}; of its latency-sensitive requests {latency:.3f} are met",
                     )  # fmt: skip
+
+
+def _ratio(ours: float, theirs: float) -> float:
+    return ours / theirs if theirs else float("inf")
 
 
 def _row(
@@ -241,8 +230,9 @@ def _judged(
 Figure = Callable[[Score], float]
 FIGURES: Mapping[str, Figure] = {
     "request": request,
+    "whole": whole,
     "token": token,
     "workflow": lambda score: score.workflow,
-    "throughput": lambda score: score.throughput,
+    "throughput": throughput,
 }
 __all__ = ["FIGURES", "Bounds", "Estimate", "Row", "rows_of"]

@@ -1,7 +1,7 @@
 """What outcomes come to: goodput of requests, tokens and workflows, attainment by class, and the usual latencies.
 
-Counted are the programs that arrive in the window. One that was refused, or was not over when the replay ended past
-every deadline, is not met.
+Counted are the programs that arrive in the window, and beside it, as `whole`, all of the run. One that was refused,
+or was not over when the replay ended past every deadline, is not met.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Tail:
 class Score:
     programs: int  # counted
     request: float  # share of programs that were met
+    whole: float  # the same of all programs of the run, the window's and those around it
     token: float  # share of tokens that were of use: what was in time, of all that was asked for
     workflow: float  # share of compound programs that were met; 0 where there are none
     attained: dict[str, float]  # share met, by class
@@ -52,6 +53,7 @@ def score(replayed: Replayed, setting: Setting) -> Score:
     return Score(
         programs=len(counted),
         request=_share(counted),
+        whole=_share(replayed.outcomes),
         token=_tokens(counted),
         workflow=_share(by_kind[SloClass.COMPOUND]),
         attained={kind.value: _share(ones) for kind, ones in by_kind.items() if ones},

@@ -33,7 +33,12 @@ def code_digest(contender: Contender) -> str:
         modules = {*_ENGINE, type(made).__module__, factory.__module__}
         given = (engine.args, sorted(engine.keywords.items())) if isinstance(engine, partial) else ()
         skipped, options = frozenset({_TABLE}), repr([_told(part) for part in given])
-    digest = sha256(f"{options} {contender.knows!r}".encode())
+    return modules_digest(modules, f"{options} {contender.knows!r}", skipped)
+
+
+def modules_digest(modules: Iterable[str], also: str = "", skipped: frozenset[str] = frozenset()) -> str:
+    """Of the files of `modules` and of what they import, and of `also`."""
+    digest = sha256(also.encode())
     for path in _files(frozenset(modules), skipped):
         digest.update(path.relative_to(_HERE).as_posix().encode() + path.read_bytes())
     return digest.hexdigest()

@@ -6,7 +6,8 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import constructs_app as made
 import pytest
 
 from ramify import Runtime
-from ramify.runtime.errors import RunFailed, RunWaiting
+from ramify.runtime.errors import RunFailed, RunWaiting, WouldBlock
 from ramify.runtime.records import RunStatus
 from ramify.session import compile_plan
+from ramify.streams import Alone
 
 
 @pytest.fixture(autouse=True)
@@ -120,6 +122,31 @@ async def test_from_a_thread_it_is_a_run_of_the_runtime_it_stands_in(runtime: Ru
     for call in [*calls, lambda: app.awaits.invoke("a")]:
         await asyncio.wait_for(asyncio.to_thread(call), 60)
     assert [run.status for run in await runtime.store.runs()] == 4 * [RunStatus.DONE]
+
+
+async def test_a_stream_does_not_hold_the_loop_of_its_reader(runtime: Runtime) -> None:
+    with pytest.raises(WouldBlock, match="async for item in"):
+        list(app.many.stream(["a"]))
+    assert await asyncio.to_thread(list, app.many.stream(["a"])) == ["a"]
+
+
+def test_a_stream_may_be_collected_on_its_own_loop() -> None:
+    """By whatever makes the collector run there: it must not wait for itself."""
+    closed = threading.Event()
+
+    async def items() -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    stream = Alone(items())
+    assert next(stream) == 1
+    portal, held = stream._portal, [stream]
+    del stream
+    portal.loop.call_soon_threadsafe(held.clear)
+    assert closed.wait(30)
 
 
 async def test_streamed_it_comes_as_it_is_yielded(runtime: Runtime) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import Iterator
 from contextlib import aclosing
 from pathlib import Path
@@ -13,6 +15,7 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import NotSerialisable, RunFailed, RunWaiting
 from ramify.runtime.records import RunStatus
+from ramify.runtime.streaming import streamed
 from ramify.session import compile_plan
 
 
@@ -58,6 +61,26 @@ async def test_a_stream_in_a_workflow_is_part_of_its_run(runtime: Runtime) -> No
     plan = compile_plan(app.passes_on)
     assert [broken.op for broken in plan.breaks] == [plan.catch_all.id]  # the compiler saw all of it
     assert all(plan.op(row.op_id).step == "touches" for row in await runtime.journal() if row.kind is OpKind.RUN)
+
+
+async def test_what_a_cancelled_reader_is_not_told_is_no_complaint(caplog: pytest.LogCaptureFixture) -> None:
+    running = asyncio.Event()
+
+    async def fails_at_its_end() -> None:
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("its run keeps this")
+
+    reader = asyncio.ensure_future(anext(streamed(fails_at_its_end)))
+    await running.wait()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    del reader
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 async def test_it_asks_and_goes_on(runtime: Runtime, begun: list[int]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ramify.runtime.errors import NotInARun
 from ramify.runtime.threads import Abandoned, from_here, in_thread
 
 SEEN: contextvars.ContextVar[str] = contextvars.ContextVar("SEEN")
@@ -115,6 +116,65 @@ async def test_a_cancelled_call_that_waits_for_the_run_gets_no_answer_to_go_on_w
         await task
     await asyncio.to_thread(ended.wait)
     assert [type(error) for error in seen] == [Abandoned]
+
+
+@pytest.mark.usefixtures("switching")
+async def test_a_thread_that_a_cancelled_call_started_does_not_leave_in_its_stead() -> None:
+    go, ended = threading.Event(), threading.Event()
+    told = list[BaseException]()
+
+    def asks() -> None:
+        go.wait()
+        try:
+            from_here("asyncio.sleep()", lambda: asyncio.sleep(0))
+        except BaseException as error:  # noqa: BLE001  whatever it is told
+            told.append(error)
+
+    def busy() -> None:
+        copied = contextvars.copy_context().run
+        other = threading.Thread(target=copied, args=(asks,))
+        other.start()
+        begun.set()
+        try:
+            go.wait()
+            other.join()
+            while True:
+                pass
+        finally:
+            ended.set()
+
+    begun = threading.Event()
+    task = asyncio.ensure_future(in_thread(busy))
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    await asyncio.sleep(0)
+    go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await asyncio.to_thread(ended.wait, 30)
+    assert [type(error) for error in told] == [Abandoned]
+
+
+def test_what_is_asked_when_the_loop_is_gone_is_refused() -> None:
+    """It waited for an answer for ever, and the interpreter for it at its end."""
+    told, over = list[BaseException](), threading.Event()
+
+    def asks() -> None:
+        over.wait()
+        try:
+            from_here("asyncio.sleep()", lambda: asyncio.sleep(0))
+        except BaseException as error:  # noqa: BLE001  whatever it is told
+            told.append(error)
+
+    def starts() -> threading.Thread:
+        other = threading.Thread(target=contextvars.copy_context().run, args=(asks,))
+        other.start()
+        return other
+
+    other = asyncio.run(in_thread(starts))
+    over.set()
+    other.join()
+    assert [type(error) for error in told] == [NotInARun]
 
 
 def test_ctrl_c_waits_for_no_synchronous_step(tmp_path: Path) -> None:

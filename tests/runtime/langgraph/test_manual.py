@@ -1,4 +1,5 @@
-"""Each conversation of `manual.py` and `manual_programs.py` goes the same way over worlds as with the plain graph."""
+"""Each conversation of `manual.py`, `manual_programs.py` and `manual_callers.py` goes the same way over worlds as in
+the plain graph."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from typing import Any
 import pytest
 from langgraph.graph import StateGraph
 
-from tests.runtime.langgraph import manual_programs
+from tests.runtime.langgraph import manual_callers, manual_programs
 from tests.runtime.langgraph.manual import SCENARIOS, Scenario
 from tests.runtime.langgraph.observing import Comparable
 
-assert manual_programs.__doc__  # it adds its own to SCENARIOS
+assert manual_programs.__doc__ and manual_callers.__doc__  # they add their own to SCENARIOS
 
 
 async def conversation(graph: Any, scenario: Scenario) -> list[Any]:

@@ -109,7 +109,9 @@ async def test_durability_exit_is_raised_to_sync(compile_graph: Any) -> None:
     app = compile_graph(only(touch), checkpointer=saver)
     await app.ainvoke({"seen": []}, CONFIG, durability="exit")
     app.invoke({"seen": []}, {"configurable": {"thread_id": "2"}}, durability="exit")
-    assert len(list(saver.list(CONFIG))) == len(list(saver.list({"configurable": {"thread_id": "2"}}))) == 4
+    with pytest.warns(DeprecationWarning, match="checkpoint_during"):
+        app.invoke({"seen": []}, {"configurable": {"thread_id": "3"}}, checkpoint_during=False)
+    assert [len(list(saver.list({"configurable": {"thread_id": thread}}))) for thread in "123"] == [4, 4, 4]
 
 
 @pytest.mark.parametrize("is_async", [False, True])

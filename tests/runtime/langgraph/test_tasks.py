@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import operator
 import threading
+from contextlib import suppress
 from typing import Annotated, Any, TypedDict
 
 import pytest
@@ -198,6 +200,24 @@ def test_an_entrypoint_in_a_node(compile_graph: Any) -> None:
 
     app = compile_graph(only(node), checkpointer=InMemorySaver())
     assert app.invoke({"seen": []}, CONFIG)["seen"] == [["mine"], ["mine", "one"], ["mine", "one", "two"]]
+
+
+def test_a_task_whose_failure_was_caught_leaves_no_complaint(
+    compile_graph: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    @task
+    def fails() -> None:
+        raise ValueError("no")
+
+    @entrypoint()
+    def whole(given: int) -> int:
+        with suppress(ValueError):
+            fails().result()
+        return given
+
+    assert compile_graph(whole).invoke(1) == 1
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 def test_a_task_that_could_never_run_is_refused(compile_graph: Any) -> None:

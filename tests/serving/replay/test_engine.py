@@ -76,6 +76,16 @@ def test_a_program_whose_call_is_refused_is_given_up_with_its_siblings(tmp_path:
     assert all(call.stage == 0 for call in lost.calls), "nothing of the later stage arrives"
 
 
+def test_what_comes_around_the_window_is_served_and_counted_in_the_whole_run_alone(tmp_path: Path) -> None:
+    """The last is over 30 s after the last of the window is due."""
+    setting = replace(SETTING, warm=0.1, cool=0.1)
+    hopeless = single(1, 10.0, 2000, due=1.0)
+    replayed = played([single(0, 10.0, 20, due=1.0), hopeless, single(2, 19.0, 8000, due=60.0)], CONCORD, tmp_path)
+    of_window = score(replayed, setting)
+    assert (of_window.programs, of_window.request) == (2, 0.5)
+    assert of_window.whole == pytest.approx(2 / 3)
+
+
 def test_two_replicas_share_what_comes(tmp_path: Path) -> None:
     programs = [single(i, 0.0, 300) for i in range(8)]
     one = played(programs, FCFS, tmp_path)

@@ -1,0 +1,73 @@
+"""LP bounds as shares of what arrived, worked out when first asked for and kept beside the replays' results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, astuple, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+
+from ramify.serving.replay.bounds.lp import request_bound, token_bound
+from ramify.serving.replay.jobs import Job
+from ramify.serving.replay.sources import modules_digest
+from ramify.serving.replay.trace import Trace, read
+from ramify.serving.replay.workload import programs
+
+_OURS = tuple(f"ramify.serving.replay.{name}" for name in ("bounds.lp", "workload", "trace"))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Means over the seeds."""
+
+    request: float  # of the window's programs
+    token: float  # of the window's tokens
+    whole: float  # of all programs of the run: those around the window cannot be left out for it
+
+
+class Bounds:
+    """`kept`: a folder, or None to keep nothing."""
+
+    def __init__(self, kept: Path | None = None) -> None:
+        self._kept = kept
+        self._known: dict[Job, Share] = {}
+
+    def of(self, job: Job, seeds: Iterable[int]) -> Share:
+        """Of `job`'s circumstances, whoever its contender is. Raises ReplayError for a trace that cannot be read."""
+        shares = [self._one(job.but(contender="LP bound", seed=seed)) for seed in seeds]
+        return Share(*(fmean(values) for values in zip(*(astuple(one) for one in shares), strict=True)))
+
+    def _one(self, job: Job) -> Share:
+        if job not in self._known:
+            path = None if self._kept is None else self._kept / f"bound-{job.key_for(_code())}.json"
+            if path is not None and path.exists():
+                self._known[job] = Share(**json.loads(path.read_text(encoding="utf-8")))
+            else:
+                self._known[job] = share = _solved(job)
+                if path is not None:
+                    part = path.with_suffix(".part")
+                    part.write_text(json.dumps(asdict(share)), encoding="utf-8")
+                    part.replace(path)
+        return self._known[job]
+
+
+def _solved(job: Job) -> Share:
+    setting = job.setting
+    made = programs(_trace(job.trace), job.workload, setting)
+    return Share(
+        request_bound(made, setting).share,
+        token_bound(made, setting).share,
+        request_bound(made, replace(setting, warm=0.0, cool=0.0)).share,
+    )
+
+
+@lru_cache(maxsize=4)
+def _trace(path: str) -> Trace:
+    return read(Path(path))
+
+
+@lru_cache(maxsize=1)
+def _code() -> str:
+    return modules_digest(_OURS)
