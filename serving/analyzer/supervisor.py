@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -30,12 +31,16 @@ log = logging.getLogger("ramify.analyzer")
 class Supervisor:
     """The analyzer as a child of this process. Its folder holds the socket, the checkpoint and its log."""
 
-    def __init__(self, folder: Path, *, save_every_s: float = 30.0) -> None:
+    def __init__(
+        self, folder: Path, *, save_every_s: float = 30.0, restarted: Callable[[], None] = lambda: None
+    ) -> None:
+        """`restarted` is called when it answers again after a death."""
         self.folder = folder
         self.socket = folder / "analyzer.sock"
         self.checkpoint = folder / "analyzer.state"
         self.restarts = 0
         self._save_every_s = save_every_s
+        self._restarted = restarted
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -121,10 +126,13 @@ class Supervisor:
             began = loop.time()
             status = await self._process.wait()
             deaths = 0 if loop.time() - began > _STEADY_S else deaths + 1
-            log.warning("the analyzer ended with status %s: starting it again", status)
+            log.error("analyzer_died", extra={"fields": {"status": status}})
             await asyncio.sleep(_BACKOFF_S[min(deaths, len(_BACKOFF_S) - 1)])
             try:
                 await self._start()
-                self.restarts += 1
             except AnalyzerDown as error:
-                log.error("%s", error)
+                log.error("analyzer_failed", extra={"fields": {"problem": str(error)}})
+                continue
+            self.restarts += 1
+            self._restarted()
+            log.info("analyzer_restarted", extra={"fields": {"restarts": self.restarts}})

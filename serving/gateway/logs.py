@@ -10,6 +10,7 @@ from typing import TextIO
 from ramify.serving.gateway.calls import Call
 
 LOGGER = logging.getLogger("ramify.gateway")
+_ANALYZER = logging.getLogger("ramify.analyzer")  # of its process: that it died, and is there again
 _SERVER = logging.getLogger("uvicorn.error")  # what the HTTP server beneath has to say
 
 
@@ -29,15 +30,16 @@ def to_stream(stream: TextIO) -> logging.Handler:
     """Send the gateway's log there, until `stop` is given what this returns."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonLines())
-    for logger in (LOGGER, _SERVER):
+    for logger in (LOGGER, _ANALYZER, _SERVER):
         logger.addHandler(handler)
         logger.propagate = False
-    LOGGER.setLevel(logging.INFO)
+    for logger in (LOGGER, _ANALYZER):
+        logger.setLevel(logging.INFO)
     return handler
 
 
 def stop(handler: logging.Handler) -> None:
-    for logger in (LOGGER, _SERVER):
+    for logger in (LOGGER, _ANALYZER, _SERVER):
         logger.removeHandler(handler)
 
 

@@ -38,6 +38,7 @@ class Metrics:
         self._waiting = Gauge("ramify_waiting", "Calls that wait for a slot", registry=r)
         self._up = Gauge("ramify_replica_up", "1 where an engine can be used", ["replica"], registry=r)
         self._restarts = Counter("ramify_engine_restarts", "Engine processes started again", ["replica"], registry=r)
+        self._analyzer = Counter("ramify_analyzer_restarts", "The analyzer's process started again", registry=r)
         self._retried = Counter("ramify_retries", "Calls moved to another replica", registry=r)
         self._coverage = Gauge(
             "ramify_length_bound_coverage",
@@ -84,6 +85,9 @@ class Metrics:
 
     def restarted(self, replica: int) -> None:
         self._restarts.labels(str(replica)).inc()
+
+    def analyzer_restarted(self) -> None:
+        self._analyzer.inc()
 
     def verdict(self, seconds: float) -> None:
         self._policy.observe(seconds)

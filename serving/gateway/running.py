@@ -131,7 +131,8 @@ async def _start_analyzer(
             raise
         raise EngineFailed(f"the analyzer needs {error.name}: run pip install 'ramify[serve]'") from error
 
-    analyzer = await stack.enter_async_context(Supervisor(settings.home / "analyzer" / str(port)))
+    folder, restarted = settings.home / "analyzer" / str(port), gateway.metrics.analyzer_restarted
+    analyzer = await stack.enter_async_context(Supervisor(folder, restarted=restarted))
     client = AnalyzerClient(analyzer.socket)
     gateway.analysis = Analysis(client, gateway.admission.decide, sockets=sockets)
 

@@ -92,6 +92,29 @@ class RequestView:
         """Tokens to be computed before its next new token: the price of a start, or of a start again."""
         return max(1, self.prompt_tokens + self.generated - max(self.computed, self.cached_tokens))
 
+    def moved_on(self, state: State, generated: int, computed: int, cached_tokens: int) -> RequestView:
+        """As `dataclasses.replace` would make it, in half of its time: an engine renews a dozen views a step."""
+        return RequestView(
+            self.id,
+            self.arrived,
+            self.slo_class,
+            self.deadline,
+            self.ttft,
+            self.tbt,
+            self.admit_by,
+            self.prompt_tokens,
+            cached_tokens,
+            computed,
+            generated,
+            self.sketch,
+            self.weight,
+            state,
+            self.compound,
+            self.group,
+            self.replica,
+            self.max_tokens,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepModel:

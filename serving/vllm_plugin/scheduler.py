@@ -118,7 +118,7 @@ class ConcordScheduler(AsyncScheduler):
         if self._budget is None:
             return super().schedule(throttle_prefills)
         whole: int = self.max_num_scheduled_tokens  # type: ignore[has-type]
-        decoding = sum(not request.is_prefill_chunk for request in self.running)
+        decoding = len(self.running) - sum([request.is_prefill_chunk for request in self.running])
         self.max_num_scheduled_tokens = min(whole, self._budget + decoding)
         try:
             return super().schedule(throttle_prefills)
@@ -128,10 +128,7 @@ class ConcordScheduler(AsyncScheduler):
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> dict[int, EngineCoreOutputs]:
         now = self.clock()
         self._pace.landed(scheduler_output, now)
-        tokens = model_runner_output.sampled_token_ids
-        for request_id, new in zip(model_runner_output.req_ids, tokens, strict=False):  # none in a step without
-            if len(new):
-                self._views.delivered(request_id, len(new), now)
+        self._views.delivered(model_runner_output.req_id_to_index, model_runner_output.sampled_token_ids, now)
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         for request, text in self._refused:
             answer = self._adapter.refusal_output(request, text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ramify.serving.errors import BadTags
@@ -41,6 +41,7 @@ class Views:
         self._refresh_tokens = refresh_tokens
         self._next_id = 0
         self._seen: dict[str, Seen] = {}
+        self._streams: dict[str, Seen] = {}  # those of them whose tokens are due one by one, or whose first is
         self._names: dict[RequestId, str] = {}
         self._compounds: OrderedDict[str, float] = OrderedDict()  # when the first request of each was seen
 
@@ -59,6 +60,8 @@ class Views:
             tags, sketch, problem = SLOTags(), None, str(error)
         seen = Seen(request, self._view(id_, request, tags, sketch), problem)
         self._seen[request.request_id] = seen
+        if seen.view.ttft is not None or seen.view.tbt is not None:
+            self._streams[request.request_id] = seen
         self._names[id_] = request.request_id
         return seen
 
@@ -67,19 +70,21 @@ class Views:
         seen = self._seen.pop(request_id, None)
         if seen is None:
             return None
+        self._streams.pop(request_id, None)
         del self._names[seen.view.id]
         return replace(seen.view, generated=seen.request.num_output_tokens), seen.late_tokens
 
-    def delivered(self, request_id: str, tokens: int, now: float) -> None:
-        """So many new tokens of it are about to go out. The n-th is due at TTFT + n · TBT (thesis, chapter 3)."""
-        seen = self._seen.get(request_id)
-        if seen is None or (seen.view.ttft is None and seen.view.tbt is None):
-            return
-        view = seen.view
-        begin = view.arrived if view.ttft is None else view.ttft
-        before = seen.request.num_output_tokens
-        if (before == 0 or view.tbt is not None) and now > begin + (before + tokens - 1) * (view.tbt or 0.0):
-            seen.late_tokens += tokens
+    def delivered(self, places: Mapping[str, int], tokens: Sequence[Sequence[int]], now: float) -> None:
+        """New tokens are about to go out: those of a request stand at its place. The n-th is due at TTFT + n · TBT
+        (thesis, chapter 3)."""
+        for request_id, seen in self._streams.items():
+            at = places.get(request_id)
+            if at is None or at >= len(tokens) or not (new := len(tokens[at])):  # no tokens in a step without any
+                continue
+            view, before = seen.view, seen.request.num_output_tokens
+            begin = view.arrived if view.ttft is None else view.ttft
+            if (before == 0 or view.tbt is not None) and now > begin + (before + new - 1) * (view.tbt or 0.0):
+                seen.late_tokens += new
 
     def seen(self, id_: RequestId) -> Seen:
         return self._seen[self._names[id_]]
@@ -102,7 +107,7 @@ class Views:
         cached = view.cached_tokens
         if state is State.PREEMPTED:  # what it left in the prefix cache
             cached = self._cached_tokens(request)
-        seen.view = replace(view, state=state, generated=generated, computed=computed, cached_tokens=cached)
+        seen.view = view.moved_on(state, generated, computed, cached)
         return seen.view
 
     def refine(self, request_id: str, sketch: LengthSketch) -> bool:

@@ -30,6 +30,49 @@ def test_without_weights_it_says_how_to_get_them(ramify: Any) -> None:
     assert "ramify models pull" in said.err
 
 
+def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ramify.serving.engine.types import EngineSpec
+    from ramify.serving.gateway import server
+
+    seen: list[server.GatewaySettings] = []
+
+    async def serve(settings: server.GatewaySettings, **_: object) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(server, "serve", serve)
+    flags = {
+        "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
+        "--model": "m", "--slots": "3", "--policy": "edf", "--hang": "7", "--hang-whole": "70", "--drain": "5",
+        "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
+    }  # fmt: skip
+    words = [word for pair in flags.items() for word in pair]
+    assert ramify("serve", *words, "--forward-tags", "--resume", "--no-analyzer").status == 0
+    (settings,) = seen
+    assert settings == server.GatewaySettings(
+        home=settings.home,
+        engines=(EngineSpec.parse("vllm"),),
+        upstream_key="theirs",
+        model="m",
+        slots=3,
+        host="::1",
+        port=8001,
+        api_keys=("ours",),
+        forward_xargs=True,
+        can_resume=True,
+        policy="edf",
+        hang_s=7.0,
+        whole_s=70.0,
+        drain_s=5.0,
+        engine_log=tmp_path / "e.log",
+        analyzer=False,
+        vllm_args=("--x=1",),
+        trace=tmp_path / "t.jsonl",
+    )
+    ramify("serve")
+    whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].drain_s, seen[-1].analyzer)
+    assert whole == (120.0, 600.0, 30.0, True)
+
+
 def test_a_port_that_is_taken(ramify: Any) -> None:
     import socket
 

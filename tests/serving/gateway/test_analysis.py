@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+from io import StringIO
 from pathlib import Path
 
 import httpx
 import pytest
 
 from ramify.serving.engine.types import EngineSpec
+from ramify.serving.gateway import logs
 from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 
@@ -40,10 +43,24 @@ async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
             assert 0 < told["compound_due_s"] < 60
             for log in tmp_path.glob("analyzer/*/analyzer.log"):
                 assert "hi" not in log.read_text()
+            said = StringIO()
+            handler = logs.to_stream(said)
             pid = next(int(p) for p in children(os.getpid()) if b"analyzer.process" in command(int(p)))
             os.kill(pid, signal.SIGKILL)
             answers = await asyncio.gather(*[ask(client) for _ in range(5)])
             assert [a.status_code for a in answers] == [200] * 5
+            root = httpx.URL(gateway.base_url).join("/")
+            async with asyncio.timeout(30):
+                while "analyzer_restarted" not in said.getvalue():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert "ramify_analyzer_restarts_total 1.0" in (await client.get(f"{root}metrics")).text
+            logs.stop(handler)
+            lines = [json.loads(line) for line in said.getvalue().splitlines()]
+            deaths = [line for line in lines if line["event"].startswith("analyzer")]
+            assert [(one["event"], one.get("status"), one.get("restarts")) for one in deaths] == [
+                ("analyzer_died", -signal.SIGKILL, None),
+                ("analyzer_restarted", None, 1),
+            ]
 
 
 def children(pid: int) -> list[str]:
