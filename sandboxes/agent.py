@@ -65,7 +65,7 @@ class Agent(Inhabitants):
         self._frozen: list[processes.Process] = []
         self._lost = dict(start.lost)
         if start.image:
-            self._bring_back(start.image)
+            self._bring_back()
         if start.sessions and tree is not None:
             self._bring_sessions(Path(tree.reach(start.sessions)))
 
@@ -280,30 +280,33 @@ class Agent(Inhabitants):
         if strays or shell is None:
             return Dumped(f"the shell that started processes {strays} has ended, and a dump is of one tree")
         place = Path(self._tree.reach(images))
+        held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
-            self._criu.dump(shell.pid, place)
+            self._criu.dump(shell.pid, held)
         except OSError as error:
             return Dumped(str(error))
+        finally:
+            os.close(held)
         self._frozen = [p for p in self._all() if p.key not in standing]
         last = max(p.pid for p in self._all())
         sessions = {session.name: session.pid for session in self._sessions}
         Note(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions).write(place)
         return Dumped(maps_files=self._maps_files())
 
-    def _bring_back(self, image: str) -> None:
+    def _bring_back(self) -> None:
         """Begin with the processes of an image. Raises `OSError` where they do not come back."""
         if self._criu is None or self._tree is None:
             raise OSError("the snapshot holds dumped processes, and this world has no CRIU to bring them back")
-        place = Path(self._tree.reach(image))
-        note = Note.read(place)
+        image = self._tree.image
+        note = Note.read(Path(f"/proc/self/fd/{image}"))
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
         try:
-            self._criu.restore(place)
+            self._criu.restore(image)
         finally:
-            os.close(script)
-            os.close(control_in)
+            for descriptor in (script, control_in, image):
+                os.close(descriptor)
         self._criu.pids.last = note.last_pid
         shell = self._shell = Shell(note.shell, script_in, control, note.pwd)
         shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0

@@ -24,7 +24,7 @@ from ramify.sandboxes.safety import confine, limits
 from ramify.sandboxes.safety.watchdog import Watchdog
 from ramify.sandboxes.shell import CONTROL, Shell
 from ramify.sandboxes.shellstate import NAME, Kept, Report
-from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids, covered_folder
+from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids
 from ramify.sandboxes.tiers.sessions import Sessions
 from ramify.sandboxes.wire import Cancel, Link, Message, Ran, Run, Start
 
@@ -43,6 +43,11 @@ class Tree(Protocol):
 
     def folder(self) -> int:
         """A new descriptor of the world's own folder, where what it writes lies."""
+        ...
+
+    @property
+    def image(self) -> int:
+        """A descriptor of the processes to begin with, -1 for none."""
         ...
 
     def reach(self, path: str) -> str:
@@ -84,7 +89,7 @@ class Inhabitants:
         self._sessions = Sessions(self._private, self._poll)
         self._criu: Criu | None = None
         if start.criu and tree is not None:
-            self._criu = Criu(start.criu, covered_folder(start.private), Pids(tree.pids))
+            self._criu = Criu(start.criu, Pids(tree.pids))
             self._criu.pids.last = FIRST_PID
 
     # The loop

@@ -247,7 +247,7 @@ def _become_agent(link: Link, host: int, go: int, mounts: Mounts | None = None) 
 
 def _serve(start: Start, link: Link, host: int, pid: int, mounts: Mounts | None) -> None:
     if mounts is not None and start.view is not None:
-        mounts.build(start.view)
+        mounts.build(start.view, start.image)
     else:
         kernel.adopt_orphans()
     agent = Agent(start, link, host, mounts)

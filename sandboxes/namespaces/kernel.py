@@ -39,10 +39,13 @@ AT_EMPTY_PATH = 0x1000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
 SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture; Linux 5.2, 5.12
+SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432  # Linux 5.2
+FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
 SYS_OPENAT2, RESOLVE_NO_MAGICLINKS = 437, 0x02  # Linux 5.6
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
 PR_CAPBSET_DROP = 24
 PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 47, 2
 CAPABILITY_VERSION = 0x2008_0522
@@ -103,6 +106,33 @@ def clone_tree(path: str, *, recursive: bool = False) -> int:
     return descriptor
 
 
+def narrow(path: str, *, writable: bool = False) -> int:
+    """A descriptor of a folder that leads nowhere else: there is nothing above it, and no way out but a link."""
+    descriptor = clone_tree(path, recursive=True)
+    attributes = ATTR_NOSUID | ATTR_NODEV | (0 if writable else ATTR_RDONLY)
+    try:
+        set_attributes(f"/proc/self/fd/{descriptor}", attributes, recursive=True)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def nowhere(size: str) -> int:
+    """A descriptor of an empty folder in memory, of mode 0700: mounted nowhere, it goes with its last user."""
+    kind = int(_libc.syscall(SYS_FSOPEN, b"tmpfs", 1))  # FSOPEN_CLOEXEC
+    _check(kind, "fsopen of tmpfs")
+    try:
+        for name, value in ((b"size", size.encode()), (b"mode", b"0700")):
+            _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_SET_STRING, name, value, 0), f"fsconfig {name!r}")
+        _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig create")
+        descriptor = int(_libc.syscall(SYS_FSMOUNT, kind, 1, ATTR_NOSUID | ATTR_NODEV))  # FSMOUNT_CLOEXEC
+        _check(descriptor, "fsmount of tmpfs")
+        return descriptor
+    finally:
+        os.close(kind)
+
+
 def attach(descriptor: int, target: str) -> None:
     """Put a mount that is attached nowhere at `target`. The descriptor stays the caller's to close."""
     done = _libc.syscall(SYS_MOVE_MOUNT, descriptor, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
@@ -131,6 +161,14 @@ def pivot_root_here() -> None:
     _check(_libc.syscall(number, b".", b"."), "pivot_root")
     umount(".", MNT_DETACH)
     os.chdir("/")
+
+
+def shut(*, closed: bool) -> None:
+    """Keep everyone in this user namespace, whatever their capabilities, from this process's memory and descriptors.
+
+    For a process that has executed nothing since before that namespace was: else its makers may look all the same.
+    """
+    _check(_libc.prctl(PR_SET_DUMPABLE, 0 if closed else 1, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
 
 def die_with_parent() -> None:

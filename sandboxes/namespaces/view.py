@@ -40,6 +40,7 @@ class Mounts:
         self._scratches: list[str] = []  # mounted
         self._stack: list[str] = []  # mount points, in the order of mounting
         self._store = self._folder = self.pids = -1
+        self.image = -1  # of processes
         self._shown: list[tuple[str, int]] = []  # the visible places, while they are taken away
 
     def prepare(self) -> None:
@@ -62,8 +63,8 @@ class Mounts:
                 self._scratch(root, place)
         _loopback_up()
 
-    def build(self, view: View) -> None:
-        """The whole view. After it, the calling process lives in the new root."""
+    def build(self, view: View, image: str = "") -> None:
+        """The whole view. After it, the calling process lives in the new root. `image`: processes to begin with."""
         if self._mounted < 0:
             self._make_root()
         elif _outdated(self._mounted):
@@ -71,7 +72,9 @@ class Mounts:
             self._scratches.clear()
             self._make_root()
         self._view, root, passed = view, self._root, self._take()
-        self._store, self._folder = (os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (view.store, view.folder))
+        self._store, self._folder = kernel.narrow(view.store), kernel.narrow(view.folder, writable=True)
+        if image:
+            self.image = kernel.narrow(image)
         shown = [(path, kernel.clone_tree(path, recursive=True)) for path in view.visible]
         if view.image:
             kernel.umount(root, kernel.MNT_DETACH)

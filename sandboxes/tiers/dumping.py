@@ -4,6 +4,10 @@ The agent runs CRIU inside the world and is not dumped itself. What is dumped is
 it: the shell is a child subreaper, so that a job which daemonises stays in the tree. The shell's own streams are
 named pipes in the agent's private folder, which the agent of the restored world makes anew before CRIU opens them.
 
+CRIU opens what the processes had open by the paths that this had, and what they made of those paths is theirs to say:
+a folder that they removed may be a link by then. So nothing of the host is in its reach: the agent is shut to it, and
+what it is given, the images and a folder to work in, leads nowhere (decision 286).
+
 A process comes back with the pid that it had. So the world's processes live above `FIRST_PID`, and CRIU itself is
 started below it.
 """
@@ -26,6 +30,7 @@ FIRST_PID = 300
 CRIU_PID = 10  # CRIU, its helper processes and no one else run from here on
 NOTE = "ramify.json"
 FEATURES = "criu.kdat"
+LOG = "criu.log"
 PATIENCE_S = 60.0
 COMMON = (
     "--unprivileged",
@@ -72,88 +77,82 @@ class Pids:
         os.pwrite(self._descriptor, str(pid).encode(), 0)
 
 
-def covered_folder(place: str) -> str:
-    """A tmpfs of its own, mounted nowhere: what works in it is this process and its children, as long as it lives."""
-    kernel.mount("tmpfs", place, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=0700")
-    descriptor = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    kernel.umount(place, kernel.MNT_DETACH)
-    return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-
-@dataclass(frozen=True, slots=True)
 class Criu:
     """The program, as this world sees it. Every failure is an `OSError` that ends with CRIU's own first error."""
 
-    command: Sequence[str]
-    folder: str  # a tmpfs, or CRIU does not keep the kernel's features, that commands cannot reach: also for the log
-    pids: Pids
+    def __init__(self, command: Sequence[str], pids: Pids) -> None:
+        self.pids = pids
+        self._command = command
+        self._features = b""  # what it found out about this kernel: 15 ms that it spares itself until the next boot
 
-    def dump(self, root: int, images: Path) -> None:
+    def dump(self, root: int, images: int) -> None:
         """Dump the tree of `root`, which stands still from then on. Where it fails all run on."""
         self._run("dump", images, "-t", str(root), "--leave-stopped")
-        if self._features.exists():
-            (images / FEATURES).write_bytes(_boot() + self._features.read_bytes())
+        if self._features:
+            _place(images, FEATURES).write_bytes(_boot() + self._features)
 
-    def restore(self, images: Path) -> None:
+    def restore(self, images: int) -> None:
         """Bring the tree back, running, as children of this process."""
         with contextlib.suppress(FileNotFoundError):
-            known = (images / FEATURES).read_bytes()
+            known = _place(images, FEATURES).read_bytes()
             if known.startswith(_boot()):
-                self._features.write_bytes(known.removeprefix(_boot()))
+                self._features = known.removeprefix(_boot())
         self._run("restore", images, "--restore-detached")
 
-    @property
-    def _features(self) -> Path:
-        """What CRIU found out about this kernel: 15 ms that it then spares itself, until the next boot."""
-        return Path(self.folder, FEATURES)
-
-    def _run(self, verb: str, images: Path, *arguments: str) -> None:
-        log = Path(self.folder, "criu.log")
-        log.unlink(missing_ok=True)
-        words = [
-            *self.command,
-            verb,
-            "-D",
-            str(images),
-            "-W",
-            self.folder,
-            *COMMON,
-            *arguments,
-            "-v2",
-            "-o",
-            str(log),
-        ]
+    def _run(self, verb: str, images: int, *arguments: str) -> None:
+        """In a folder of its own, on a tmpfs, or it does not keep the kernel's features. What it restores may hold on
+        to that folder, so nothing is read from it after a restore but the log of one that failed."""
+        folder = kernel.nowhere("16m")
         before, self.pids.last = self.pids.last, CRIU_PID
         try:
-            status = _finish(words, {"XDG_RUNTIME_DIR": self.folder, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+            if self._features:
+                _place(folder, FEATURES).write_bytes(self._features)
+            work = f"/proc/self/fd/{folder}"
+            places = ("-D", f"/proc/self/fd/{images}", "-W", work, "-v2", "-o", LOG)
+            environment = {"XDG_RUNTIME_DIR": work, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+            status = _finish([*self._command, verb, *places, *COMMON, *arguments], environment, (images, folder))
+            if status != 0:
+                raise OSError(f"criu {verb} ended with {status}: {_first_error(_place(folder, LOG))}")
+            if verb == "dump" and _place(folder, FEATURES).exists():
+                self._features = _place(folder, FEATURES).read_bytes()
         finally:
             self.pids.last = before
-        if status != 0:
-            raise OSError(f"criu {verb} ended with {status}: {_first_error(log)}")
+            os.close(folder)
 
 
-def _finish(words: list[str], env: dict[str, str]) -> int:
-    """Run a program to its end; its exit code, negative for a signal. One that hangs is killed."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            for number in (0, 1, 2):
-                os.dup2(os.open("/dev/null", os.O_RDWR), number)
-            signal.set_wakeup_fd(-1)
-            for reset in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
-                signal.signal(reset, signal.SIG_DFL)
-            if os.geteuid() != 0:  # where there is no root, CRIU must not believe that it could become it
-                kernel.hand_on_privileges(but=frozenset({kernel.CAP_SETUID, kernel.CAP_SETGID}))
-            os.execve(words[0], words, env)
-        finally:
-            os._exit(127)
-    ended = os.pidfd_open(pid)
+def _place(folder: int, name: str) -> Path:
+    return Path(f"/proc/self/fd/{folder}/{name}")
+
+
+def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int:
+    """Run a program to its end, with these descriptors; its exit code, negative for a signal. One that hangs is
+    killed. Meanwhile we are shut to it."""
+    kernel.shut(closed=True)
     try:
-        if not select.select([ended], [], [], PATIENCE_S)[0]:
-            os.kill(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for number in (0, 1, 2):
+                    os.dup2(os.open("/dev/null", os.O_RDWR), number)
+                for number in handed:
+                    os.set_inheritable(number, True)
+                signal.set_wakeup_fd(-1)
+                for reset in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
+                    signal.signal(reset, signal.SIG_DFL)
+                if os.geteuid() != 0:  # where there is no root, CRIU must not believe that it could become it
+                    kernel.hand_on_privileges(but=frozenset({kernel.CAP_SETUID, kernel.CAP_SETGID}))
+                os.execve(words[0], words, env)
+            finally:
+                os._exit(127)
+        ended = os.pidfd_open(pid)
+        try:
+            if not select.select([ended], [], [], PATIENCE_S)[0]:
+                os.kill(pid, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        finally:
+            os.close(ended)
     finally:
-        os.close(ended)
+        kernel.shut(closed=False)
 
 
 def _boot() -> bytes:
@@ -161,8 +160,10 @@ def _boot() -> bytes:
 
 
 def _first_error(log: Path) -> str:
-    if not log.exists():
+    try:
+        with os.fdopen(os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
         return "it left no log"
-    lines = log.read_text(errors="replace").splitlines()
     errors = [line.strip() for line in lines if "Error" in line and "RLIMIT_NOFILE for self" not in line]
     return errors[0] if errors else f"it named no error among {len(lines)} lines"
