@@ -23,6 +23,7 @@ from typing import Any
 from ramify.serving.replay.errors import ReplayError, TooFew, TooMany
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.trace import Trace, read
+from ramify.serving.replay.types import Outcome
 
 _MOST = 100_000  # programs; 600 s of the Azure trace at load 1.6 are 6,000
 
@@ -34,7 +35,8 @@ def _trace(path: str) -> Trace:
 
 def run(job: Job, folder: Path) -> Result:
     """One replay, here."""
-    from ramify.serving.replay.contenders import contender
+    from ramify.serving.replay.bounds.lp import chosen
+    from ramify.serving.replay.contenders import CLAIRVOYANT, CLAIRVOYANT_CAPACITY, contender
     from ramify.serving.replay.engine import replay
     from ramify.serving.replay.lengths import Told
     from ramify.serving.replay.score import score
@@ -48,9 +50,12 @@ def run(job: Job, folder: Path) -> Result:
     if not any(begin <= program.at < end for program in made):
         raise TooFew(len(made), begin, end)
     told = Told([arrival.call.output for arrival in trace.arrivals], job.seed)
+    come = chosen(made, setting, CLAIRVOYANT_CAPACITY) if job.contender == CLAIRVOYANT.name else made
     cpu, wall = time.process_time(), time.perf_counter()
-    replayed = replay(made, contender(job.contender), setting, told, folder)
+    replayed = replay(come, contender(job.contender), setting, told, folder)
     spent = time.process_time() - cpu, time.perf_counter() - wall
+    came = {program.id for program in come}
+    replayed.outcomes += [Outcome(program, (), False, None) for program in made if program.id not in came]
     return Result(job, score(replayed, setting), *spent)
 
 

@@ -12,10 +12,11 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from ramify.serving.replay.baselines import BASELINES, PUBLISHED
-from ramify.serving.replay.contenders import ABLATED, HIDDEN, OURS
+from ramify.serving.replay.contenders import ABLATED, CLAIRVOYANT, HIDDEN, OURS
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.score import Score
 from ramify.serving.replay.types import Contender
+from ramify.serving.replay.workload import SLOS
 
 LOADS = (1.1, 1.3, 0.9, 1.0, 0.7, 1.6)  # what the targets are at comes first: a run may be cut short
 TARGET_LOADS = (1.1, 1.3)
@@ -51,6 +52,7 @@ def sections(base: Job, seeds: Sequence[int]) -> list[Section]:
     """The whole evaluation. `base` gives the trace, the step model and the length of a run."""
     few = ["fcfs", "plas", "ltr", "program-srpt", "calm-thesis", "concord", "concord-oracle"]
     ablated = [one.name for one in ABLATED]
+    targets = [{"load": load, "slo": slo} for slo in SLOS for load in TARGET_LOADS]
 
     def of(contenders: Iterable[str], *variants: Mapping[str, object]) -> tuple[Job, ...]:
         return tuple(
@@ -63,6 +65,7 @@ def sections(base: Job, seeds: Sequence[int]) -> list[Section]:
     return [
         Section("load", of(names(), *({"load": load} for load in LOADS))),
         Section("tight", of(names(), *({"load": load, "slo": "tight"} for load in TARGET_LOADS))),
+        Section("reach", of([CLAIRVOYANT.name], *targets)),
         Section("ablation", of(ablated, *({"load": load} for load in TARGET_LOADS), {"load": 1.1, "slo": "tight"})),
         Section("slo-scale", of(few, *({"slo_scale": scale} for scale in SLO_SCALES))),
         Section("mix", of(few, *({"mix": mix} for mix in MIXES))),

@@ -10,9 +10,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ramify.serving.replay.contenders import contender
+from ramify.serving.replay.contenders import CLAIRVOYANT, contender
 from ramify.serving.replay.score import Score, Tail
-from ramify.serving.replay.sources import code_digest
+from ramify.serving.replay.sources import code_digest, modules_digest
 from ramify.serving.replay.steps import SHIPPED, load
 from ramify.serving.replay.types import Setting
 from ramify.serving.replay.workload import SLOS, Arrivals, Mix, Workload
@@ -90,7 +90,8 @@ def _score(raw: Mapping[str, Any]) -> Score:
 
 @lru_cache(maxsize=64)
 def _code(name: str) -> str:
-    return code_digest(contender(name))
+    own = code_digest(contender(name))
+    return own + modules_digest(["ramify.serving.replay.bounds.lp"]) if name == CLAIRVOYANT.name else own
 
 
 @lru_cache(maxsize=64)

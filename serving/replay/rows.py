@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from ramify.serving.replay.baselines import BASELINES
 from ramify.serving.replay.bounds.shares import Bounds
+from ramify.serving.replay.contenders import CLAIRVOYANT
 from ramify.serving.replay.evaluation import TARGET_LOADS, Estimate, Table
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.score import Score
@@ -91,16 +92,28 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
         if not best:
             return
         both = table.paired(job, best)
-        ours = table.of(both).estimate(job, figure)
-        theirs = table.of(both).estimate(job.but(contender=best), figure).mean
+        mean = table.of(both).estimate(job, figure)
+        ours, theirs = mean.mean, table.of(both).estimate(job.but(contender=best), figure).mean
         share = bounds.of(job, both)
         bound = share.whole if figure is whole else share.request
-        note = f"concord {ours}, {best} {theirs:.3f}, LP bound {bound:.3f}"
-        closed = (ours.mean - theirs) / (bound - theirs) if bound - theirs > 0.005 else None
+        note = f"concord {mean}, {best} {theirs:.3f}, LP bound {bound:.3f}"
+        closed = (ours - theirs) / (bound - theirs) if bound - theirs > 0.005 else None
         if closed is None:
             note += "; the best baseline is at the bound within half a point: no gap to close"
         row = f"{where}: share of the gap to the LP bound closed{name}"
         yield _row(row, closed, "", best, theirs, ">= 0.8", 0.8, note)
+    if not (three := table.paired(job, best, CLAIRVOYANT.name)):
+        return
+    same = table.of(three)
+    ours, theirs, reached = (
+        same.estimate(job.but(contender=name), whole).mean for name in (job.contender, best, CLAIRVOYANT.name)
+    )
+    yield _row(
+        f"{where}: share of the gap to what a clairvoyant reached closed, whole run",
+        (ours - theirs) / (reached - theirs) if reached > theirs + 0.005 else None, "", best, theirs, "reported",
+        None,
+        f"concord {ours:.3f}, {best} {theirs:.3f}, clairvoyant {reached:.3f}",
+    )  # fmt: skip
 
 
 def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:

@@ -62,6 +62,15 @@ def request_bound(programs: Sequence[Program], setting: Setting, bin_s: float = 
     return Bound(solve(items, setting.replicas, bin_s), float(len(counted)))
 
 
+def chosen(programs: Sequence[Program], setting: Setting, capacity: float, bin_s: float = 1.0) -> list[Program]:
+    """Those that the programme serves by more than half where every program of the run counts, by a share `capacity`
+    of the engines' time: what one that knows all that will come, and reckons as the bound does, would take on."""
+    known: set[int] = set()
+    able = [(one, pieces) for one in programs if (pieces := _pieces(one, setting, known))]
+    _, shares = _solved([Item(1.0, pieces) for _, pieces in able], setting.replicas * capacity, bin_s)
+    return [one for (one, _), share in zip(able, shares, strict=True) if share > 0.5]
+
+
 def token_bound(programs: Sequence[Program], setting: Setting, bin_s: float = 1.0) -> Bound:
     """The same in tokens as the thesis counts them: of a latency-sensitive program each token that keeps its
     timeline, of another its prompts and answers if it is met as a whole."""
@@ -137,7 +146,12 @@ def _alone_s(call: Call, step: StepModel) -> float:
 
 
 def solve(items: Sequence[Item], capacity: float, bin_s: float) -> float:
-    """The programme's value. Raises RuntimeError where HiGHS finds no optimum.
+    """The programme's value. Raises RuntimeError where HiGHS finds no optimum."""
+    return _solved(items, capacity, bin_s)[0]
+
+
+def _solved(items: Sequence[Item], capacity: float, bin_s: float) -> tuple[float, list[float]]:
+    """Its value, and the items' shares.
 
     Variables: a share for each item, then flows of GPU time. Bins are the leaves of a binary tree; a piece sends its
     time to the few subtrees that make up its window, and each inner node hands it on to its children. So a window of
@@ -147,7 +161,7 @@ def solve(items: Sequence[Item], capacity: float, bin_s: float) -> float:
     from scipy.optimize import linprog
 
     if not items:
-        return 0.0
+        return 0.0, []
     begin = min(piece.begin for item in items for piece in item.pieces)
     until = max(piece.end for item in items for piece in item.pieces)
     leaves = 1 << max(0, ceil(until / bin_s + 1 - begin // bin_s) - 1).bit_length()
@@ -187,7 +201,7 @@ def solve(items: Sequence[Item], capacity: float, bin_s: float) -> float:
     )
     if found.status != 0:
         raise RuntimeError(f"the bound's linear programme was not solved: {found.message}")
-    return float(-found.fun)
+    return float(-found.fun), [float(share) for share in found.x[: len(items)]]
 
 
 def _enters(node: int, leaves: int, column: int, equal: _Rows, most: _Rows) -> None:

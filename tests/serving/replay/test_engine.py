@@ -12,8 +12,10 @@ import pytest
 
 from ramify.serving.policy.table import make_policy
 from ramify.serving.policy.types import SloClass
+from ramify.serving.replay.child import run
 from ramify.serving.replay.engine import Replayed, replay
 from ramify.serving.replay.errors import TooLong
+from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.lengths import Told
 from ramify.serving.replay.score import score
 from ramify.serving.replay.types import Call, Contender, Knowledge, Program, ProgramId, Setting, Stage, Stock
@@ -98,3 +100,17 @@ def test_an_agents_long_prompt_is_served_and_one_beyond_the_kv_is_said_to_be(tmp
     assert played([long], CONCORD, tmp_path, replace(SETTING, kv_tokens=300_000)).outcomes[0].met
     with pytest.raises(TooLong, match="200006 tokens, and the engine's KV holds 40000"):
         played([long], CONCORD, tmp_path)
+
+
+def test_to_a_clairvoyant_comes_what_the_bound_serves_and_the_rest_counts_as_missed(tmp_path: Path) -> None:
+    """Of twice what fits, the contender refuses late and in part; the clairvoyant has none to refuse."""
+    trace = tmp_path / "trace.csv"
+    rows = [f"2023-11-16 18:00:{i % 60:02d}.0,1000,300" for i in range(60)]
+    trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))
+    job = Job("clairvoyant", str(trace), load=3.0, seconds=20.0, slo="tight", slo_scale=0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        foreseen, blind = (run(job.but(contender=name), tmp_path).score for name in ("clairvoyant", "concord-oracle"))
+    assert foreseen.programs == blind.programs
+    assert foreseen.refused < blind.refused
+    assert blind.whole < foreseen.whole < 1.0

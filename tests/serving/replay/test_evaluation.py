@@ -100,6 +100,15 @@ def test_what_has_fewer_seeds_is_compared_over_those(base: Job) -> None:
     assert gap["ours"] == pytest.approx((0.6 - 0.4) / (1.0 - 0.4))
 
 
+def test_what_a_clairvoyant_reached_is_held_against_the_same_baseline(base: Job) -> None:
+    levels = {"concord": 0.8, "fcfs": 0.6, "clairvoyant": 0.85}
+    results = [result(base.but(contender=name), level) for name, level in levels.items()]
+    by_name = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
+    reached = by_name["load 1.1, loose: share of the gap to what a clairvoyant reached closed, whole run"]
+    assert reached["ours"] == pytest.approx(0.8) and reached["met"] is None
+    assert base.but(contender="clairvoyant").key != base.but(contender="concord-oracle").key
+
+
 def test_a_bound_is_kept_and_is_of_the_whole_run_too(base: Job, tmp_path: Path) -> None:
     kept = Bounds(tmp_path).of(base, [0])
     (path,) = tmp_path.glob("bound-*.json")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass
-from ramify.serving.replay.bounds.lp import request_bound, token_bound
+from ramify.serving.replay.bounds.lp import chosen, request_bound, token_bound
 from ramify.serving.replay.bounds.one_slot import UNIT, Job, optimum
 from ramify.serving.replay.types import Call, Program, ProgramId, Setting, Stage
 
@@ -99,3 +99,10 @@ def test_a_prefix_that_the_program_had_before_is_not_paid_for_again() -> None:
     again = [twice(shared) for _ in range(4)]
     anew = [twice(other) for _ in range(4)]
     assert request_bound(again, costly).value > request_bound(anew, costly).value
+
+
+def test_chosen_is_what_fits_and_less_of_it_with_less_time() -> None:
+    work = [due(i, 0.0, 10, 20.0) for i in range(2)] + [due(2, 0.0, 15, 20.0), due(3, 0.0, 10, 9.0)]
+    assert [one.id for one in chosen(work, ONE_SLOT, 1.0, 0.5)] == [0, 1]
+    assert len(chosen(work, ONE_SLOT, 0.6, 0.5)) == 1
+    assert chosen([], ONE_SLOT, 1.0) == []
