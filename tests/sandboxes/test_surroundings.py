@@ -128,8 +128,8 @@ async def test_home_and_tmp_can_be_changed_after_a_seal_of_the_tree_alone(
 async def test_a_folder_that_is_renamed_is_in_the_layer_whole(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, home: Path, out: Out
 ) -> None:
-    """No layer refers to a name below it, whatever the machine's default for overlayfs is; also beside the place where
-    the tree is mounted."""
+    """No layer refers to a name below it, whatever the machine's default for overlayfs is; also beside the place
+    where the tree is mounted."""
     (home / "projects" / "here").mkdir(parents=True)
     (home / "projects" / "plans").write_text("plans\n")
     spec = replace(spec, mount_at=home / "projects" / "here")
