@@ -42,6 +42,7 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.store.connect import looking
 from ramify.runtime.store.packing import compress
 from ramify.runtime.store.texts import written
+from ramify.runtime.langgraph.unkept import name_channel
 
 _BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
 _WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
@@ -171,11 +172,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
             return Serialised(*self.serde.dumps_typed(value))
         except (TypeError, ValueError) as error:
             if channel:
-                error.add_note(
-                    f"channel {channel!r} was given a {type(value).__name__} that no checkpoint can keep: return "
-                    "plain values, messages or dataclasses, or annotate the channel `UntrackedValue` if it need not "
-                    "be kept"
-                )
+                name_channel(error, channel, value)
             raise
 
     def _putting(
