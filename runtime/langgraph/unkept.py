@@ -1,4 +1,4 @@
-"""A value that no checkpoint can keep: the error is the serialiser's own, with a note beneath that names the channel."""
+"""A value that no checkpoint can keep: the serialiser's own error, with a note beneath that names the channel."""
 
 from __future__ import annotations
 

@@ -38,11 +38,11 @@ from ramify.runtime.langgraph.saver.statements import Prepared, Statements, one_
 from ramify.runtime.langgraph.saver.tables import checkpoints
 from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
 from ramify.runtime.langgraph.saver.writer import Writer
+from ramify.runtime.langgraph.unkept import name_channel
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.connect import looking
 from ramify.runtime.store.packing import compress
 from ramify.runtime.store.texts import written
-from ramify.runtime.langgraph.unkept import name_channel
 
 _BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
 _WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
