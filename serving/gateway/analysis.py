@@ -87,7 +87,7 @@ class Analysis:
                 call.predict(forecast.sketch)
         followed.bound = call.sketch
 
-    def progressed(self, call: Call, text: str, answer_id: object) -> None:
+    def progressed(self, call: Call, text: str, answer_id: str | None) -> None:
         """A piece of its answer came."""
         followed = self._calls.get(call.id)
         if followed is None:
@@ -128,7 +128,7 @@ class Analysis:
         self._datagrams.close()
         await self._client.aclose()
 
-    async def _again(self, call: Call, followed: _Followed, answer_id: object) -> None:
+    async def _again(self, call: Call, followed: _Followed, answer_id: str | None) -> None:
         """Predict anew from what is said so far, for our policy and for the engine's."""
         ask = replace(followed.ask, generated=call.chunks, text="".join(followed.text))
         (forecast,) = await self._client.predict([ask])
@@ -136,7 +136,7 @@ class Analysis:
             return
         call.predict(forecast.sketch)
         path = self._sockets.get(call.replica)
-        if path is not None and isinstance(answer_id, str):
+        if path is not None and answer_id is not None:
             said = {"request_id": answer_id, "length_quantiles": list(forecast.sketch.to_wire())}
             with contextlib.suppress(OSError):  # an engine that is busy, or gone, goes on with the sketch it has
                 self._datagrams.sendto(json.dumps(said).encode(), str(path))

@@ -111,6 +111,13 @@ def refusal_of(answer: object) -> tuple[str, float | None] | None:
     return None
 
 
+def answer_id(chunk: Mapping[str, object]) -> str | None:
+    """What the engine calls its answer, where an event says so: in a typed stream only some do."""
+    response = chunk.get("response")
+    said = (response if isinstance(response, Mapping) else chunk).get("id")
+    return said if isinstance(said, str) else None
+
+
 def usage_of(body: Mapping[str, object]) -> tuple[int | None, int | None]:
     """Tokens generated and tokens of the prompt, as an answer reports them."""
     usage = body.get("usage")

@@ -21,7 +21,7 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.admission import Preempted, Refused
 from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.core import Gateway
-from ramify.serving.gateway.dialects import Dialect, refusal_of, usage_of
+from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of
 from ramify.serving.gateway.errors import ApiError, bad_request, infeasible
 from ramify.serving.gateway.exchange import Out, body_of, left, tags_of
 from ramify.serving.gateway.replicas import Replica
@@ -46,6 +46,7 @@ class _Work:
     out: Out
     held: list[bytes] = field(default_factory=list)  # events that came before the first token
     head: dict[str, object] = field(default_factory=dict)  # what every chunk of the answer begins with
+    name: str | None = None  # what the engine that is at it calls its answer
     text: list[str] = field(default_factory=list)  # said so far, where it may have to be gone on with
     usage: tuple[int | None, int | None] = (None, None)
     closing: Mapping[str, object] | None = None  # the event that holds the whole answer
@@ -167,7 +168,7 @@ class Endpoint:
     async def _stream(self, work: _Work, replica: Replica) -> None:
         call, gateway, upstream = work.call, self._gateway, _of(replica)
         body = gateway.forwarded(call, work.body, replica)
-        again = call.chunks
+        again, work.name = call.chunks, None
         if again:
             body = continued(self._dialect, body, "".join(work.text), again)
         else:
@@ -202,13 +203,14 @@ class Endpoint:
                 raise Refused(Refusal(call.id, *piece.refused))
             if not work.head:
                 work.head = {k: chunk[k] for k in ("id", "object", "created", "model") if k in chunk}
+            work.name = work.name or answer_id(chunk)
             if piece.answers or piece.thinks:
                 call.token(now, thought=not piece.answers)
                 call.resumable = call.resumable and not piece.thinks
                 if call.resumable:
                     work.text.append(piece.text)
                 if analysis is not None:
-                    analysis.progressed(call, piece.text, work.head.get("id"))
+                    analysis.progressed(call, piece.text, work.name)
             if piece.tokens is not None:
                 work.usage = (piece.tokens + again, piece.prompt_tokens)
             if piece.ends:

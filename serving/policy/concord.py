@@ -60,6 +60,7 @@ class ConcordOptions:
     headroom: float = 2.0  # nobody is left out while so many times the work that is here could be met
     reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work
     refuse: bool = True  # else what cannot be met goes last
+    pace_streams: bool = False  # a stream ahead of its schedule may stand aside for as long as it is ahead
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
     prompts_s: float = 10.0  # the prompts of the last so many seconds say how much of each second is theirs; 0: none is
     protect_tbt: bool = True  # bound the prefill of a step by the tightest time between tokens that runs
@@ -177,7 +178,10 @@ class Concord:
         margin = self.options.contested_margin if contested else None
         free = view.capacity.free
         head = list(self._book.jobs(queue[free : free + len(view.running)]))
-        moves = displace(head, worth, running, view.capacity, now, self.options.preempt_margin, margin)
+        options = self.options
+        moves = displace(
+            head, worth, running, view.capacity, now, options.preempt_margin, margin, pace=options.pace_streams
+        )
         if moves.victims:
             self._displaced_at = now
         return moves

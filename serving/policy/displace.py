@@ -33,12 +33,15 @@ def displace(
     now: float,
     margin: float,
     contested_margin: float | None = None,
+    *,
+    pace: bool = False,
 ) -> Displacement:
     """Pair the queue's head, best first, with the running, worst first, for as long as a trade pays. `head`: what
     stands behind those who start anyhow, one for each that runs; `worth`: the weights of the whole queue.
 
     `contested_margin`: not all of it can be met, so that a slot's time is always somebody's, and this is the margin
-    where no weight tells the two apart; None: all can be met.
+    where no weight tells the two apart; None: all can be met. `pace`: a stream that is ahead of its schedule may
+    stand aside for longer than its time between tokens.
 
     A trade is looked for only where waiting does not do: the i-th in the queue would get the slot that is i-th to
     become free by itself, and that is too late for it.
@@ -57,7 +60,7 @@ def displace(
             pause = capacity.can_pause and (kv_free is None or kv_free >= needed)
             if not (pause or capacity.can_preempt) or (victim.unit is not None and victim.unit == job.unit):
                 continue
-            if pays(job, victim, capacity, now, margin, pause, contested_margin, worth - job.weight):
+            if pays(job, victim, capacity, now, margin, pause, contested_margin, worth - job.weight, pace=pace):
                 pairs.append((job, victim, pause))
                 kv_free = kv_free - needed if pause and kv_free is not None else kv_free
                 break
@@ -82,6 +85,8 @@ def pays(
     pause: bool,
     contested_margin: float | None = None,
     others: float = NEVER,
+    *,
+    pace: bool = False,
 ) -> bool:
     """Is `job` in time worth more than the GPU time that the trade takes from its victim?
 
@@ -110,7 +115,7 @@ def pays(
     price_s = prefill_s(capacity.step, again)
     aside_s = job.slot_s + price_s
     tbt = victim.view.tbt
-    lost = now + aside_s > victim.start_by or (tbt is not None and aside_s > tbt)
+    lost = now + aside_s > victim.start_by or (tbt is not None and aside_s > tbt and not pace)
     if contested or lost:
         price_s += job.weight / job.density
     loss = victim.density * price_s

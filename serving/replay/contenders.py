@@ -61,6 +61,21 @@ ABLATED: tuple[Contender, ...] = (
         about="never by laxity",
     ),
     Contender(
+        "concord, frames", partial(make_policy, "concord", frame_s=1.0), ours=True, about="displaces once a second"
+    ),
+    Contender(
+        "concord, paced streams",
+        partial(make_policy, "concord", pace_streams=True),
+        ours=True,
+        about="a stream ahead of its schedule may stand aside",
+    ),
+    Contender(
+        "calm-thesis, grouped",
+        partial(_CALM, cutoff=0.5),
+        ours=True,
+        about="at its best, but of all half as good as the last of a batch a window of like lengths is taken",
+    ),
+    Contender(
         "calm-thesis, as written",
         partial(make_policy, "calm-thesis", goodput="request"),
         ours=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from ramify.serving.tags import SLOTags
 from ramify.serving.vllm_plugin.adapter import RequestLike
 
 _KEEP_COMPOUNDS = 10_000
+_RANDOM, _INDEX = re.compile(r"-[0-9a-f]{8}$"), re.compile(r"[-_][0-9]+$")
 
 
 @dataclass(slots=True)
@@ -42,6 +44,7 @@ class Views:
         self._next_id = 0
         self._seen: dict[str, Seen] = {}
         self._streams: dict[str, Seen] = {}  # those of them whose tokens are due one by one, or whose first is
+        self._known_as: dict[str, Seen] = {}  # by every name that an answer may bear
         self._names: dict[RequestId, str] = {}
         self._compounds: OrderedDict[str, float] = OrderedDict()  # when the first request of each was seen
 
@@ -63,6 +66,8 @@ class Views:
         if seen.view.ttft is not None or seen.view.tbt is not None:
             self._streams[request.request_id] = seen
         self._names[id_] = request.request_id
+        for name in _names(request.request_id):
+            self._known_as[name] = seen
         return seen
 
     def remove(self, request_id: str) -> tuple[RequestView, int] | None:
@@ -72,6 +77,9 @@ class Views:
             return None
         self._streams.pop(request_id, None)
         del self._names[seen.view.id]
+        for name in _names(request_id):
+            if self._known_as.get(name) is seen:
+                del self._known_as[name]
         return replace(seen.view, generated=seen.request.num_output_tokens), seen.late_tokens
 
     def delivered(self, places: Mapping[str, int], tokens: Sequence[Sequence[int]], now: float) -> None:
@@ -113,11 +121,9 @@ class Views:
     def refine(self, request_id: str, sketch: LengthSketch) -> bool:
         """The analyzer has predicted anew. False where the request has left.
 
-        `request_id` is what clients see of it; vLLM's own id goes on with an index and random letters.
+        `request_id` is what clients see of it, as `_names` tells it from vLLM's own.
         """
-        seen = self._seen.get(request_id)
-        if seen is None:
-            seen = next((one for id_, one in self._seen.items() if id_.startswith(f"{request_id}-")), None)
+        seen = self._known_as.get(request_id)
         if seen is None:
             return False
         seen.view = replace(seen.view, sketch=sketch)
@@ -179,6 +185,13 @@ class Views:
             tuple(StageEstimate(*rest[i : i + 4]) for i in range(0, len(rest), 4)),
             _after(now, tags.compound_due_s),
         )
+
+
+def _names(request_id: str) -> set[str]:
+    """What the answer to a request of vLLM's may be called: `chatcmpl-A` is the answer of `chatcmpl-A-1a2b3c4d`,
+    `cmpl-A` of `cmpl-A-0-1a2b3c4d`, `resp_A` of `resp_A_0-1a2b3c4d`."""
+    outer = _RANDOM.sub("", request_id)
+    return {request_id, outer, _INDEX.sub("", outer)}
 
 
 def slo_class_of(tags: SLOTags) -> SloClass:

@@ -8,6 +8,7 @@ import os
 import signal
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -61,6 +62,40 @@ async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
                 ("analyzer_died", -signal.SIGKILL, None),
                 ("analyzer_restarted", None, 1),
             ]
+
+
+class Heard:
+    """What an analysis is told."""
+
+    def __init__(self) -> None:
+        self.names: set[str | None] = set()
+
+    async def begin(self, *_: object) -> None: ...
+
+    def progressed(self, call: object, text: str, answer_id: str | None) -> None:
+        self.names.add(answer_id)
+
+    def ended(self, *_: object, **__: object) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/chat/completions", "messages"), ("/completions", "prompt"), ("/responses", "input")]
+)
+async def test_it_hears_what_the_engine_calls_its_answer(tmp_path: Path, path: str, field: str) -> None:
+    """By that name a scheduler inside the engine is told of a new length."""
+    prompt = [{"role": "user", "content": "hi"}] if field == "messages" else "hi"
+    async with ScriptedServer(ScriptedModel(lambda _: "a b c")) as engine:
+        settings = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),))
+        async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
+            assert gateway.gateway is not None
+            heard: Any = Heard()
+            gateway.gateway.analysis = heard
+            answer = await client.post(path, json={"model": "m", field: prompt, "stream": True})
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    said = [e["response"]["id"] if "response" in e else e.get("id") for e in events]
+    assert heard.names == {name for name in said if name} and len(heard.names) == 1
 
 
 def children(pid: int) -> list[str]:

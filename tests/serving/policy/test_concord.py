@@ -158,6 +158,23 @@ def test_nobody_is_displaced_for_one_who_can_wait_for_a_slot() -> None:
     assert not Concord().decide(View(able, two_urgent(), ending), NOW).pause
 
 
+def test_a_stream_that_is_ahead_stands_aside_only_where_streams_are_paced() -> None:
+    """A second aside is more than its time between tokens, and it is twenty ahead of its schedule."""
+    stream = running(9, SloClass.LATENCY, ttft=NOW + 20, tbt=0.1)
+    call = view(1, SloClass.LATENCY, ttft=NOW + 1, length=100)
+    seen = View(capacity(1, 1, can_pause=True, kv_free=10_000), [call], [stream])
+    assert Concord().decide(seen, NOW).pause == ()
+    assert Concord(ConcordOptions(pace_streams=True)).decide(seen, NOW).pause == (9,)
+
+
+def test_with_frames_displacements_have_time_between_them() -> None:
+    framed = Concord(ConcordOptions(frame_s=1.0))
+    able = capacity(10, 10, can_pause=True, kv_free=10_000)
+    seen = View(able, two_urgent()[:1], [running(i) for i in range(10)])
+    moved = [len(framed.decide(seen, NOW + at).pause) for at in (0.0, 0.5, 0.9)]
+    assert moved == [1, 0, 0]
+
+
 def test_the_price_of_a_preemption_is_the_prefill_to_be_done_again() -> None:
     """A victim worth a hundred times as much, for which 100 000 tokens would be computed again: not for this one."""
     dear = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass, State, StepModel
 from ramify.serving.refusal import from_line, to_line
-from ramify.serving.sketch import LEVELS
+from ramify.serving.sketch import LEVELS, LengthSketch
 from ramify.serving.vllm_plugin.adapter import adapter_for
 from ramify.serving.vllm_plugin.costs import Costs, Totals
 from ramify.serving.vllm_plugin.errors import BadOptions, UnsupportedVllm
@@ -202,6 +202,26 @@ def test_a_view_is_the_same_object_until_it_has_moved_on() -> None:
     request.made = 9
     assert seen.of(request, State.RUNNING).generated == 9
     assert seen.of(request, State.PREEMPTED).computed == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("chatcmpl-8d0fe1a2b3c4d5e6-0a1b2c3d", "chatcmpl-8d0fe1a2b3c4d5e6"),
+        ("cmpl-8d0fe1a2b3c4d5e6-0-0a1b2c3d", "cmpl-8d0fe1a2b3c4d5e6"),
+        ("resp_8d0fe1a2b3c4d5e6_0-0a1b2c3d", "resp_8d0fe1a2b3c4d5e6"),
+        ("chatcmpl-theirs-7-0a1b2c3d", "chatcmpl-theirs-7"),
+        ("chatcmpl-8d0fe1a2b3c4d5e6", "chatcmpl-8d0fe1a2b3c4d5e6"),
+    ],
+)
+def test_a_new_sketch_finds_its_request_by_the_answers_name(name: str, answer: str) -> None:
+    seen, sketch = views(), LengthSketch.known(9.0)
+    one = seen.add(fake(name))
+    seen.add(fake("chatcmpl-another-0a1b2c3e"))
+    assert seen.refine(answer, sketch)
+    assert one.view.sketch is sketch
+    seen.remove(name)
+    assert not seen.refine(answer, sketch)
 
 
 @pytest.mark.parametrize(
