@@ -62,13 +62,13 @@ class ConcordOptions:
     refuse: bool = True  # else what cannot be met goes last
     pace_streams: bool = False  # a stream ahead of its schedule may stand aside for as long as it is ahead
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
-    prompts_s: float = 10.0  # the prompts of the last so many seconds say how much of each second is theirs; 0: none is
+    prompts_s: float = 10.0  # so long a time says what share of each second prompts take; 0: none is reckoned with
     protect_tbt: bool = True  # bound the prefill of a step by the tightest time between tokens that runs
 
 
 class Concord:
-    """`concord`. Keeps between calls only what it can work out again, the lengths that it has seen, and how much of the
-    time prompts took."""
+    """`concord`. Keeps between calls only what it can work out again, the lengths that it has seen, and how much time
+    prompts took."""
 
     def __init__(self, options: ConcordOptions | None = None) -> None:
         self.options = options or ConcordOptions()

@@ -101,7 +101,7 @@ def test_ranked_by_the_median_but_refused_only_on_the_optimistic_quantile() -> N
 
 @pytest.mark.parametrize(("prompts_s", "refused"), [(10.0, True), (0.0, False)])
 def test_tokens_come_slower_while_prompts_take_their_share_of_each_second(prompts_s: float, refused: bool) -> None:
-    """Half of the last ten seconds were a prompt's: 100 tokens take 2 s and not 1. Ten seconds later it is forgotten."""
+    """Half of the last ten seconds were a prompt's: 100 tokens take 2 s and not 1. Later it is forgotten."""
     policy = Concord(ConcordOptions(prompts_s=prompts_s))
     policy.decide(View(capacity(2), [view(1, prompt_tokens=50_000, deadline=NOW + 100)]), NOW)
     began = running(1, SloClass.DEADLINE, prompt_tokens=50_000, computed=50_010, deadline=NOW + 100)
