@@ -132,7 +132,7 @@ async def _in_turn(backend: Backend, base: Snapshot, spec: WorldSpec, rounds: in
     """How long forks took of two snapshots in turn: none has its tree before it is asked for."""
     world = await backend.materialise(base, spec)
     (world.path / "changed").write_text("once\n")
-    both, forks = (base, await world.seal()), []
+    both, forks = (await world.seal(), base), []
     await world.close()
     for number in range(rounds):
         begun = time.perf_counter()

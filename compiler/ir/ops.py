@@ -6,6 +6,8 @@ A world (`w`) is one; a family (`ws`) is all branches of one fork, operated on a
 
 from __future__ import annotations
 
+from functools import cache
+
 from ramify.compiler.ir.graph import CHANNELS, EFFECTS
 from ramify.compiler.plan import OpKind, ValueId
 
@@ -14,7 +16,7 @@ WORLD, FAMILY = "w", "ws"
 
 def sort(value: ValueId) -> str:
     first = value[0]
-    return first if first in (CHANNELS, EFFECTS) else FAMILY if value[:2] == FAMILY else WORLD
+    return first if first != WORLD else FAMILY if value[1:2] == "s" else WORLD
 
 
 # Each operation's legal (worlds in, worlds out), where `x` stands for one sort, w or ws, the same throughout.
@@ -46,6 +48,11 @@ CHAINS: dict[OpKind, str] = {
 
 
 def fits(kind: OpKind, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]) -> bool:
+    return _fits(kind, tuple(map(sort, inputs)), tuple(map(sort, outputs)))
+
+
+@cache
+def _fits(kind: OpKind, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> bool:
     taken, chains_in = _parted(inputs)
     made, chains_out = _parted(outputs)
     allowed = CHAINS.get(kind, "")
@@ -64,8 +71,7 @@ def fits(kind: OpKind, inputs: tuple[ValueId, ...], outputs: tuple[ValueId, ...]
     ) and (kind is not OpKind.BARRIER or carried == EFFECTS)
 
 
-def _parted(values: tuple[ValueId, ...]) -> tuple[str, str]:
+def _parted(sorts: tuple[str, ...]) -> tuple[str, str]:
     """The sorts of the worlds, which come first, and of the chains behind them."""
-    sorts = [sort(value) for value in values]
     worlds = [one for one in sorts if one not in (CHANNELS, EFFECTS)]
     return " ".join(worlds), "".join(sorts[len(worlds) :])

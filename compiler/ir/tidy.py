@@ -57,7 +57,11 @@ def _thread(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
             seen.add(name)
         return name
 
-    return tuple(replace(b, exits=tuple({end(to): worlds for to, worlds in b.exits}.items())) for b in blocks)
+    def led(block: Block) -> Block:
+        exits = tuple({end(to): worlds for to, worlds in block.exits}.items())
+        return block if exits == block.exits else replace(block, exits=exits)
+
+    return tuple(map(led, blocks))
 
 
 def _reading_order(blocks: tuple[Block, ...]) -> list[Block]:

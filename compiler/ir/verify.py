@@ -40,8 +40,19 @@ def verify(graph: Graph, done: frozenset[str] = frozenset()) -> None:
     ones take it for granted."""
     for rule in RULES:
         if rule.since == "lowering" or rule.since in done:
-            for found in rule.check(graph):
-                raise VerifyError(rule.name, found.what, where=found.where, mend=found.mend)
+            _prove(rule, graph)
+
+
+def verify_since(graph: Graph, name: str) -> None:
+    """The same of a graph that this pass left as it was: only the rules that hold from it on are to be proved."""
+    for rule in RULES:
+        if rule.since == name:
+            _prove(rule, graph)
+
+
+def _prove(rule: Rule, graph: Graph) -> None:
+    for found in rule.check(graph):
+        raise VerifyError(rule.name, found.what, where=found.where, mend=found.mend)
 
 
 def _names_once(graph: Graph) -> Iterator[Finding]:
@@ -110,6 +121,8 @@ def _used_once(graph: Graph) -> Iterator[Finding]:
                 alive.discard(value)
             alive.update(op.outputs)
         for to, worlds in block.exits:
+            if alive.issuperset(worlds) and len(set(worlds)) == len(worlds):
+                continue
             for value, count in Counter(worlds).items():
                 if value not in alive or count > 1:
                     yield Finding(f"world {value} is handed to {to} but is used already", block.id)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph
-from ramify.compiler.ir.verify import verify
+from ramify.compiler.ir.verify import verify, verify_since
 from ramify.compiler.passes.common import common
 from ramify.compiler.passes.conflicts import conflicts
 from ramify.compiler.passes.effects import effects
@@ -67,7 +67,9 @@ def run_passes(
     for each in pipeline:
         made = each.rewrite(graph, spec, estimates)
         done |= {each.name}
-        if made is not graph or each.needed:
+        if made is graph:
+            verify_since(graph, each.name)
+        else:
             graph = made
             verify(graph, done)
     return graph

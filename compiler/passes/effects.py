@@ -8,7 +8,7 @@ from dataclasses import replace
 from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.chain import threaded
 from ramify.compiler.ir.graph import EFFECTS, Block, Graph, Operation
-from ramify.compiler.ir.tidy import renumber, rewired, swap_values
+from ramify.compiler.ir.tidy import rewired, swap_values
 from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan, ValueId
 from ramify.compiler.spec import Spec, StepSpec
 
@@ -66,7 +66,7 @@ def _chained(graph: Graph) -> Graph:
         return _barrier(op, now) if op.runs and op.step in fenced else None
 
     blocks = threaded(graph.blocks, EFFECTS, lambda op: op.id in outward, barrier)
-    return replace(graph, blocks=renumber(blocks))
+    return replace(graph, blocks=tuple(blocks))  # `fork_points` counts its values
 
 
 def _barrier(op: Operation, now: ValueId) -> Operation:

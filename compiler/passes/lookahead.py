@@ -23,8 +23,10 @@ GUESS = 4  # branches of a fork that nobody has seen yet
 
 
 def lookahead(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
-    uses = facts.next_uses(graph)
     forks = {op.id for op in graph.ops() if op.kind is OpKind.FORK and not op.attrs.get("superstep")}
+    if not forks:
+        return graph
+    uses = facts.next_uses(graph)
     thinking = {step.name for step in spec.steps if step.calls_llm}
     found: dict[OpId, tuple[ValueId, Operation]] = {}
     for block in graph.blocks:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,13 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S
 from ramify.runtime.store.revisions import SCHEMA
+from ramify.runtime.store.room import Room
 
 CONNECT_TIMEOUT_S = 5
 
@@ -81,12 +83,17 @@ def prepare(engine: Engine) -> None:
     event.listen(engine, "begin", _on_begin)
 
 
-def _on_connect(connection: Any, _record: object) -> None:
+def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     connection.isolation_level = None  # the driver begins nothing by itself: `_on_begin` does
     cursor = connection.cursor()
     for pragma in PRAGMAS:
         cursor.execute(pragma)
+    cursor.execute("PRAGMA database_list")
+    record.info[_ROOM] = Room(Path(f"{cursor.fetchone()[2]}-wal"))
     cursor.close()
+
+
+_ROOM = "room in the log"
 
 
 def _on_begin(connection: Connection) -> None:
@@ -96,41 +103,52 @@ def _on_begin(connection: Connection) -> None:
     write = connection.get_execution_options().get("write", False)
     with drivers_own(connection):
         own.cursor().execute("BEGIN IMMEDIATE" if write else "BEGIN")
+        if write:
+            connection.info[_ROOM].make()
 
 
-@contextmanager
-def drivers_own(connection: Connection) -> Iterator[None]:
+class drivers_own:
     """Statements of each transaction go to the driver itself inside, since SQLAlchemy takes longer over them than the
     database does. The driver's errors come out as SQLAlchemy's, as from anything else."""
-    dialect = connection.dialect
-    driver = dialect.loaded_dbapi
-    try:
-        yield
-    except driver.Error as error:
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        dialect = self._connection.dialect
+        driver = dialect.loaded_dbapi
+        if not isinstance(error, driver.Error):
+            return
         gone = dialect.is_disconnect(error, None, None)
         if gone:
-            connection.invalidate()
+            self._connection.invalidate()
         raise DBAPIError.instance(
             None, None, error, driver.Error, connection_invalidated=gone, dialect=dialect
         ) from error
 
 
 @contextmanager
-def transaction(connection: Connection) -> Iterator[None]:
+def transaction(connection: Connection, *, single: bool = False) -> Iterator[Callable[[], None]]:
     """A transaction that the driver itself begins and ends: `Connection.begin` takes as long as the rest of a small
-    one. What is done through SQLAlchemy inside is part of it. On SQLite it takes the write lock at once."""
+    one. It gives what commits; without it, all is rolled back. What is done through SQLAlchemy inside is part of it.
+    On SQLite it takes the write lock at once. On PostgreSQL the connection is one that commits by itself; `single`:
+    one statement is all there is, so that it may."""
     own: Any = connection.connection.driver_connection
-    if isinstance(own, sqlite3.Connection):  # psycopg begins by itself
-        with drivers_own(connection):
-            own.execute("BEGIN IMMEDIATE")
     try:
         with drivers_own(connection):
-            yield
-            _of(connection, own).commit()
+            if isinstance(own, sqlite3.Connection):
+                own.execute("BEGIN IMMEDIATE")
+                connection.info[_ROOM].make()
+            elif not single:
+                own.execute("BEGIN")
+            yield own.commit
     except BaseException:
         if not connection.invalidated:
             with drivers_own(connection):
-                _of(connection, own).rollback()
+                own.rollback()
         raise
 
 
@@ -147,11 +165,6 @@ def looking(connection: Connection) -> Iterator[None]:
         if not connection.invalidated:
             with drivers_own(connection):
                 own.rollback()
-
-
-def _of(connection: Connection, own: Any) -> Any:
-    """Who ends it: SQLAlchemy where it has seen anything of it."""
-    return connection if connection.in_transaction() else own
 
 
 def _in_our_schema(connection: Any, _record: object) -> None:

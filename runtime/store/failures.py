@@ -129,3 +129,13 @@ def is_busy(error: BaseException) -> bool:
 def clashed(error: BaseException) -> bool:
     """Whether PostgreSQL gave this transaction up for another's sake: the same may do now."""
     return _is_drivers(error) and _state(error) in ("40001", "40P01")
+
+
+def is_there(error: BaseException) -> bool:
+    """Whether a row that PostgreSQL was given as new was there."""
+    return _is_drivers(error) and _state(error) == "23505"
+
+
+def divided(error: BaseException) -> bool:
+    """Whether PostgreSQL was asked to divide by zero, with which a statement says that a count was none."""
+    return _is_drivers(error) and _state(error) == "22012"

@@ -38,7 +38,8 @@ PLACES = "/run/ramify/trees"
 """On the host no such path exists, so a path that was resolved (`/proc/PID/root/…` reads as `/`) fails there."""
 
 OPTIONS = "userxattr,volatile,index=off,xino=on"
-# userxattr: what both root and a user can write, so that their layers are the same in the store.
+# userxattr: what both root and a user can write, so that their layers are the same in the store. And no redirects,
+#   whatever the machine's default: a renamed folder is a copy, and needs nothing below its layer to have a name.
 # volatile: no sync at all. Sound here: an upper that a crash leaves behind is thrown away.
 # xino: a file has one device and number, also where layers lie on several file systems; CRIU holds mappings to that.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import socket
 import sys
@@ -122,6 +123,31 @@ async def test_home_and_tmp_can_be_changed_after_a_seal_of_the_tree_alone(
     fork = await namespaces.materialise(await world.seal(), spec)
     assert await out(fork, "cat ~/notes tree /tmp/ramify-was-here; ls -A ~/.config") == "as they were\nmore\n1\nt\n"
     await out(world, "rm ~/notes && touch ~/new")
+
+
+async def test_a_folder_that_is_renamed_is_in_the_layer_whole(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, home: Path, out: Out
+) -> None:
+    """No layer refers to a name below it, whatever the machine's default for overlayfs is; also beside the place
+    where the tree is mounted."""
+    (home / "projects" / "here").mkdir(parents=True)
+    (home / "projects" / "plans").write_text("plans\n")
+    spec = replace(spec, mount_at=home / "projects" / "here")
+    world = await namespaces.materialise(base, spec)
+    shown = await out(world, "cat /proc/self/mountinfo")
+    assert not re.search(r"redirect_dir=(on|follow)", shown)
+    here = sorted((await out(world, "find . | sort")).splitlines())
+    for command, left in (
+        ("mv ~/dotfiles ~/moved; mkdir -p ~/projects/beside/deep; echo d > ~/projects/beside/deep/file", "moved"),
+        ("mv ~/moved ~/again; mv ~/projects/beside ~/projects/aside; rm ~/projects/plans", "again"),
+    ):
+        await out(world, command)
+        sealed = await world.seal()
+        world = await namespaces.materialise(sealed, spec)
+        assert (await out(world, "cd ~; ls -d dotfiles moved again 2>/dev/null || true")).split() == [left]
+        assert sorted((await out(world, "cd ~/projects/here; find . | sort")).splitlines()) == here
+    assert await out(world, "cat ~/projects/aside/deep/file; ls ~/projects") == "d\naside\nhere\n"
+    assert sorted(path.name for path in (home / "projects").iterdir()) == ["here", "plans"]
 
 
 async def test_spent_work_folders_are_removed(world: World, out: Out) -> None:

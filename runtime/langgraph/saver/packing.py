@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ramify.runtime.store.packing import common, compress, expand
 
@@ -19,8 +19,7 @@ ValueId = int
 WORTH_SHARING = 64  # bytes of a common beginning: a reference costs about as much as fewer
 
 
-@dataclass(frozen=True, slots=True)
-class Serialised:
+class Serialised(NamedTuple):
     """What LangGraph's serializer made of a value."""
 
     kind: str
@@ -28,11 +27,12 @@ class Serialised:
 
     @property
     def digest(self) -> bytes:
-        return hashlib.blake2b(self.kind.encode() + b"\0" + self.data, digest_size=16).digest()
+        made = hashlib.blake2b(self.kind.encode() + b"\0", digest_size=16)
+        made.update(self.data)
+        return made.digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """A value as it lies in the database: `head`, then `keep` bytes of the base's payload, then the tail.
 
     `words` are the values whose bytes, one after the other, are the dictionary that the tail was compressed with.

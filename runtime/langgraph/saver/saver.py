@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import orjson
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -31,13 +32,15 @@ from langgraph.checkpoint.base import (
 from sqlalchemy import Connection, select
 
 from ramify.runtime.langgraph.saver import reading, upkeep
+from ramify.runtime.langgraph.saver.house import House
 from ramify.runtime.langgraph.saver.order import go_on_after
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
+from ramify.runtime.langgraph.saver.rows import Rows
 from ramify.runtime.langgraph.saver.shared import Opened
-from ramify.runtime.langgraph.saver.statements import Prepared, Statements, one_trip
-from ramify.runtime.langgraph.saver.tables import checkpoints
+from ramify.runtime.langgraph.saver.statements import Statements
+from ramify.runtime.langgraph.saver.tables import checkpoints, writes
 from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
-from ramify.runtime.langgraph.saver.writer import Writer
+from ramify.runtime.langgraph.saver.writer import Manner, Writer
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.connect import looking
 from ramify.runtime.store.packing import compress
@@ -45,6 +48,7 @@ from ramify.runtime.store.texts import written
 
 _BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
 _WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
+_TASKS = 1024
 _WORDS = 4  # values in one dictionary
 _URGENT = frozenset(WRITES_IDX_MAP)  # how a task ended: LangGraph may return to its caller after that
 
@@ -61,25 +65,25 @@ class _Place:
         return cls(str(conf["thread_id"]), conf.get("checkpoint_ns", ""), conf.get("checkpoint_id"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Late:
-    """A row to be written at the end of the transaction. `where_there`: what is done where one of that name was there
-    before."""
-
-    put: Prepared
-    given: tuple[Any, ...]
-    where_there: Callable[[Connection], None] | None = None
-
-
 @dataclass(eq=False, slots=True)
 class _Branch:
     """What is at hand of the newest checkpoint of a thread's namespace. Used by the writer's thread alone."""
 
     channels: dict[str, tuple[ValueId, Serialised]]
-    written: OrderedDict[str | None, list[tuple[ValueId, bytes]]]  # by tasks, under the last checkpoints
+    written: OrderedDict[str | None, list[tuple[ValueId, Serialised]]]  # by tasks, under the last checkpoints
 
 
-_told = json.JSONEncoder(separators=(",", ":")).encode
+_Task = tuple[ThreadId, str, str | None, str]
+"""Thread, namespace, checkpoint and id of a task, as in the table."""
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _told(names_and_ids: Any) -> str:
+    try:
+        return orjson.dumps(names_and_ids).decode()
+    except orjson.JSONEncodeError:  # half a character in a name: JSON has a form for it, orjson has none
+        return _encode(names_and_ids)
 
 
 class Saver(Opened, BaseCheckpointSaver[int]):
@@ -102,10 +106,14 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     ) -> None:
         super().__init__(**options)
         self._begin(address, clock)
-        self._writer = Writer(self._engine, linger_s=linger_s, undone=self._forget, finish=self._finish)
-        self._late: list[_Late] = []
+        self._rows = Rows()
+        self._house = House(self._engine.dialect, self._forget)
         self._statements = Statements(self._engine.dialect)
-        self._values = Values(self._statements)
+        self._values = Values(self._statements, self._rows)
+        self._tasks: OrderedDict[_Task, None] = OrderedDict()  # known to have written
+        self._writer = Writer(
+            self._engine, linger_s=linger_s, undone=self._undone, begin=self._enter, finish=self._rows.write
+        )
         self._branches: OrderedDict[tuple[str, str], _Branch] = OrderedDict()
         self._words: dict[ThreadId, tuple[ValueId, bytes]] = {}  # what the bodies of each thread are packed with
 
@@ -133,7 +141,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     ) -> RunnableConfig:
         """Durable when this returns."""
         place, work = self._putting(config, checkpoint, metadata)
-        self._writer.commit(work)
+        self._writer.commit(work, Manner.BOLDLY)
         return reading.config_of(place.thread, place.ns, checkpoint["id"])
 
     async def aput(
@@ -144,7 +152,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         place, work = self._putting(config, checkpoint, metadata)
-        await asyncio.wrap_future(self._writer.submit(work))
+        await asyncio.wrap_future(self._writer.submit(work, Manner.BOLDLY))
         return reading.config_of(place.thread, place.ns, checkpoint["id"])
 
     def put_writes(
@@ -153,18 +161,18 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         """A task's writes are kept as they came first; what says how it ended replaces what said so before."""
         urgent, work = self._writing(config, writes, task_id, task_path)
         if urgent:
-            self._writer.commit(work)
+            self._writer.commit(work, Manner.BOLDLY)
         else:
-            self._writer.linger(work)
+            self._writer.linger(work, Manner.BOLDLY)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         urgent, work = self._writing(config, writes, task_id, task_path)
         if urgent:
-            await asyncio.wrap_future(self._writer.submit(work))
+            await asyncio.wrap_future(self._writer.submit(work, Manner.BOLDLY))
         else:
-            self._writer.linger(work)
+            self._writer.linger(work, Manner.BOLDLY)
 
     def _serialised(self, value: Any, channel: str = "") -> Serialised:
         try:
@@ -191,9 +199,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         def work(connection: Connection) -> None:
             thread = self._values.thread(connection, place.thread)
             branch = self._branch(connection, thread, place)
-            words = branch.written.get(place.checkpoint, [])[-_WORDS:]
-            new = [New(value, branch.channels.get(name), words) for name, value in channels.items()]
-            ids = dict(zip(channels, self._values.put_all(connection, thread, new), strict=True))
+            ids = self._of_channels(connection, thread, branch, place, channels)
             word = self._dictionary(connection, thread, body)
             squeezed = compress(body.data, word[1])
             row = (
@@ -209,7 +215,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
                 word[0],
                 squeezed is not None,
             )
-            self._late.append(_Late(self._statements.put_checkpoint, row))
+            self._rows.put(self._statements.put_checkpoint, *row)
             branch.channels = {name: (id, channels[name]) for name, id in ids.items()}
 
         return place, work
@@ -227,8 +233,12 @@ class Saver(Opened, BaseCheckpointSaver[int]):
             ids = self._of_a_task(connection, thread, branch, place, [value for _, _, value in new])
             items = {index: [index, channel, id] for (index, channel, _), id in zip(new, ids, strict=True)}
             row = (*key, written(path), _told(list(items.values())))
-            there = partial(self._add_writes, key=key, path=written(path), items=items)
-            self._late.append(_Late(self._statements.put_first_writes, row, there))
+            if self._rows.boldly and key not in self._tasks:
+                self._rows.put(self._statements.put_new_writes, *row)
+            else:
+                there = partial(self._add_writes, key=key, path=written(path), items=items)
+                self._rows.put(self._statements.put_first_writes, *row, where_there=there)
+            self._wrote(key)
 
         return any(channel in _URGENT for channel, _ in given), work
 
@@ -241,21 +251,44 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         kept |= {index: item for index, item in items.items() if index < 0 or index not in kept}
         self._statements.put_writes(connection, *key, path, _told(list(kept.values())))
 
-    def _finish(self, connection: Connection) -> None:
-        """The rows that nothing else in the transaction stands on, in one round trip."""
-        late, self._late = self._late, []
-        with one_trip(connection):
-            done = [one.put(connection, *one.given) for one in late]
-        for one, cursor in zip(late, done, strict=True):
-            if one.where_there is not None and cursor.rowcount == 0:
-                one.where_there(connection)
+    def _wrote(self, task: _Task) -> None:
+        self._tasks[task] = None
+        self._tasks.move_to_end(task)
+        while len(self._tasks) > _TASKS:
+            self._tasks.popitem(last=False)
+
+    def _enter(self, connection: Connection, how: Manner) -> None:
+        self._rows.begin(boldly=how is Manner.BOLDLY)
+        self._house.enter(connection, self._rows, shared=how is not Manner.ALONE)
+
+    def _of_channels(
+        self,
+        connection: Connection,
+        thread: ThreadId,
+        branch: _Branch,
+        place: _Place,
+        channels: Mapping[str, Serialised],
+    ) -> dict[str, ValueId]:
+        """The ids of channels' values. Most are what they were, or what a task has just written."""
+        tasks = branch.written.get(place.checkpoint, [])
+        before = branch.channels
+        ids = {}
+        for name, value in channels.items():  # compared, which is faster than to digest
+            known = before.get(name), *tasks
+            if (id := next((one[0] for one in known if one is not None and one[1] == value), None)) is not None:
+                ids[name] = id
+        if left := [name for name in channels if name not in ids]:
+            words = [(id, value.data) for id, value in tasks[-_WORDS:]]
+            new = [New(channels[name], before.get(name), words) for name in left]
+            ids |= zip(left, self._values.put_all(connection, thread, new), strict=True)
+        return {name: ids[name] for name in channels}
 
     def _of_a_task(
         self, connection: Connection, thread: ThreadId, branch: _Branch, place: _Place, found: Sequence[Serialised]
     ) -> list[ValueId]:
         """The ids of values that a task wrote: what the channels' values will be packed with."""
         ids = self._values.put_all(connection, thread, [New(value) for value in found])
-        plain = [(id, value.data) for id, value in zip(ids, found, strict=True) if self._values.is_plain(id)]
+        plain = [(id, value) for id, value in zip(ids, found, strict=True) if self._values.is_plain(id)]
         if plain:
             branch.written.setdefault(place.checkpoint, []).extend(plain)
             while len(branch.written) > _WRITTEN:
@@ -265,19 +298,31 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     def _branch(self, connection: Connection, thread: ThreadId, place: _Place) -> _Branch:
         key = (place.thread, place.ns)
         if key not in self._branches:
-            newest = (
-                select(checkpoints.c.channels)
-                .where(checkpoints.c.thread == thread, checkpoints.c.ns == place.ns)
-                .order_by(checkpoints.c.id.desc())
-                .limit(1)
-            )
-            ids: dict[str, ValueId] = json.loads(connection.execute(newest).scalar() or "{}")
-            there = load(connection, ids.values())
-            self._branches[key] = _Branch({name: (id, there[id]) for name, id in ids.items()}, OrderedDict())
+            self._branches[key] = self._opened(connection, thread, place)
         self._branches.move_to_end(key)
         while len(self._branches) > _BRANCHES:
             self._branches.popitem(last=False)
         return self._branches[key]
+
+    def _opened(self, connection: Connection, thread: ThreadId, place: _Place) -> _Branch:
+        """As another process left it."""
+        newest = (
+            select(checkpoints.c.id, checkpoints.c.channels)
+            .where(checkpoints.c.thread == thread, checkpoints.c.ns == place.ns)
+            .order_by(checkpoints.c.id.desc())
+            .limit(1)
+        )
+        found = connection.execute(newest).first()
+        if found is None:
+            return _Branch({}, OrderedDict())
+        if self._rows.boldly:
+            self._values.recall(connection, thread)
+            at = (writes.c.thread == thread, writes.c.ns == place.ns, writes.c.checkpoint == found.id)
+            for task in connection.execute(select(writes.c.task).where(*at)).scalars():
+                self._wrote((thread, written(place.ns), written(found.id), written(task)))
+        ids: dict[str, ValueId] = json.loads(found.channels)
+        there = load(connection, ids.values())
+        return _Branch({name: (id, there[id]) for name, id in ids.items()}, OrderedDict())
 
     def _dictionary(self, connection: Connection, thread: ThreadId, body: Serialised) -> tuple[ValueId, bytes]:
         """What the bodies of a thread are compressed with: its first one."""
@@ -286,14 +331,20 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         there = (checkpoints.c.thread == thread, checkpoints.c.word.is_not(None))
         id = connection.execute(select(checkpoints.c.word).where(*there).limit(1)).scalar()
         if id is None:
-            id = self._values.put(connection, thread, body)
-        self._words[thread] = (id, load(connection, [id])[id].data)
+            self._words[thread] = (self._values.put(connection, thread, body), body.data)
+        else:
+            self._words[thread] = (id, load(connection, [id])[id].data)
         return self._words[thread]
 
+    def _undone(self) -> None:
+        """A transaction was rolled back."""
+        self._house.unsure()
+        self._forget()
+
     def _forget(self) -> None:
-        """A transaction was rolled back: what is at hand may name what is not there."""
-        self._late.clear()
+        """What is at hand may name what is not there."""
         self._values.forget()
+        self._tasks.clear()
         self._branches.clear()
         self._words.clear()
 
@@ -357,7 +408,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread whole. Raises `ValueError` where the target holds checkpoints already."""
         self._keep_house(
-            lambda connection: upkeep.copy_thread(connection, str(source_thread_id), str(target_thread_id))
+            lambda connection: upkeep.copy_thread(connection, str(source_thread_id), str(target_thread_id)),
+            deletes=False,
         )
 
     def prune(
@@ -391,10 +443,11 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", **options: Any) -> None:
         await asyncio.to_thread(lambda: self.prune(thread_ids, strategy=strategy, **options))
 
-    def _keep_house(self, work: Callable[[Connection], None]) -> None:
+    def _keep_house(self, work: Callable[[Connection], None], *, deletes: bool = True) -> None:
         def alone(connection: Connection) -> None:
-            self._finish(connection)
-            self._forget()  # what is at hand may go
+            self._rows.write(connection, lambda: None)
+            if deletes:
+                self._house.alone(connection)
             work(connection)
 
-        self._writer.commit(alone)
+        self._writer.commit(alone, Manner.ALONE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -26,23 +27,54 @@ class Prepared:
     """
 
     def __init__(self, statement: Executable, dialect: Dialect, names: Sequence[str]) -> None:
-        compiled = statement.compile(dialect=dialect, column_keys=names)  # type: ignore[attr-defined]
-        self._sql = str(compiled)
-        self._names = names
-        order = compiled.positiontup
-        self._as_given = order is not None and list(order) == list(names)
-        self._order = None if order is None else [names.index(name) for name in order]
+        compiled = statement.compile(dialect=_positional(dialect), column_keys=names)  # type: ignore[attr-defined]
+        order = list(compiled.positiontup or ())
+        self.sql = str(compiled)
+        self.order = None if order == list(names) else [names.index(name) for name in order]
+        self.takes = len(names)
 
     def __call__(self, connection: Connection, *given: Any) -> DBAPICursor:
         own: Any = connection.connection.driver_connection
         cursor: DBAPICursor = own.cursor()
-        cursor.execute(self._sql, given if self._as_given else self._arranged(given))
+        cursor.execute(self.sql, given if self.order is None else [given[at] for at in self.order])
         return cursor
 
-    def _arranged(self, given: Sequence[Any]) -> Any:
-        if self._order is None:
-            return dict(zip(self._names, given, strict=True))
-        return tuple(given[at] for at in self._order)
+
+class Together:
+    """Several that are not to be told apart: all is done, or nothing. On PostgreSQL."""
+
+    def __init__(self, puts: Sequence[Prepared], last: Prepared | None) -> None:
+        parts = ", ".join(f"put_{at} AS ({put.sql})" for at, put in enumerate(puts))
+        end = "SELECT 1" if last is None else last.sql
+        self._sql = f"WITH {parts} {end}" if puts else end
+        self._order: list[int] = []
+        begin = 0
+        for one in [*puts, *([] if last is None else [last])]:
+            self._order += [begin + at for at in (one.order or range(one.takes))]
+            begin += one.takes
+
+    def __call__(self, connection: Connection, *given: Any) -> DBAPICursor:
+        own: Any = connection.connection.driver_connection
+        cursor: DBAPICursor = own.cursor()
+        cursor.execute(self._sql, [given[at] for at in self._order])
+        return cursor
+
+
+@lru_cache(maxsize=256)
+def _together(puts: tuple[Prepared, ...], last: Prepared | None) -> Together:
+    return Together(puts, last)
+
+
+def together(puts: Sequence[Prepared], last: Prepared | None) -> Together:
+    """These, and at last that SELECT, as one statement."""
+    return _together(tuple(puts), last)
+
+
+def _positional(dialect: Dialect) -> Dialect:
+    """The same, whose statements take their parameters by place."""
+    if dialect.positional:
+        return dialect
+    return type(dialect)(paramstyle="format")  # type: ignore[call-arg]  # as all of SQLAlchemy's take
 
 
 class Statements:
@@ -50,34 +82,55 @@ class Statements:
 
     def __init__(self, dialect: Dialect) -> None:
         self._dialect = dialect
-        self._insert = postgresql.insert if dialect.name == "postgresql" else sqlite.insert
+        self._server = dialect.name == "postgresql"
+        self._insert = postgresql.insert if self._server else sqlite.insert
         insert = self._insert
         same = (values.c.thread == bindparam("thread"), values.c.digest == bindparam("digest"))
         self.find_value = Prepared(select(values.c.id).where(*same), dialect, ("thread", "digest"))
         self.put_checkpoint = Prepared(replaces(insert(checkpoints), checkpoints), dialect, _names(checkpoints))
         self.put_writes = Prepared(replaces(insert(writes), writes), dialect, _names(writes))
         self.put_first_writes = Prepared(insert(writes).on_conflict_do_nothing(), dialect, _names(writes))
+        self.put_new_writes = Prepared(insert(writes), dialect, _names(writes))
         place = tuple(column == bindparam(column.name) for column in writes.primary_key)
         keys = [column.name for column in writes.primary_key]
         self.find_writes = Prepared(select(writes.c.written).where(*place), dialect, keys)
         self.find = Prepared(_found(), dialect, ("thread", "ns", "id"))
         self._put_values: dict[int, Prepared] = {}
+        self._put_new_values: dict[int, Prepared] = {}
 
-    def put_values(self, connection: Connection, found: Sequence[Sequence[Any]]) -> dict[bytes, int]:
+    def put_values(
+        self, connection: Connection, digests: Sequence[bytes], found: Sequence[Sequence[Any]]
+    ) -> dict[bytes, int]:
         """Digests to ids of those of these values, at most `VALUES_AT_ONCE`, that were not there. One round trip.
 
-        Each as its columns stand after `id`.
+        Each as its columns stand after `id`. Where some were there, and SQLite does not say which, none is returned.
         """
         count = len(found)
         if count not in self._put_values:
-            names = _names(values)[1:]
-            made: list[dict[str, Any]] = [{name: bindparam(f"{name}_{at}") for name in names} for at in range(count)]
-            new = self._insert(values).values(made).on_conflict_do_nothing().returning(values.c.digest, values.c.id)
-            given = [f"{name}_{at}" for at in range(count) for name in names]
-            self._put_values[count] = Prepared(new, self._dialect, given)
+            rows, given = _given(_names(values)[1:], count)
+            new = self._insert(values).values(rows).on_conflict_do_nothing()
+            returning = new.returning(values.c.digest, values.c.id) if self._server else new
+            self._put_values[count] = Prepared(returning, self._dialect, given)
+        if not self._server:  # it numbers rows one after the other; to have them returned takes as long again
+            put = self._put_values[count](connection, *chain.from_iterable(found))
+            last: int = put.lastrowid
+            return dict(zip(digests, range(last - count + 1, last + 1), strict=True)) if put.rowcount == count else {}
         with one_trip(connection):  # also with the BEGIN before it
             put = self._put_values[count](connection, *chain.from_iterable(found))
         return {bytes(digest): id for digest, id in put.fetchall()}
+
+    def put_new_values(self, count: int) -> Prepared:
+        """That many values, `id` and all, each at its own."""
+        if count not in self._put_new_values:
+            rows, given = _given(_names(values), count)
+            self._put_new_values[count] = Prepared(self._insert(values).values(rows), self._dialect, given)
+        return self._put_new_values[count]
+
+
+def _given(names: Sequence[str], count: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Rows of parameters, and the parameters' names."""
+    rows: list[dict[str, Any]] = [{name: bindparam(f"{name}_{at}") for name in names} for at in range(count)]
+    return rows, [f"{name}_{at}" for at in range(count) for name in names]
 
 
 def _names(table: Table) -> list[str]:

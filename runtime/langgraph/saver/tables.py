@@ -31,6 +31,8 @@ Number = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table("ramify_saver", metadata, Column("version", Integer, primary_key=True))
 
+house = Table("ramify_house", metadata, Column("number", Number, nullable=False))  # how often was deleted: house.py
+
 threads = Table(
     "ramify_threads",
     metadata,
@@ -124,6 +126,8 @@ def make(connection: Connection) -> None:
             f"the saver's tables are of version {found}, this ramify writes {VERSION}: use the ramify that made "
             "them, or another database"
         )
+    if connection.execute(select(house.c.number)).first() is None:
+        connection.execute(house.insert().values(number=0))
 
 
 def replaces(insert: SqliteInsert | PostgresInsert, table: Table) -> SqliteInsert | PostgresInsert:

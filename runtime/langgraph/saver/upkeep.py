@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, select
+from sqlalchemy import Connection, Row, Select, select, tuple_
 
 from ramify.runtime.langgraph.saver.reading import read_bodies
 from ramify.runtime.langgraph.saver.tables import checkpoints, threads, upsert, values, writes
@@ -113,16 +113,12 @@ def _with_ancestors(
 
 def _delete(connection: Connection, thread: ThreadId, rows: Sequence[Row[Any]], kept: set[tuple[str, str]]) -> None:
     gone = [row for row in rows if (row.ns, row.id) not in kept]
-    for row in gone:
-        connection.execute(checkpoints.delete().where(checkpoints.c.thread == thread, _at(checkpoints.c, row)))
-        where = (writes.c.thread == thread, writes.c.ns == row.ns, writes.c.checkpoint == row.id)
-        connection.execute(writes.delete().where(*where))
+    for at in range(0, len(gone), _AT_ONCE):  # few statements: on a server others wait for them
+        places = [(thread, row.ns, row.id) for row in gone[at : at + _AT_ONCE]]
+        for table, id in ((checkpoints, checkpoints.c.id), (writes, writes.c.checkpoint)):
+            connection.execute(table.delete().where(tuple_(table.c.thread, table.c.ns, id).in_(places)))
     if gone:
         _sweep(connection, thread)
-
-
-def _at(columns: Any, row: Row[Any]) -> ColumnElement[bool]:
-    return and_(columns.ns == row.ns, columns.id == row.id)
 
 
 def _sweep(connection: Connection, thread: ThreadId) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Dialect, Select, bindparam, select
+from sqlalchemy import Connection, Dialect, Select, bindparam, select, text
 
 from ramify.runtime.langgraph.saver.packing import Packed, Serialised, ValueId, pack, unpack
+from ramify.runtime.langgraph.saver.rows import Rows
 from ramify.runtime.langgraph.saver.statements import VALUES_AT_ONCE, Prepared, Statements
 from ramify.runtime.langgraph.saver.tables import threads, upsert, values
 from ramify.runtime.store.connect import drivers_own
@@ -17,11 +17,12 @@ from ramify.runtime.store.connect import drivers_own
 ThreadId = int
 
 _KNOWN = 4096  # digests remembered
+_RECALLED = 1024  # values of a thread that another process wrote
+_RESERVED = 256
 _AT_ONCE = 512  # ids in one query: SQLite takes 32766, PostgreSQL 65535
 
 
-@dataclass(frozen=True, slots=True)
-class New:
+class New(NamedTuple):
     """A value to be there, and what it may be written against: an older one, and a dictionary's values."""
 
     value: Serialised
@@ -33,10 +34,13 @@ class New:
 
 
 class Values:
-    """The writing side, used by the writer's thread alone. It remembers ids, so `forget` after a rollback."""
+    """The writing side, used by the writer's thread alone. It remembers ids, so `forget` after a rollback. What is to
+    be written boldly waits in `rows`."""
 
-    def __init__(self, statements: Statements) -> None:
+    def __init__(self, statements: Statements, rows: Rows | None = None) -> None:
         self._statements = statements
+        self._rows = rows
+        self._reserved: deque[ValueId] = deque()
         self._threads: dict[str, ThreadId] = {}
         self._known: OrderedDict[tuple[ThreadId, bytes], ValueId] = OrderedDict()
         self._plain: set[ValueId] = set()
@@ -66,14 +70,17 @@ class Values:
         for at in range(0, len(ordered), VALUES_AT_ONCE):
             some = ordered[at : at + VALUES_AT_ONCE]
             packed = {digest: missing[digest].packed() for digest in some}
-            rows = [(thread, digest, *_columns(packed[digest]).values()) for digest in some]
-            written = self._written(connection, thread, rows)
+            rows = [(thread, digest, *_columns(packed[digest])) for digest in some]
+            if self._rows is not None and self._rows.boldly:
+                written = self._as_new(connection, self._rows, rows, packed.values())
+            else:
+                written = self._written(connection, thread, rows)
             self._plain.update(
                 id for digest, id in written.items() if not (packed[digest].words or packed[digest].base)
             )
             ids |= written
-        for digest in digests:
-            self._known[thread, digest] = ids[digest]
+        for digest, id in ids.items():
+            self._known[thread, digest] = id
             self._known.move_to_end((thread, digest))
         while len(self._known) > _KNOWN:
             self._plain.discard(self._known.popitem(last=False)[1])
@@ -83,12 +90,34 @@ class Values:
         self, connection: Connection, thread: ThreadId, found: Sequence[Sequence[Any]]
     ) -> dict[bytes, ValueId]:
         """Digests to ids. One that was there already was written by another process, or by this one long ago."""
-        ids = self._statements.put_values(connection, found)
+        ids = self._statements.put_values(connection, [row[1] for row in found], found)
         for digest in (row[1] for row in found if row[1] not in ids):
             row = self._statements.find_value(connection, thread, digest).fetchone()
             assert row is not None, "a transaction sees what kept its row from being written"
             ids[digest] = int(row[0])
         return ids
+
+    def _as_new(
+        self, connection: Connection, to: Rows, found: Sequence[Sequence[Any]], packed: Iterable[Packed]
+    ) -> dict[bytes, ValueId]:
+        """As `_written`, where none of them is known to be there: nothing is asked."""
+        newest = max((id for one in packed for id in (one.base or 0, *one.words)), default=0)
+        ids = {row[1]: self._next(connection, newest) for row in found}
+        to.put(self._statements.put_new_values(len(found)), *(each for row in found for each in (ids[row[1]], *row)))
+        return ids
+
+    def _next(self, connection: Connection, above: ValueId) -> ValueId:
+        """An id of our own, out of those reserved at once: a value is newer than what it stands on."""
+        if not self._reserved or self._reserved[0] <= above:
+            taken = text(f"SELECT nextval(pg_get_serial_sequence('{values.name}', 'id')) FROM generate_series(1, :n)")
+            self._reserved = deque(sorted(connection.execute(taken, {"n": _RESERVED}).scalars()))
+        return self._reserved.popleft()
+
+    def recall(self, connection: Connection, thread: ThreadId) -> None:
+        """Remember the newest values of a thread."""
+        newest = select(values.c.digest, values.c.id).where(values.c.thread == thread)
+        for digest, id in connection.execute(newest.order_by(values.c.id.desc()).limit(_RECALLED)):
+            self._known[thread, bytes(digest)] = id
 
     def is_plain(self, id: ValueId) -> bool:
         """Whether the value is known to stand on no other: such a one can be a dictionary."""
@@ -137,17 +166,13 @@ def _of_ids(names: Sequence[str]) -> Select[Any]:
     return select(*read).where(values.c.id.in_(select(chain.c.id)))
 
 
-def _columns(packed: Packed) -> dict[str, Any]:
+_COLUMNS = ("kind", "head", "base", "keep", "compressed", "words", "tail")
+
+
+def _columns(packed: Packed) -> tuple[Any, ...]:
     """As they stand in the table."""
-    return {
-        "kind": packed.kind,
-        "head": packed.head,
-        "base": packed.base,
-        "keep": packed.keep,
-        "compressed": packed.compressed,
-        "words": ",".join(map(str, packed.words)),
-        "tail": packed.tail,
-    }
+    words = ",".join(map(str, packed.words))
+    return (packed.kind, packed.head, packed.base, packed.keep, packed.compressed, words, packed.tail)
 
 
 def _packed(
@@ -169,7 +194,7 @@ def insert_copies(
     renamed: dict[ValueId, ValueId] = {}
     for id in sorted(found):  # a value is always newer than what it stands on
         packed = found[id]
-        row = {"thread": target, "digest": digests[id], **_columns(packed)}
+        row = {"thread": target, "digest": digests[id], **dict(zip(_COLUMNS, _columns(packed), strict=True))}
         row["base"] = None if packed.base is None else renamed[packed.base]
         row["words"] = ",".join(str(renamed[word]) for word in packed.words)
         put = upsert(connection, values).values(row).on_conflict_do_nothing().returning(values.c.id)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -34,17 +35,33 @@ from ramify.runtime.store.committer import (
     Job,
 )
 from ramify.runtime.store.connect import drivers_own, transaction
-from ramify.runtime.store.failures import clashed, is_busy, is_gone
+from ramify.runtime.store.failures import clashed, divided, is_busy, is_gone, is_there
 
 Work = Callable[[Connection], Any]
-
+Commit = Callable[[], None]
 
 _LOOK_AGAIN_S = 0.05  # whether the lead is done: Ctrl-C may have hit before anybody was to be told of it
 IDLE_S = 1.0  # a connection that was not used for so long is asked first whether it is still there
 
 
-def _nothing(_: Connection) -> None:
+class Manner(Enum):
+    """How a transaction writes."""
+
+    BOLDLY = auto()  # in one statement; what a server refuses since it met another's rows is done again
+    CAREFULLY = auto()
+    ALONE = auto()  # carefully, while nobody else writes
+
+
+class Asks(Exception):
+    """Raised by work that was to be bold and has to wait for an answer."""
+
+
+def _begin(_: Connection, __: Manner) -> None:
     pass
+
+
+def _finish(_: Connection, commit: Commit) -> None:
+    commit()
 
 
 @dataclass(eq=False, slots=True)
@@ -53,6 +70,7 @@ class _Job:
 
     work: Work
     due: float
+    how: Manner = Manner.CAREFULLY
     lingers: bool = False
     future: Future[None] | None = None
     done: bool = False
@@ -60,22 +78,26 @@ class _Job:
 
 
 class Writer:
-    """`linger_s`: how long work that nobody waits for may stay uncommitted. `undone` hears of each rollback. `finish`
-    ends each transaction, after the work in it."""
+    """`linger_s`: how long work that nobody waits for may stay uncommitted. `undone` hears of each rollback. `begin`
+    and `finish` are the first and the last of each transaction; `finish` commits it."""
 
     def __init__(
         self,
         engine: Engine,
         *,
         undone: Callable[[], None],
-        finish: Work = _nothing,
+        begin: Callable[[Connection, Manner], None] = _begin,
+        finish: Callable[[Connection, Commit], None] = _finish,
         linger_s: float = 0.02,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._engine = engine.execution_options(write=True)
+        self._server = engine.dialect.name == "postgresql"
+        # what is written boldly is one statement: by itself it is a transaction
+        by_itself = {"isolation_level": "AUTOCOMMIT"} if self._server else {}
+        self._engine = engine.execution_options(write=True, **by_itself)
         self._undone = undone
-        self._finish = finish
+        self._begin, self._finish = begin, finish
         self._connection: Connection | None = None
         self._used = 0.0
         self._linger_s = linger_s
@@ -93,14 +115,14 @@ class Writer:
         self._asleep = False  # our thread, until it is woken
         self._stirred = False  # something was submitted since it last looked
 
-    def commit(self, work: Work) -> None:
+    def commit(self, work: Work, how: Manner = Manner.CAREFULLY) -> None:
         """Have `work` done in a transaction: durable when this returns. Raises what it and the database raise."""
         with self._lock:
             lead = self._open()
             if lead is not None:
                 handed = self._hand_over(lead, work, 0.0)
             else:
-                job = _Job(work, 0.0)
+                job = _Job(work, 0.0, how)
                 self._jobs.append(job)
         if lead is not None:
             handed.result()
@@ -109,26 +131,26 @@ class Writer:
         if job.error is not None:
             raise job.error
 
-    def submit(self, work: Work) -> Future[None]:
+    def submit(self, work: Work, how: Manner = Manner.CAREFULLY) -> Future[None]:
         """As `commit`, for who must not wait here: the future is done when it is durable."""
         with self._lock:
             if (lead := self._open()) is not None:
                 return self._hand_over(lead, work, 0.0)
             future: Future[None] = Future()
             future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
-            self._jobs.append(_Job(work, 0.0, future=future))
+            self._jobs.append(_Job(work, 0.0, how, future=future))
             self._attended()
             self._due.notify()
         return future
 
-    def linger(self, work: Work) -> None:
+    def linger(self, work: Work, how: Manner = Manner.CAREFULLY) -> None:
         """Have `work` done with what comes next, or when its time is up. An error of it is raised by the next
         `drain`."""
         with self._lock:
             if (lead := self._open()) is not None:
                 self._hand_over(lead, work, COMPANY_S)
                 return
-            self._jobs.append(_Job(work, self._clock() + self._linger_s, lingers=True))
+            self._jobs.append(_Job(work, self._clock() + self._linger_s, how, lingers=True))
             self._attended()
             self._stirred = True
             if self._asleep:
@@ -148,8 +170,9 @@ class Writer:
     def _finished(self, work: Work) -> Work:
         def both(connection: Connection) -> None:
             with drivers_own(connection):
+                self._begin(connection, Manner.CAREFULLY)
                 work(connection)
-                self._finish(connection)
+                self._finish(connection, lambda: None)  # the lead does
 
         return both
 
@@ -282,26 +305,44 @@ class Writer:
     def _patiently(self, batch: Collection[_Job]) -> None:
         """A server that goes away is waited for. A commit whose answer was lost is done again: it leaves the same."""
         until, pause = self._clock() + PATIENCE_S, FIRST_PAUSE_S
+        how = self._how(batch)
         while True:
             try:
-                self._once(batch)
+                self._once(batch, how)
                 return
             except Exception as error:
+                if how is Manner.BOLDLY and (isinstance(error, Asks) or is_there(error)):
+                    how = Manner.CAREFULLY
+                    continue
+                if how is Manner.BOLDLY and divided(error) and self._clock() < until:  # by who deleted: boldly again
+                    continue
                 if not (is_gone(error) or clashed(error)) or self._clock() + pause > until:
                     raise
             self._sleep(pause)
             pause = min(pause * 2, LONGEST_PAUSE_S)
 
-    def _once(self, batch: Collection[_Job]) -> None:
+    def _how(self, batch: Collection[_Job]) -> Manner:
+        """As the most careful of them; boldly on a server only."""
+        found = {job.how for job in batch}
+        if Manner.ALONE in found:
+            return Manner.ALONE
+        return Manner.BOLDLY if self._server and found == {Manner.BOLDLY} else Manner.CAREFULLY
+
+    def _once(self, batch: Collection[_Job], how: Manner) -> None:
         """One transaction."""
         connection = self._connected()
         try:
-            with transaction(connection):
+            with transaction(connection, single=how is Manner.BOLDLY) as commit:
+
+                def end() -> None:
+                    crash.point("saver's rows written")
+                    commit()
+
                 crash.point("saver's transaction begun")
+                self._begin(connection, how)
                 for job in batch:
                     job.work(connection)
-                self._finish(connection)
-                crash.point("saver's rows written")
+                self._finish(connection, end)
             crash.point("saver's batch committed")
         except BaseException as error:
             self._undone()

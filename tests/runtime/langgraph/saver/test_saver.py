@@ -346,3 +346,32 @@ def test_a_look_waits_for_its_server(postgres_server: str) -> None:
         found = saver.get_tuple(CONFIG)
     assert found is not None
     assert len(refused) == 2
+
+
+@pytest.mark.postgres
+def test_a_superstep_is_one_statement_on_a_server(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No BEGIN before it, no COMMIT after it: it is a transaction by itself."""
+    import psycopg
+
+    sent: list[str] = []
+    execute = psycopg.Cursor.execute
+
+    def heard(own: Any, sql: Any, *rest: Any, **options: Any) -> Any:
+        sent.append(str(sql))
+        return execute(own, sql, *rest, **options)
+
+    def count(state: State) -> State:
+        return {"log": [f"{len(state['log'])}" * 10]}
+
+    monkeypatch.setattr(psycopg.Cursor, "execute", heard)
+    with Saver.open(postgres.new_database(postgres_server)) as saver:
+        made = StateGraph(State).add_node("count", count).add_edge(START, "count")
+        made.add_conditional_edges("count", lambda state: "count" if len(state["log"]) % 20 else "__end__")
+        app = made.compile(checkpointer=saver)
+        for _ in range(2):
+            app.invoke({"log": []}, CONFIG)
+        sent.clear()
+        app.invoke({"log": []}, {"recursion_limit": 50, **CONFIG}, durability="sync")
+    steps = [sql for sql in sent if sql.startswith("WITH put_0 AS (INSERT INTO ramify_values")]
+    assert len(steps) >= 20
+    assert len(sent) <= len(steps) + 12  # the thread is looked at before the first

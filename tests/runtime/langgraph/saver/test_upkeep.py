@@ -132,3 +132,50 @@ def test_what_lies_in_the_writes_of_ancestors_is_kept(saver: Saver) -> None:
     assert app.invoke({"log": ["0"]}, config()) == expected
     saver.prune(["1"])
     assert app.get_state(config()).values == expected
+
+
+@pytest.mark.parametrize("how", ["prune", "delete_thread", "delete_for_runs"])
+def test_one_goes_on_where_another_process_deleted(saver: Saver, address: str, how: str) -> None:
+    """What this one remembers of values and threads may be gone, and their numbers another's by now."""
+
+    class Switch(TypedDict):
+        on: bool
+        text: str
+
+    def turn(state: Switch) -> Switch:
+        return {"on": not state["on"], "text": "it was on" * 30 if state["on"] else "it was off" * 30}
+
+    app = StateGraph(Switch).add_node("turn", turn).add_edge(START, "turn").compile(checkpointer=saver)
+    for _ in range(3):
+        app.invoke({"on": False}, {**config(), "metadata": {"run_id": "first"}})
+    with Saver.open(address) as other:
+        {
+            "prune": lambda: other.prune(["1"]),
+            "delete_thread": lambda: other.delete_thread("1"),
+            "delete_for_runs": lambda: other.delete_for_runs(["first"]),
+        }[how]()
+        graph(other).invoke({"log": ["another's"]}, config("2"))
+    for on in (True, False, True):
+        last = app.invoke({"on": on}, config())
+        assert values(app, "1")[0] == last == {"on": not on, "text": ("it was on" if on else "it was off") * 30}
+    assert graph(saver).get_state(config("2")).values["log"][0] == "another's"
+
+
+def test_several_processes_write_one_thread(saver: Saver, address: str) -> None:
+    """What this one has not seen there, values and what tasks wrote, the other put there meanwhile."""
+    app = graph(saver)
+    app.invoke({"log": ["0"]}, config())
+    with Saver.open(address) as other:
+        for at, (mine, its) in enumerate([(app, graph(other)), (graph(other), app)] * 2):
+            mine.invoke({"log": [f"{at}" * 50]}, config())
+            its.invoke({"log": [f"{at}" * 50]}, config())
+            here = app.get_state(config())
+            for each in (saver, other):
+                each.put_writes(here.config, [("log", ["a" * 100])], "task")
+                each.put_writes(here.config, [("__error__", at)], "task")
+        both = [values(graph(each), "1") for each in (saver, other)]
+        written = other.get_tuple(app.get_state(config()).config)
+    assert both[0] == both[1]
+    assert len(both[0][0]["log"]) == 4 * 9
+    assert written is not None
+    assert written.pending_writes == [("task", "__error__", 3), ("task", "log", ["a" * 100])]

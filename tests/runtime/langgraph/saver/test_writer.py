@@ -217,7 +217,7 @@ def test_a_file_that_another_process_keeps_is_everyones_error(bench: Bench, monk
     """Each hears of it after one time of waiting, not after as many as there are who wait."""
     tried: list[int] = []
     once = bench.writer._once
-    monkeypatch.setattr(bench.writer, "_once", lambda batch: (tried.append(len(batch)), once(batch)))
+    monkeypatch.setattr(bench.writer, "_once", lambda batch, how: (tried.append(len(batch)), once(batch, how)))
     event.listen(bench.engine, "checkout", lambda own, *_: own.execute("PRAGMA busy_timeout = 50"))
     bench.linger("a")
     bench.linger("b")
