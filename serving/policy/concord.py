@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import filterfalse, islice
+from math import exp
 
 from ramify.serving.policy.displace import Displacement, displace
 from ramify.serving.policy.job import NEVER, Job
@@ -41,6 +42,7 @@ from ramify.serving.policy.types import (
 )
 
 _LEAST_BUDGET = 64  # prompt tokens of a step, however little time the streams leave
+_MOST_PROMPTS = 0.7  # of the GPU's time, as far as the pace goes by it
 _NO_BUDGET = 1_000_000  # no step computes so many
 
 
@@ -60,11 +62,13 @@ class ConcordOptions:
     refuse: bool = True  # else what cannot be met goes last
     pace_streams: bool = False  # a stream ahead of its schedule may stand aside for as long as it is ahead
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
+    prompts_s: float = 10.0  # so long a time says what share of each second prompts take; 0: none is reckoned with
     protect_tbt: bool = True  # bound the prefill of a step by the tightest time between tokens that runs
 
 
 class Concord:
-    """`concord`. Keeps between calls only what it can work out again, and the lengths that it has seen."""
+    """`concord`. Keeps between calls only what it can work out again, the lengths that it has seen, and how much time
+    prompts took."""
 
     def __init__(self, options: ConcordOptions | None = None) -> None:
         self.options = options or ConcordOptions()
@@ -75,13 +79,14 @@ class Concord:
             self.options.best_effort_weight,
         )
         self._displaced_at = float("-inf")
+        self._prompt_s, self._prompts_at = 0.0, 0.0  # GPU time of the prompts begun until then, decaying
 
     def observe(self, done: Finished) -> None:
         self._book.learn(done)
 
     def decide(self, view: View, now: float) -> Verdict:
         capacity, book = view.capacity, self._book
-        token_s = book.follow(view)
+        token_s = book.follow(view, slowdown=self._slowdown(now))
         queue = book.by_laxity()
         next_late = book.next_late(now)
         late: list[RequestId] = []
@@ -113,6 +118,17 @@ class Concord:
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
         return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
+
+    def _slowdown(self, now: float) -> float:
+        """How many times longer a token takes than in a step without prompts: of each second, the share that prompts
+        took lately is not the streams' (docs/decisions/281)."""
+        over = self.options.prompts_s
+        if over <= 0.0:
+            return 1.0
+        begun_s, self._book.started_s = self._book.started_s, 0.0
+        self._prompt_s = self._prompt_s * exp((self._prompts_at - now) / over) + begun_s
+        self._prompts_at = now
+        return 1.0 / (1.0 - min(_MOST_PROMPTS, self._prompt_s / over))
 
     def _heaviest_first(self, queue: list[RequestId], now: float) -> list[RequestId]:
         """By density, but that a job which is worth more than all that stands before it, and is late if it waits for

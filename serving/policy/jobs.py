@@ -63,6 +63,7 @@ class JobBook:
     def __init__(self, median: float, optimistic: float, best_effort_s: float, best_effort_weight: float) -> None:
         self._prior = LengthPrior()
         self._reckoner = Reckoner(self._prior, median, optimistic, best_effort_s, best_effort_weight)
+        self.started_s = 0.0  # GPU time of the prompts of what has got a slot; whoever reads it sets it back
         self._reset()
 
     def _reset(self) -> None:
@@ -82,8 +83,9 @@ class JobBook:
     def learn(self, done: Finished) -> None:
         self._prior.learn(done)
 
-    def follow(self, view: View, token_s: float | None = None) -> float:
-        """Bring every job up to date. Returns the pace: `token_s`, or else that of the batch as it is now."""
+    def follow(self, view: View, token_s: float | None = None, slowdown: float = 1.0) -> float:
+        """Bring every job up to date. Returns the pace: `token_s`, or else that of the batch as it is now, so many
+        times slower."""
         capacity, known = view.capacity, self._capacity
         reset = known is None or known.step != capacity.step or known.slots != capacity.slots
         if reset:
@@ -92,7 +94,7 @@ class JobBook:
         calls = [*view.waiting, *view.running, *view.paused]
         fresh, gone = self._changed(calls)
         if token_s is None:
-            token_s = pace_of(capacity, self.context, len(view.running))
+            token_s = slowdown * pace_of(capacity, self.context, len(view.running))
         if reset:
             self._token_s = token_s
         elif not self._token_s / _DRIFT <= token_s <= self._token_s * _DRIFT:
@@ -106,6 +108,8 @@ class JobBook:
             if old is None:
                 self._add(job, dirty)
             elif old.waits or job.waits or old.unit != job.unit:
+                if old.waits and not job.waits:
+                    self.started_s += old.prefill_s
                 self._forget(old, dirty)
                 self._add(job, dirty)
             else:

@@ -99,6 +99,19 @@ def test_ranked_by_the_median_but_refused_only_on_the_optimistic_quantile() -> N
     assert not Concord().decide(View(capacity(1), [view(1, sketch=sketch, deadline=NOW + 3.1)]), NOW).drop
 
 
+@pytest.mark.parametrize(("prompts_s", "refused"), [(10.0, True), (0.0, False)])
+def test_tokens_come_slower_while_prompts_take_their_share_of_each_second(prompts_s: float, refused: bool) -> None:
+    """Half of the last ten seconds were a prompt's: 100 tokens take 2 s and not 1. Later it is forgotten."""
+    policy = Concord(ConcordOptions(prompts_s=prompts_s))
+    policy.decide(View(capacity(2), [view(1, prompt_tokens=50_000, deadline=NOW + 100)]), NOW)
+    began = running(1, SloClass.DEADLINE, prompt_tokens=50_000, computed=50_010, deadline=NOW + 100)
+    policy.decide(View(capacity(2, 1), [], [began]), NOW)
+    urgent = view(2, prompt_tokens=1, deadline=NOW + 1.5)
+    assert bool(policy.decide(View(capacity(2, 1), [urgent], [began]), NOW).drop) is refused
+    later = view(3, prompt_tokens=1, deadline=NOW + 31.5)
+    assert not policy.decide(View(capacity(2, 1), [later], [began]), NOW + 30).drop
+
+
 def test_one_that_has_begun_to_answer_is_not_taken_back_but_goes_last() -> None:
     late = view(1, deadline=NOW - 1, generated=5, state=State.PREEMPTED)
     verdict = Concord().decide(View(capacity(1), [late, view(2, deadline=NOW + 60)]), NOW)
@@ -293,8 +306,8 @@ def test_every_verdict_keeps_its_invariants(name: str, seen: View) -> None:
 @given(situations(), situations(), st.floats(0, 30))
 @settings(max_examples=60, deadline=None)
 def test_what_was_seen_before_changes_no_verdict(before: View, seen: View, later: float) -> None:
-    """What is kept between decisions is only what could be worked out again."""
-    fresh, used = Concord(), Concord()
+    """What is kept between decisions is only what could be worked out again, but for the time that prompts took."""
+    fresh, used = (Concord(ConcordOptions(prompts_s=0.0)) for _ in range(2))
     used.decide(replace(before, capacity=seen.capacity), NOW - 1)
     used.decide(replace(seen, waiting=seen.waiting[1:]), NOW - 1)
     assert set(used.decide(seen, NOW + later).order) == set(fresh.decide(seen, NOW + later).order)
