@@ -57,7 +57,8 @@ def test_any_modes_are_removed(tmp_path: Path) -> None:
 
 def test_worlds_inherit_no_acl(tmp_path: Path) -> None:
     """Of a folder that passes one on: it would be in every layer that a world is sealed into."""
-    entries = [(0x01, 7, 2**32 - 1), (0x02, 7, 65534), (0x04, 5, 2**32 - 1), (0x10, 7, 2**32 - 1), (0x20, 0, 2**32 - 1)]
+    nobody = 2**32 - 1
+    entries = [(0x01, 7, nobody), (0x02, 7, 65534), (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 0, nobody)]
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
     try:
         os.setxattr(tmp_path, "system.posix_acl_default", acl)
