@@ -129,6 +129,8 @@ def step(
     outside = Outside(idempotent, reconcile, compensate, InFork(in_fork or "refuse"))
 
     def decorate(function: Callable[..., Any]) -> Step[..., Any]:
+        if not inspect.isroutine(function):
+            raise TypeError(f"{function!r} is no function: put @step on a `def` or an `async def`")
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"step {function.__qualname__!r} is a generator: return its values")
         parameter = sandbox_parameter(function)

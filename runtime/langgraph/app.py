@@ -39,6 +39,7 @@ from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.session import Invocation, Session
 from ramify.runtime.langgraph.tools import give_worlds
 from ramify.runtime.langgraph.travel import forked_inside, is_inside_a_subgraph, saved_at
+from ramify.runtime.langgraph.unkept import find_channel
 
 _is_looked_for: ContextVar[bool] = ContextVar("ramify_app_looked_for", default=False)
 
@@ -106,6 +107,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             raise _without_langgraph(error) from None
         except BaseException as error:
             outcome = error
+            find_channel(error, invocation.loop)
             raise
         finally:
             if invocation.calls:
@@ -131,6 +133,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             raise _without_langgraph(error) from None
         except BaseException as error:
             outcome = error
+            find_channel(error, invocation.loop)
             raise
         finally:
             if invocation.calls:

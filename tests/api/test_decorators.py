@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,12 @@ def test_a_step_acts_on_one_world() -> None:
 def test_bad_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"retry|duration|harmless"):
         step(**options)(takes)
+
+
+@pytest.mark.parametrize("given", [Sandbox, functools.partial(takes, x=1), step(takes)])
+def test_a_step_is_a_function(given: Any) -> None:
+    with pytest.raises(TypeError, match="is no function: put @step on"):
+        step(given)
 
 
 def test_a_workflow_is_a_function() -> None:

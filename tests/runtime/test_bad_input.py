@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
 import ramify
@@ -168,6 +170,21 @@ async def test_it_names_the_place_and_the_mend(case: str, home: Path, workspace:
     said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert place in said
     assert mend in said
+
+
+@pytest.mark.parametrize("value", [threading.Lock(), [2**80]])
+async def test_a_channel_that_a_checkpointer_of_others_cannot_keep_is_named(
+    value: Any, home: Path, workspace: Path
+) -> None:
+    def gives(state: State, sandbox: SyncSandbox) -> State:
+        return {"n": value}
+
+    with ramify.compile(graph(a=gives), workspace, home=home, sandbox="copy", checkpointer=InMemorySaver()) as app:
+        for call in (app.invoke, lambda *given: asyncio.run(app.ainvoke(*given))):
+            with pytest.raises(TypeError) as caught:
+                await asyncio.to_thread(call, {"n": 0}, {"configurable": {"thread_id": "1"}})
+            (said,) = [note for note in caught.value.__notes__ if "checkpoint can keep" in note]
+            assert "channel 'n'" in said
 
 
 async def run_workflow(flow: Any, home: Path, workspace: Path) -> None:

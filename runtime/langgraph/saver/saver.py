@@ -41,6 +41,7 @@ from ramify.runtime.langgraph.saver.statements import Statements
 from ramify.runtime.langgraph.saver.tables import checkpoints, writes
 from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
 from ramify.runtime.langgraph.saver.writer import Manner, Writer
+from ramify.runtime.langgraph.unkept import name_channel
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.connect import looking
 from ramify.runtime.store.packing import compress
@@ -179,11 +180,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
             return Serialised(*self.serde.dumps_typed(value))
         except (TypeError, ValueError) as error:
             if channel:
-                error.add_note(
-                    f"channel {channel!r} was given a {type(value).__name__} that no checkpoint can keep: return "
-                    "plain values, messages or dataclasses, or annotate the channel `UntrackedValue` if it need not "
-                    "be kept"
-                )
+                name_channel(error, channel, value)
             raise
 
     def _putting(

@@ -47,6 +47,25 @@ async def test_it_joins_leaves_and_joins_again(address: str) -> None:
             assert ("late", "n", number) in late
 
 
+@pytest.mark.parametrize("how", ["prune", "delete_thread"])
+async def test_it_goes_on_where_another_process_deleted(address: str, how: str) -> None:
+    """What the store's thread commits looks at the house, too; what it deletes for this saver is told to others."""
+    with Saver.open(address) as saver, Saver.open(address) as other:
+        async with RunStore(address, clock=time.time) as store:
+            assert saver.join(store)
+            for number in (1, 2, 3):
+                await asyncio.to_thread(put, saver, number)
+            await asyncio.to_thread(other.prune, ["t"]) if how == "prune" else other.delete_thread("t")
+            await asyncio.to_thread(put, other, 4)
+            await asyncio.to_thread(put, saver, 1)
+            await asyncio.to_thread(put, saver, 5)
+            assert newest(other) == newest(saver) == 5
+            await asyncio.to_thread(saver.delete_thread, "t")
+            for number in (4, 5):
+                await asyncio.to_thread(put, other, number)
+                assert newest(other) == newest(saver) == number
+
+
 async def test_two_databases_are_two_commits(tmp_path: Path) -> None:
     with Saver.open(tmp_path / "threads.db") as saver:
         async with RunStore(tmp_path / "ramify.db", clock=time.time) as store:
