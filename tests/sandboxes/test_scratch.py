@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from ramify.sandboxes.scratch import Session, remove_tree
 
@@ -50,3 +53,23 @@ def test_any_modes_are_removed(tmp_path: Path) -> None:
     remove_tree(tree)
     assert not tree.exists()
     remove_tree(tree)
+
+
+def test_worlds_inherit_no_acl(tmp_path: Path) -> None:
+    """Of a folder that passes one on: it would be in every layer that a world is sealed into."""
+    nobody = 2**32 - 1
+    entries = [(0x01, 7, nobody), (0x02, 7, 65534), (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 0, nobody)]
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    try:
+        os.setxattr(tmp_path, "system.posix_acl_default", acl)
+    except OSError as error:
+        pytest.skip(f"no ACLs here: {error.strerror}")
+    session = Session(tmp_path / "worlds")
+    session.open()
+    try:
+        assert os.listxattr(session.folder.parent), "passed on to the place of all sessions"
+        (session.folder / "world" / "upper").mkdir(parents=True)
+        (session.folder / "world" / "upper" / "file").touch()
+        assert [os.listxattr(path) for path in (session.folder / "world").rglob("*")] == [[], []]
+    finally:
+        session.close()

@@ -86,5 +86,17 @@ async def drive(client: openai.AsyncOpenAI) -> None:
     )
     calls: Any = chat.choices[0].message.tool_calls
     assert [call.function.name for call in calls] == ["look_up"]
+    parts = await client.chat.completions.create(
+        model="default", messages=ASK, max_tokens=120, temperature=0, tools=[tool], tool_choice=named, stream=True
+    )
+    deltas = [c.choices[0].delta.tool_calls or [] async for c in parts if c.choices]
+    functions = [call.function for delta in deltas for call in delta if call.function]
+    assert [f.name for f in functions if f.name] == ["look_up"]
+    assert "".join(f.arguments or "" for f in functions), "as vLLM says them: it holds streamed ones to no schema"
+    parts = await client.chat.completions.create(
+        model="default", messages=ASK, max_tokens=40, temperature=0, response_format=shaped, stream=True
+    )
+    pieces = [c.choices[0].delta.content or "" async for c in parts if c.choices]
+    assert len(pieces) > 2 and json.loads("".join(pieces)).keys() >= {"name"}
     with pytest.raises(openai.UnprocessableEntityError, match="deadline"):
         await client.chat.completions.create(model="default", messages=ASK, extra_body={"deadline": 0.001})
