@@ -146,17 +146,13 @@ def sandbox_parameter(function: Callable[..., Any]) -> str | None:
 def beside_the_input(function: Callable[..., Any]) -> str | None:
     """`sandbox_parameter` of what is called with its input first, and its world by name: a node of LangGraph."""
     name = sandbox_parameter(function)
-    parameters = list(inspect.signature(function).parameters.values())
-    if name is not None and (
-        parameters[0].name == name
-        and parameters[0].kind is not inspect.Parameter.KEYWORD_ONLY
-        or next(one.kind for one in parameters if one.name == name)
-        in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
-    ):
-        raise TypeError(
-            f"{_place(function)}node {function.__qualname__!r} cannot be given its world: a node's first parameter is "
-            f"the state; write `def {function.__name__}(state, sandbox: Sandbox)`"
-        )
+    for index, each in enumerate(inspect.signature(function).parameters.values()):
+        by_name = each.kind is each.KEYWORD_ONLY or (index > 0 and each.kind is each.POSITIONAL_OR_KEYWORD)
+        if each.name == name and not by_name:
+            raise TypeError(
+                f"{_place(function)}node {function.__qualname__!r} cannot be given its world: the first parameter of "
+                f"a node is the state; write `def {function.__name__}(state, sandbox: Sandbox)`"
+            )
     return name
 
 
