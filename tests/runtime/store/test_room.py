@@ -67,7 +67,7 @@ def test_two_who_write_make_room_for_both(tmp_path: Path) -> None:
         engine.dispose()
 
 
-def test_a_database_that_took_the_place_of_ours_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_took_our_place_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log under its name is another's then, who appends to it while we look."""
     path, log = tmp_path / "x.db", tmp_path / "x.db-wal"
     engine = opened(path)
@@ -113,8 +113,10 @@ def test_a_database_that_took_the_place_of_ours_loses_nothing(tmp_path: Path, mo
     engine.dispose()
 
 
-@pytest.mark.parametrize(("call", "number"), [("write", errno.ENOSPC), ("open", errno.EMFILE), ("stat", errno.EACCES)])
-def test_where_no_room_can_be_made_the_log_stays_as_it_is(
+@pytest.mark.parametrize(
+    ("call", "number"), [("write", errno.ENOSPC), ("open", errno.EMFILE), ("stat", errno.EACCES)]
+)
+def test_where_no_room_can_be_made_the_log_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     log = tmp_path / "log"
