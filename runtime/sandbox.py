@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ramify.compiler.plan import site_file
 from ramify.runtime.errors import CommandFailed, NotInARun
 from ramify.sandboxes.contract import RunResult, World
 
@@ -124,22 +125,43 @@ class SyncSandbox:
 
 
 def sandbox_parameter(function: Callable[..., Any]) -> str | None:
-    """The parameter of a step or node that takes the world, by its annotation. Raises `TypeError` for several."""
+    """The parameter of a step or node that takes the world, by its annotation. Raises `TypeError`, with the place,
+    for several and for one that cannot be given."""
     try:
         hints = typing.get_type_hints(function)
     except NameError:  # an annotation that only a type checker can see
         hints = {n: p.annotation for n, p in inspect.signature(function).parameters.items()}
+    what = f"{_place(function)}step {function.__qualname__!r}"
+    for hint in (hint for name, hint in hints.items() if name != "return"):
+        if any(part in (Sandbox, SyncSandbox) for part in typing.get_args(hint)):
+            raise TypeError(f"{what}: {hint} is no annotation for a world, which is always there: write Sandbox")
     found = [name for name, hint in hints.items() if name != "return" and _names_a_world(hint)]
     if len(found) > 1:
-        raise TypeError(f"step {function.__qualname__!r} takes {len(found)} worlds; a step acts on one")
+        raise TypeError(f"{what} takes {len(found)} worlds; a step acts on one")
     if found and inspect.iscoroutinefunction(function) and hints[found[0]] in (SyncSandbox, "SyncSandbox"):
-        raise TypeError(f"step {function.__qualname__!r} is async but takes a SyncSandbox: annotate Sandbox")
+        raise TypeError(f"{what} is async but takes a SyncSandbox: annotate Sandbox")
     return found[0] if found else None
+
+
+def beside_the_input(function: Callable[..., Any]) -> str | None:
+    """`sandbox_parameter` of what is called with its input first, and its world by name: a node of LangGraph."""
+    name = sandbox_parameter(function)
+    for index, each in enumerate(inspect.signature(function).parameters.values()):
+        by_name = each.kind is each.KEYWORD_ONLY or (index > 0 and each.kind is each.POSITIONAL_OR_KEYWORD)
+        if each.name == name and not by_name:
+            raise TypeError(
+                f"{_place(function)}node {function.__qualname__!r} cannot be given its world: the first parameter of "
+                f"a node is the state; write `def {function.__name__}(state, sandbox: Sandbox)`"
+            )
+    return name
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{site_file(code.co_filename)}:{code.co_firstlineno}: "
 
 
 def _names_a_world(hint: object) -> bool:
     if isinstance(hint, str):
         return hint.rpartition(".")[2].strip() in ("Sandbox", "SyncSandbox")
-    if any(part in (Sandbox, SyncSandbox) for part in typing.get_args(hint)):
-        raise TypeError(f"{hint} is no annotation for a world: a step's world is always there, write Sandbox")
     return hint in (Sandbox, SyncSandbox)

@@ -10,6 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from ramify.compiler.errors import WorkflowError
+from ramify.compiler.frontend.misplaced import refuse_dropped
 from ramify.compiler.frontend.resolve import (
     Scope,
     Unresolved,
@@ -61,6 +62,8 @@ class Calls:
             of = tracer.scope.resolve(func.value)
             target = target if marked(of) is None else of
         info = step_info(target)
+        if node is tracer.dropped and (info is not None or workflow_info(target) is not None):
+            refuse_dropped(tracer.scope.function, node)
         if info is not None:
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
             together = tracer.among or not awaited
@@ -99,6 +102,8 @@ class Calls:
     def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute) -> None:
         info = step_info(tracer.scope.resolve(node.args[0])) if node.args else None
         fork = tracer.receiver(func) if func.attr == "adopt" or (info and func.attr in ("map", "run")) else None
+        if node is tracer.dropped and fork is not None and (info or tracer.mentioned(func.value)):
+            refuse_dropped(tracer.scope.function, node)
         if fork is None:
             self._handed(tracer, node)
         elif info is not None:

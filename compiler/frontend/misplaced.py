@@ -1,4 +1,5 @@
-"""Steps and workflows where they cannot be: a workflow in a step, either of them in a node of LangGraph."""
+"""Steps and workflows where they cannot be: a workflow in a step, either of them in a node of LangGraph, or in a
+workflow with nobody who waits for it."""
 
 from __future__ import annotations
 
@@ -34,3 +35,13 @@ def refuse_calls_of_ours(node: str, function: Function) -> None:
                 where=function.where(call),
                 mend="call a plain function, or add the step itself as a node",
             )
+
+
+def refuse_dropped(function: Function, call: ast.Call) -> None:
+    """Raises WorkflowError: what is async and awaited by nobody never begins."""
+    called = f"{ast.unparse(call.func)}(...)"
+    raise WorkflowError(
+        f"{called} is called without `await`, and would never run",
+        where=function.where(call),
+        mend=f"write `await {called}`, or hand it to `asyncio.gather` with what is to run beside it",
+    )

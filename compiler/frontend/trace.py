@@ -49,6 +49,7 @@ class Tracer:
         self.among = False  # an argument of another call: what runs here may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
+        self.dropped: ast.Call | None = None  # a statement of its own, for whose result nobody waits
 
     def function(self, definition: Definition) -> Body:
         if isinstance(definition, ast.Lambda):
@@ -124,6 +125,9 @@ class Tracer:
                 self.children(node)
                 for target in targets:
                     self.track(target, value)
+            case ast.Expr(ast.Call() as call) if not self.blocking:
+                self.dropped = call
+                self.expr(call)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.expr(value)
                 self.track(target, value)

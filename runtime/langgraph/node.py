@@ -30,7 +30,7 @@ from ramify.runtime.langgraph.portal import Crossing, Portal
 from ramify.runtime.langgraph.reading import CALLER, INVOCATION, Reading, is_run, read
 from ramify.runtime.langgraph.session import Session
 from ramify.runtime.langgraph.tasks import Call, Calls
-from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
+from ramify.runtime.sandbox import Sandbox, SyncSandbox, beside_the_input, sandbox_parameter
 from ramify.runtime.scope import entered
 from ramify.runtime.sites import CallSite
 from ramify.serving.transport import tagged
@@ -213,7 +213,8 @@ class WorldNode(Runnable[Any, Any]):
         self.session = session
         self.code = Code(bound)
         function = user_function(bound)
-        self.parameter = sandbox_parameter(function) if function is not None else None
+        named = beside_the_input if call is None else sandbox_parameter
+        self.parameter = named(function) if function is not None else None
         self.is_async = inspect.iscoroutinefunction(function)
 
     def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:

@@ -88,8 +88,8 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     cursor = connection.cursor()
     for pragma in PRAGMAS:
         cursor.execute(pragma)
-    cursor.execute("PRAGMA database_list")
-    record.info[_ROOM] = Room(Path(f"{cursor.fetchone()[2]}-wal"))
+    cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'")  # a name is bytes
+    record.info[_ROOM] = Room(Path(os.fsdecode(cursor.fetchone()[0] + b"-wal")))
     cursor.close()
 
 
@@ -143,7 +143,7 @@ def transaction(connection: Connection, *, single: bool = False) -> Iterator[Cal
                 own.execute("BEGIN IMMEDIATE")
                 connection.info[_ROOM].make()
             elif not single:
-                own.execute("BEGIN")
+                own.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # who waited for a lock sees what came before
             yield own.commit
     except BaseException:
         if not connection.invalidated:
@@ -171,6 +171,7 @@ def _in_our_schema(connection: Any, _record: object) -> None:
     cursor = connection.cursor()
     # first, not alone: the saver's tables stand where its user has them, and may be written in the same transaction
     cursor.execute(f"SELECT set_config('search_path', '{SCHEMA}, ' || current_setting('search_path'), false)")
+    cursor.execute("SET default_transaction_isolation TO 'read committed'")  # as the saver's transactions are
     cursor.execute("SET synchronous_commit TO on")  # a commit that was answered survives a power cut
     cursor.close()
     connection.commit()

@@ -5,12 +5,12 @@ the new length as well, which takes it as long again. So the log is made longer 
 commits overwrite them. To SQLite they are nothing: its log ends where a frame lacks the log's own salts and checksum,
 as what an earlier round left does. PostgreSQL makes its log so, too (decision 265).
 
-Only who holds the write lock appends to the log. So room is made inside a transaction that writes, before it wrote.
+Zeros are appended, never written at a place: what another wrote meanwhile stays, be it that the database was replaced
+under its name and the log is not ours any more. Inside a transaction that writes, nobody else makes the log longer.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 from pathlib import Path
 
@@ -28,30 +28,25 @@ class Room:
         self._length: int | None = None  # when it was looked at last
 
     def make(self) -> None:
-        """Make the log longer where the last commits used up what there was. Without space on the disk it stays as it
-        is: whether a commit fits is SQLite's to say."""
+        """Make the log longer where the last commits used up what there was. Where that cannot be done, without space
+        on the disk or without a descriptor, it stays as it is: whether a commit fits is SQLite's to say."""
         self._until_next -= 1
         if self._until_next > 0:
             return
         self._until_next = SELDOM
         try:
             length = os.stat(self._log).st_size  # noqa: PTH116  # in half the time
-        except FileNotFoundError:
+            if self._length is not None and length != self._length and length:
+                length += self._appended(length)
+        except OSError:
             return
-        if self._length is not None and length != self._length and length:
-            length = self._longer(length)
         self._length = length
 
-    def _longer(self, length: int) -> int:
-        handle = os.open(self._log, os.O_RDWR | os.O_CLOEXEC)
+    def _appended(self, length: int) -> int:
+        handle = os.open(self._log, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             if not any(os.pread(handle, _FRAME, max(0, length - _FRAME))):
-                return length  # another made room
-            piece = min(max(length, FIRST), LARGEST)
-            with contextlib.suppress(OSError):
-                if os.pwrite(handle, bytes(piece), length) == piece:
-                    return length + piece
-            os.ftruncate(handle, length)
-            return length
+                return 0  # another made room
+            return os.write(handle, bytes(min(max(length, FIRST), LARGEST)))
         finally:
             os.close(handle)

@@ -2,6 +2,7 @@
 
     {"replay": {…a Job…}}         answers with a Result
     {"fidelity": "a folder"}      answers with a Fidelity
+    {"live": {"asks": …, "step": …, "frame": …}}    answers with "served": what a live engine's requests come to
     An answer {"error": "…", "kind": "…"} says what went wrong; the process goes on.
 
 It runs in the Python that has vLLM. What vLLM prints goes to standard error.
@@ -20,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ramify.serving.policy.types import StepModel
 from ramify.serving.replay.errors import ReplayError, TooFew, TooMany
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.trace import Trace, read
@@ -64,6 +66,13 @@ def answer(line: str, folder: Path) -> dict[str, Any]:
     if "replay" in asked:
         done: dict[str, Any] = json.loads(run(Job.from_json(json.dumps(asked["replay"])), folder).to_json())
         return done
+    if "live" in asked:
+        from ramify.serving.replay.live import Ask, Frame, replayed
+
+        live = asked["live"]
+        asks = [Ask(**one) for one in live["asks"]]
+        served = replayed(asks, StepModel(**live["step"]), Frame(**live["frame"]), folder)
+        return {"served": [asdict(one) for one in served]}
     from ramify.serving.replay.fidelity import judge, read_run
 
     return asdict(judge(read_run(Path(asked["fidelity"])), folder))

@@ -58,6 +58,8 @@ class Run:
     slots: int
     step_tokens: int
     requests: tuple[Served, ...]
+    overlap: bool = True  # a step was scheduled while the one before it ran, as with --async-scheduling
+    chunked_prefill: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +213,8 @@ def again(run: Run, step: StepModel, folder: Path, upto: int | None = None) -> t
         step_tokens=run.step_tokens,
         context=context,
         concord=None,
-        overlap=True,
+        chunked_prefill=run.chunked_prefill,
+        overlap=run.overlap,
         brisk=True,
     )
     engine = log.engine = BareEngine(folder, settings, log)

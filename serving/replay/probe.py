@@ -184,7 +184,10 @@ def _is_token(line: str) -> bool:
     if not line.startswith("data:") or line[5:].strip() == "[DONE]":
         return False
     try:
-        choices = json.loads(line[5:]).get("choices")
+        event = json.loads(line[5:])
+        choices, failed = event.get("choices"), "error" in event
     except (ValueError, AttributeError) as error:
         raise BadProbe(f"the stream holds what is no completion: {line[:200]}") from error
+    if failed:
+        raise BadProbe(f"the engine broke an answer off: {line[:300]}")
     return bool(choices)

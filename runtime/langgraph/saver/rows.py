@@ -18,6 +18,8 @@ from sqlalchemy import Connection
 from ramify.runtime.langgraph.saver.statements import Prepared, one_trip, together
 from ramify.runtime.langgraph.saver.writer import Asks
 
+_AT_MOST = 1 << 14  # parameters of one statement: PostgreSQL takes 65,535
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -32,11 +34,13 @@ class Rows:
     def __init__(self) -> None:
         self.boldly = False
         self._rows: list[_Row] = []
+        self._takes = 0
         self._only: tuple[Prepared, tuple[Any, ...]] | None = None
 
     def begin(self, boldly: bool) -> None:
         self.boldly = boldly
         self._only = None
+        self._takes = 0
         self._rows.clear()
 
     def only(self, unless: Prepared, *given: Any) -> None:
@@ -44,8 +48,10 @@ class Rows:
         self._only = unless, given
 
     def put(self, statement: Prepared, *given: Any, where_there: Callable[[Connection], None] | None = None) -> None:
-        """`where_there`: what is done where a row of that name was there before."""
-        if self.boldly and where_there is not None:
+        """`where_there`: what is done where a row of that name was there before. What asks, or is more than one
+        statement takes, is not done boldly."""
+        self._takes += len(given)
+        if self.boldly and (where_there is not None or self._takes > _AT_MOST):
             raise Asks
         self._rows.append(_Row(statement, given, where_there))
 

@@ -120,7 +120,7 @@ class Writer:
         with self._lock:
             lead = self._open()
             if lead is not None:
-                handed = self._hand_over(lead, work, 0.0)
+                handed = self._hand_over(lead, work, how)
             else:
                 job = _Job(work, 0.0, how)
                 self._jobs.append(job)
@@ -135,7 +135,7 @@ class Writer:
         """As `commit`, for who must not wait here: the future is done when it is durable."""
         with self._lock:
             if (lead := self._open()) is not None:
-                return self._hand_over(lead, work, 0.0)
+                return self._hand_over(lead, work, how)
             future: Future[None] = Future()
             future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
             self._jobs.append(_Job(work, 0.0, how, future=future))
@@ -148,7 +148,7 @@ class Writer:
         `drain`."""
         with self._lock:
             if (lead := self._open()) is not None:
-                self._hand_over(lead, work, COMPANY_S)
+                self._hand_over(lead, work, how, COMPANY_S)
                 return
             self._jobs.append(_Job(work, self._clock() + self._linger_s, how, lingers=True))
             self._attended()
@@ -167,10 +167,10 @@ class Writer:
             self._thread = threading.Thread(target=self._attend, name="ramify-saver", daemon=True)
             self._thread.start()
 
-    def _finished(self, work: Work) -> Work:
+    def _finished(self, work: Work, how: Manner) -> Work:
         def both(connection: Connection) -> None:
             with drivers_own(connection):
-                self._begin(connection, Manner.CAREFULLY)
+                self._begin(connection, Manner.ALONE if how is Manner.ALONE else Manner.CAREFULLY)
                 work(connection)
                 self._finish(connection, lambda: None)  # the lead does
 
@@ -204,8 +204,8 @@ class Writer:
             if not self._changed.wait(_LOOK_AGAIN_S) and all(done.done() for done in left):
                 self._handed -= left
 
-    def _hand_over(self, lead: Committer, work: Work, linger_s: float) -> Future[None]:
-        job = Job(self._finished(work), linger_s=linger_s, undone=self._undone)
+    def _hand_over(self, lead: Committer, work: Work, how: Manner, linger_s: float = 0.0) -> Future[None]:
+        job = Job(self._finished(work, how), linger_s=linger_s, undone=self._undone)
         done = lead.submit(job)
         self._handed.add(done)
         done.add_done_callback(lambda done: self._came(job, done))

@@ -118,6 +118,36 @@ async def flow():
 
 
 @pytest.mark.parametrize(
+    ("body", "dropped"),
+    [
+        ("one()", "one"),
+        ("inner()", "inner"),
+        ("helper()", "one"),
+        ("async with fork([1]) as branches: branches.map(one)", "branches.map"),
+        ("async with fork([1]) as branches: branches.best().adopt()", "branches.best().adopt"),
+    ],
+)
+def test_what_nobody_waits_for(body: str, dropped: str, compile_source: Callable[..., Any]) -> None:
+    program = """
+@step
+async def one(sandbox: Sandbox): ...
+@workflow
+async def inner(): await one()
+def helper():
+    one()
+@workflow
+{kind} flow():
+    {body}
+"""
+    with pytest.raises(WorkflowError, match="is called without `await`") as error:
+        compile_source(program.format(kind="async def", body=body))
+    assert error.value.what.startswith(f"{dropped}(...)")
+    assert f"`await {dropped}(...)`" in error.value.mend
+    assert error.value.where.endswith(":19" if body == "helper()" else ":22")  # the program begins at 12
+    compile_source(program.format(kind="def", body=body.replace("async with", "with")))  # it waits by itself
+
+
+@pytest.mark.parametrize(
     ("imports", "read", "what"),
     [
         ("import time", "time.time()", "the clock"),

@@ -46,6 +46,42 @@ def test_a_step_with_retries_of_its_own(compile_graph: Any) -> None:
         compile_graph(only(retried))
 
 
+def first(sandbox: SyncSandbox, state: State) -> State:
+    return {}
+
+
+def no_state(sandbox: SyncSandbox) -> State:
+    return {}
+
+
+def several(state: State, *sandboxes: SyncSandbox) -> State:
+    return {}
+
+
+def perhaps(state: State, sandbox: SyncSandbox | None = None) -> State:
+    return {}
+
+
+async def blocking(state: State, sandbox: SyncSandbox) -> State:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("node", "mend"),
+    [
+        (first, r"write `def first\(state, sandbox: Sandbox\)`"),
+        (no_state, r"write `def no_state\(state, sandbox: Sandbox\)`"),
+        (several, r"write `def several\(state, sandbox: Sandbox\)`"),
+        (perhaps, "write Sandbox"),
+        (blocking, "annotate Sandbox"),
+    ],
+)
+def test_a_node_that_cannot_be_given_its_world(node: Any, mend: str, compile_graph: Any) -> None:
+    place = f"langgraph/test_unsupported.py:{node.__code__.co_firstlineno}: "
+    with pytest.raises(TypeError, match=f"^{place}.*{mend}"):
+        compile_graph(only(node))
+
+
 def test_a_graph_that_is_over_worlds_already(compile_graph: Any) -> None:
     with pytest.raises(UnsupportedGraph, match="already"):
         ramify.compile(compile_graph(only(touches)))

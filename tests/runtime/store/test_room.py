@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -65,7 +67,58 @@ def test_two_who_write_make_room_for_both(tmp_path: Path) -> None:
         engine.dispose()
 
 
-def test_without_space_the_log_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_took_our_place_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The log under its name is another's then, who appends to it while we look."""
+    path, log = tmp_path / "x.db", tmp_path / "x.db-wal"
+    engine = opened(path)
+    with engine.connect() as held:
+
+        def ours(number: int) -> None:
+            with transaction(held) as commit:
+                insert(held, number)
+                commit()
+
+        for number in range(room.SELDOM):
+            ours(number)
+        for file in tmp_path.iterdir():
+            file.unlink()
+        new = sqlite3.connect(path, isolation_level=None)
+        new.execute("PRAGMA journal_mode = WAL")
+        new.execute("CREATE TABLE t (number INTEGER PRIMARY KEY, filler TEXT)")
+        committed = []
+
+        def theirs() -> None:
+            new.execute("INSERT INTO t VALUES (?, ?)", (len(committed), "y" * 300))
+            committed.append(1)
+
+        looked, real = [], room.os.pread
+
+        def looking(handle: int, length: int, at: int) -> bytes:
+            found = real(handle, length, at)
+            looked.append(1)
+            theirs()
+            return found
+
+        monkeypatch.setattr(room.os, "pread", looking)
+        for number in range(room.SELDOM, COMMITS):
+            theirs()
+            ours(number)
+    assert looked
+    (tmp_path / "killed").mkdir()
+    for left in (path, log):
+        shutil.copy(left, tmp_path / "killed" / left.name)
+    with sqlite3.connect(tmp_path / "killed" / "x.db") as again:
+        assert again.execute("SELECT count(*) FROM t").fetchone() == (len(committed),)
+    new.close()
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("write", errno.ENOSPC), ("open", errno.EMFILE), ("stat", errno.EACCES)]
+)
+def test_where_no_room_can_be_made_the_log_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"a")
     monkeypatch.setattr(room, "SELDOM", 1)
@@ -73,15 +126,28 @@ def test_without_space_the_log_stays_as_it_is(tmp_path: Path, monkeypatch: pytes
     made.make()
     log.write_bytes(b"b" * 5000)
 
-    def full(handle: int, data: bytes, at: int) -> int:
-        real(handle, data[:10], at)
-        raise OSError(28, "No space left on device")
+    def refused(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
 
-    real = room.os.pwrite
-    monkeypatch.setattr(room.os, "pwrite", full)
-    made.make()
+    with monkeypatch.context() as patched:
+        patched.setattr(room.os, call, refused)
+        made.make()
     assert log.read_bytes() == b"b" * 5000
-    monkeypatch.setattr(room.os, "pwrite", real)
     log.write_bytes(b"b" * 6000)
     made.make()
     assert log.read_bytes() == b"b" * 6000 + bytes(room.FIRST)
+
+
+def test_a_folder_whose_name_is_no_text(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    engine = opened(folder / "x.db")
+    lengths = set()
+    with engine.connect() as held:
+        for number in range(COMMITS):
+            with transaction(held) as commit:
+                insert(held, number)
+                commit()
+            lengths.add((folder / "x.db-wal").stat().st_size)
+    assert len(lengths) < COMMITS / 4
+    engine.dispose()

@@ -13,6 +13,7 @@ import pytest
 from ramify.serving.policy.table import make_policy
 from ramify.serving.policy.types import SloClass
 from ramify.serving.replay.child import run
+from ramify.serving.replay.contenders import contender as named
 from ramify.serving.replay.engine import Replayed, replay
 from ramify.serving.replay.errors import TooLong
 from ramify.serving.replay.jobs import Job
@@ -66,6 +67,20 @@ def test_fcfs_keeps_the_urgent_waiting_and_concord_does_not_and_both_are_the_sam
         by_name[contender.name] = score(once, SETTING)
     assert by_name["fcfs"].attained["latency"] == 0.0
     assert by_name["concord"].attained == {"latency": 1.0, "deadline": 1.0}
+
+
+def test_only_a_prefill_in_chunks_lets_others_go_on(tmp_path: Path) -> None:
+    """A stream and a prompt of 30,000 tokens beside it: in chunks of 1,000, or in one piece of half a second."""
+    stream = single(0, 0.0, 400, SloClass.LATENCY)
+    long = Program(ProgramId(1), 1.0, SloClass.DEADLINE, (Stage((Call(30_000, 5),)),), deadline_s=30.0)
+    gaps = {}
+    for name in ("fcfs", "fcfs-whole"):
+        replayed = played([stream, long], named(name), tmp_path, replace(SETTING, step_tokens=1000))
+        (call,), (other,) = (one.calls for one in replayed.outcomes)
+        assert other.generated == 5
+        gaps[name] = call.worst_gap
+    assert gaps["fcfs"] < 0.05
+    assert gaps["fcfs-whole"] > 0.5
 
 
 def test_a_program_whose_call_is_refused_is_given_up_with_its_siblings(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import postgres
 import pytest
 from langgraph.checkpoint.base import empty_checkpoint
 
-from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.langgraph.saver import Saver, upkeep
 from ramify.runtime.store import RunStore
 
 
@@ -64,6 +66,30 @@ async def test_it_goes_on_where_another_process_deleted(address: str, how: str) 
             for number in (4, 5):
                 await asyncio.to_thread(put, other, number)
                 assert newest(other) == newest(saver) == number
+
+
+@pytest.mark.postgres
+async def test_a_copy_is_made_while_nobody_else_writes(postgres_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads by several statements: what came in between would be copied in part."""
+    import psycopg
+
+    address = postgres.new_database(postgres_server)
+    closure, refused = upkeep.closure, []
+
+    def between(connection: Any, wanted: Any) -> Any:
+        with psycopg.connect(address) as other, contextlib.suppress(psycopg.errors.LockNotAvailable):
+            refused.append(True)
+            other.execute("SELECT number FROM ramify_house FOR SHARE NOWAIT")
+            refused.append(False)
+        return closure(connection, wanted)
+
+    monkeypatch.setattr(upkeep, "closure", between)
+    with Saver.open(address) as saver:
+        async with RunStore(address, clock=time.time) as store:
+            assert saver.join(store)
+            await asyncio.to_thread(put, saver, 1)
+            await asyncio.to_thread(saver.copy_thread, "t", "u")
+    assert refused == [True]
 
 
 async def test_two_databases_are_two_commits(tmp_path: Path) -> None:

@@ -375,3 +375,12 @@ def test_a_superstep_is_one_statement_on_a_server(postgres_server: str, monkeypa
     steps = [sql for sql in sent if sql.startswith("WITH put_0 AS (INSERT INTO ramify_values")]
     assert len(steps) >= 20
     assert len(sent) <= len(steps) + 12  # the thread is looked at before the first
+
+
+def test_a_task_writes_more_than_one_statement_takes(saver: Saver) -> None:
+    """As one that sends to thousands does; a server takes 65,535 parameters at once."""
+    at = saver.put({"configurable": {"thread_id": "1", "checkpoint_ns": ""}}, empty_checkpoint(), {}, {})
+    saver.put_writes(at, [("log", number) for number in range(7000)], "task")
+    found = saver.get_tuple(at)
+    assert found is not None
+    assert [value for _, _, value in found.pending_writes or ()] == list(range(7000))

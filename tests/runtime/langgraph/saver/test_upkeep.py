@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import operator
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, TypedDict
 
+import postgres
 import pytest
 from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 from sqlalchemy import func, select
 
 from ramify import Saver
 from ramify.runtime.langgraph.saver import tables
+from ramify.runtime.langgraph.saver.writer import Manner
 
 
 class State(TypedDict):
@@ -179,3 +184,42 @@ def test_several_processes_write_one_thread(saver: Saver, address: str) -> None:
     assert len(both[0][0]["log"]) == 4 * 9
     assert written is not None
     assert written.pending_writes == [("task", "__error__", 3), ("task", "log", ["a" * 100])]
+
+
+@pytest.mark.postgres
+def test_who_prunes_sees_what_it_waited_for_whatever_is_the_servers_way(postgres_server: str) -> None:
+    """Also where an administrator has transactions see one state from their beginning."""
+    import psycopg
+
+    address = postgres.new_database(postgres_server)
+    with psycopg.connect(address, autocommit=True) as own:
+        own.execute(f"ALTER DATABASE \"{own.info.dbname}\" SET default_transaction_isolation TO 'repeatable read'")
+    place: Any = {"configurable": {"thread_id": "1", "checkpoint_ns": ""}}
+
+    def made(number: int, text: str) -> Any:
+        return {**empty_checkpoint(), "id": f"{number}", "channel_values": {"text": text * 100}}
+
+    with Saver.open(address) as saver, Saver.open(address) as other, ThreadPoolExecutor() as pool:
+        for number, text in enumerate("ab"):
+            place = saver.put(place, made(number, text), {}, {})
+        saver._writer._how = lambda _: Manner.CAREFULLY  # type: ignore[method-assign]  # so that there is a moment
+        writes, pruned = saver._writer._finish, []
+
+        def late(connection: Any, commit: Any) -> None:
+            def wait_for_prune() -> None:
+                pruned.append(pool.submit(other.prune, ["1"]))
+                with psycopg.connect(address, autocommit=True) as own:
+                    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+                    while own.execute(waiting).fetchone() == (0,):
+                        time.sleep(0.01)
+                commit()
+
+            writes(connection, wait_for_prune)
+
+        saver._writer._finish = late
+        saver.put(place, made(2, "a"), {}, {})  # its value is that of a checkpoint which the prune deletes
+        pruned[0].result()
+        found = other.get_tuple({"configurable": {"thread_id": "1"}})
+        assert ids(other) == ["2"]
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {"text": "a" * 100}

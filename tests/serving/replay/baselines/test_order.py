@@ -83,6 +83,17 @@ def test_least_laxity_puts_the_long_before_the_short_of_one_deadline() -> None:
     )
 
 
+def test_least_laxity_and_srpt_refuse_what_cannot_be_met_where_asked_to() -> None:
+    hopeless, fine = view(1, deadline=NOW + 0.01, length=500), view(2, deadline=NOW + 30.0, length=600)
+    waiting = View(Capacity(4, 4), [hopeless, fine])
+    for policy in (least_laxity(0.1), srpt()):
+        verdict = policy.decide(waiting, NOW)
+        assert ([refusal.id for refusal in verdict.drop], verdict.order) == ([1], (2,))
+    for policy in (least_laxity(), srpt(refuse=False)):
+        verdict = policy.decide(waiting, NOW)
+        assert (verdict.drop, verdict.order) == ((), (1, 2))
+
+
 def test_srpt_serves_the_shortest_call_whatever_its_program() -> None:
     waiting = [
         compound(1, "p", length=10, rest=(StageEstimate(3, 2000, 900),)),
@@ -198,3 +209,10 @@ def test_program_srpt_refuses_what_cannot_be_met_and_displaces_by_programs() -> 
     busy = [running(i, length=900.0) for i in range(5, 9)]
     assert ProgramSrpt(displace=0.5).decide(View(TIGHT, [fine], busy), NOW).pause == (8,)
     assert ProgramSrpt().decide(View(TIGHT, [fine], busy), NOW).pause == ()
+
+
+def test_program_srpt_counts_gpu_time_with_prompts_that_are_not_cached() -> None:
+    read_much = view(1, length=50, prompt_tokens=60_000, deadline=NOW + 60.0)
+    waiting = [read_much, view(2, length=400, deadline=NOW + 60.0)]
+    assert order(ProgramSrpt(), waiting) == (2, 1)
+    assert order(ProgramSrpt(), [replace(read_much, cached_tokens=59_900), waiting[1]]) == (1, 2)

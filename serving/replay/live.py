@@ -1,0 +1,177 @@
+"""A replay held against a live engine: the same requests, sent to it several times over, and replayed.
+
+The step-time model is measured from the engine itself before (`probe.profile`), and nothing is fitted to what is
+judged. The requests are single calls with a trace's arrivals and a part of its lengths, at a load that the model
+gives. No two runs of one engine are the same: a replay is held to how far their means lie apart. Where its own is no
+further from theirs than they are from each other, it might have been one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+
+from ramify.serving.policy.types import StepModel
+from ramify.serving.replay.errors import BadProbe, BadTrace
+from ramify.serving.replay.fidelity import Run, Served, again
+from ramify.serving.replay.probe import Endpoint
+from ramify.serving.replay.trace import Trace
+from ramify.serving.replay.types import Setting
+from ramify.serving.replay.workload import Mix, Workload, programs, seconds_a_program
+
+_APART = 0.9  # of the tokens must come by themselves
+_CALLS = Mix(latency=0.0, deadline=1.0, compound=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request, before it is sent: seconds since the run began, tokens."""
+
+    at: float
+    prompt: int
+    output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The live engine, as far as its schedule depends on it."""
+
+    slots: int
+    step_tokens: int
+    overlap: bool  # it schedules a step while the one before it runs
+    chunked_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How a trace's lengths are made small enough for a small engine."""
+
+    share: float = 0.25  # of the trace's tokens
+    prompt: int = 384  # tokens at most
+    output: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of every run: means over its requests, and how far single requests lie apart, in seconds."""
+
+    name: str
+    live: tuple[float, ...]  # of each live run
+    replayed: float
+    live_apart: float  # mean over requests, between two live runs
+    replay_apart: float  # the same between the replay and a live run
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.live)
+
+    @property
+    def spread(self) -> float:
+        return max(self.live) - min(self.live)
+
+    @property
+    def off(self) -> float:
+        return self.replayed - self.mean
+
+    @property
+    def agrees(self) -> bool:
+        """Is the replay no further from the live runs' mean than they are from each other?"""
+        return abs(self.off) <= self.spread
+
+
+def plan(
+    trace: Trace, step: StepModel, slots: int, count: int, *, load: float, seed: int = 0, sizes: Sizes | None = None
+) -> tuple[Ask, ...]:
+    """So many calls of the trace, from a place that the seed gives, arriving at so much of what the engine can do by
+    `step`. Raises BadTrace for a load or a count that is none."""
+    if count < 2 or load <= 0:
+        raise BadTrace(Path(trace.name), f"{count} requests at load {load:g}: wants two at least and a load above 0")
+    small = _small(trace, sizes or Sizes())
+    setting = Setting(step, slots=slots)
+    setting = replace(setting, seconds=count * seconds_a_program(small, _CALLS, setting) / load)
+    made = programs(small, Workload(load, seed, mix=_CALLS), setting)
+    return tuple(Ask(one.at, one.calls[0].prompt, one.calls[0].output) for one in made)
+
+
+def _small(trace: Trace, sizes: Sizes) -> Trace:
+    def call(prompt: int, output: int) -> tuple[int, int]:
+        return (
+            max(1, min(sizes.prompt, round(prompt * sizes.share))),
+            max(2, min(sizes.output, round(output * sizes.share))),  # of one token there is no time between tokens
+        )
+
+    arrivals = []
+    for one in trace.arrivals:
+        prompt, output = call(one.call.prompt, one.call.output)
+        arrivals.append(replace(one, call=replace(one.call, prompt=prompt, output=output, blocks=())))
+    return replace(trace, arrivals=tuple(arrivals), sessions=())
+
+
+async def serve(
+    endpoint: Endpoint,
+    asks: Sequence[Ask],
+    now: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> list[Served]:
+    """The requests to a live engine, each at its time; times by the clock of the endpoint's streams, which `now` is.
+
+    A server that is behind sends tokens together: where that is more than a few, or an answer has none, BadProbe."""
+    begun, tasks = now(), []
+    try:
+        async with asyncio.TaskGroup() as group:
+            for ask in asks:
+                await sleep(max(0.0, begun + ask.at - now()))
+                tasks.append(group.create_task(endpoint.batch([ask.prompt], ask.output)))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors  # the others are of the same engine
+    served, seen, asked = [], 0, sum(ask.output for ask in asks)
+    for number, (ask, task) in enumerate(zip(asks, tasks, strict=True)):
+        (stream,) = task.result()
+        if not stream.times:
+            raise BadProbe(f"request {number} got none of its {ask.output} tokens: it cannot be compared")
+        seen += len(stream.times)
+        served.append(
+            Served(ask.prompt, ask.output, stream.sent - begun, stream.times[0] - begun, stream.times[-1] - begun)
+        )
+    if seen < _APART * asked:
+        raise BadProbe(f"{asked} tokens came in {seen} pieces: their times are not told apart; ask for a lower load")
+    return served
+
+
+def replayed(asks: Sequence[Ask], step: StepModel, frame: Frame, folder: Path) -> list[Served]:
+    """The same through vLLM's own scheduler and KV cache manager, on the clock of `step`."""
+    asked = tuple(Served(ask.prompt, ask.output, ask.at, ask.at, ask.at) for ask in asks)
+    run = Run("live", frame.slots, frame.step_tokens, asked, frame.overlap, frame.chunked_prefill)
+    return again(run, step, folder)[0]
+
+
+def compared(live: Sequence[Sequence[Served]], replay: Sequence[Served]) -> list[Figure]:
+    """TTFT, TPOT and E2E of the live runs, two at least, and of the replay of the same requests."""
+    figures: list[tuple[str, Callable[[Served], float]]] = [
+        ("TTFT", lambda one: one.ttft),
+        ("TPOT", lambda one: one.tpot),
+        ("E2E", lambda one: one.last - one.arrived),
+    ]
+    found = []
+    for name, figure in figures:
+        runs = [[figure(one) for one in run] for run in live]
+        ours = [figure(one) for one in replay]
+        found.append(
+            Figure(
+                name,
+                tuple(fmean(run) for run in runs),
+                fmean(ours),
+                fmean(_apart(a, b) for a, b in combinations(runs, 2)),
+                fmean(_apart(ours, run) for run in runs),
+            )
+        )
+    return found
+
+
+def _apart(a: Sequence[float], b: Sequence[float]) -> float:
+    return fmean(abs(x - y) for x, y in zip(a, b, strict=True))

@@ -1,0 +1,89 @@
+"""Who is compared, and what each is told: an oracle differs from its form by what it knows, and by nothing else."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from ramify.serving.policy.calm import Calm
+from ramify.serving.policy.concord import Concord
+from ramify.serving.policy.types import Policy
+from ramify.serving.replay.baselines import BASELINES, PUBLISHED
+from ramify.serving.replay.baselines.ltr import LearningToRank
+from ramify.serving.replay.baselines.ordered import Ordered
+from ramify.serving.replay.baselines.plas import Plas
+from ramify.serving.replay.baselines.program_srpt import ProgramSrpt
+from ramify.serving.replay.contenders import OURS, contender
+from ramify.serving.replay.types import Knowledge, Lengths, Stock, Structure
+
+
+def policy(name: str) -> Policy:
+    engine = contender(name).engine
+    assert not isinstance(engine, Stock)
+    return engine()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "lengths", "structure"),
+    [
+        ("fcfs-drop", Ordered, Lengths.NONE, Structure.HIDDEN),
+        ("classes", Ordered, Lengths.PREDICTED, Structure.HIDDEN),
+        ("edf", Ordered, Lengths.NONE, Structure.HIDDEN),
+        ("edf-feasible", Ordered, Lengths.PREDICTED, Structure.HIDDEN),
+        ("least-laxity", Ordered, Lengths.PREDICTED, Structure.PLAN),
+        ("ltr", LearningToRank, Lengths.PREDICTED, Structure.HIDDEN),
+        ("plas", Plas, Lengths.NONE, Structure.HIDDEN),
+        ("atlas", Plas, Lengths.NONE, Structure.HIDDEN),
+        ("srpt-oracle", Ordered, Lengths.ORACLE, Structure.HIDDEN),
+        ("program-srpt", ProgramSrpt, Lengths.PREDICTED, Structure.PLAN),
+        ("program-srpt-oracle", ProgramSrpt, Lengths.ORACLE, Structure.ORACLE),
+        ("concord", Concord, Lengths.PREDICTED, Structure.PLAN),
+        ("concord-oracle", Concord, Lengths.ORACLE, Structure.ORACLE),
+        ("calm-thesis", Calm, Lengths.PREDICTED, Structure.PLAN),
+        ("calm-thesis-oracle", Calm, Lengths.ORACLE, Structure.ORACLE),
+    ],
+)
+def test_each_is_told_what_its_paper_assumes(name: str, kind: type, lengths: Lengths, structure: Structure) -> None:
+    assert type(policy(name)) is kind
+    assert contender(name).knows == Knowledge(lengths, structure)
+
+
+def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
+    names = {one.name for one in (*BASELINES, *OURS)}
+    assert names == {
+        *(
+            "fcfs",
+            "fcfs-whole",
+            "fcfs-drop",
+            "classes",
+            "edf",
+            "edf-feasible",
+            "least-laxity",
+            "ltr",
+            "plas",
+            "atlas",
+        ),
+        *("srpt-oracle", "program-srpt", "program-srpt-oracle"),
+        *("concord", "concord-oracle", "calm-thesis", "calm-thesis-oracle"),
+    }
+    assert contender("fcfs").engine == Stock(chunked_prefill=True)
+    assert contender("fcfs-whole").engine == Stock(chunked_prefill=False)
+    assert {one.name for one in BASELINES} - {one.name for one in PUBLISHED} == {
+        "program-srpt",
+        "program-srpt-oracle",
+    }
+
+
+@pytest.mark.parametrize("form", ["concord", "calm-thesis", "program-srpt"])
+def test_an_oracle_is_the_same_policy_that_knows_more(form: str) -> None:
+    known, oracle = contender(form), contender(f"{form}-oracle")
+    assert oracle.engine is known.engine
+    assert oracle.knows == known.knows.as_oracle() != known.knows
+
+
+def test_calm_at_its_best_has_no_waiting_limit_and_does_not_preempt() -> None:
+    best, written = contender("calm-thesis").engine, contender("calm-thesis, as written").engine
+    assert isinstance(best, partial) and isinstance(written, partial)
+    assert best.keywords["waiting_s"] is None and best.keywords["preempt_margin"] == float("inf")
+    assert written.keywords == {"goodput": "request"}
