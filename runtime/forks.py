@@ -365,7 +365,7 @@ class Outcomes(list[Outcome[T, R]]):
         """The outcome with the greatest `key(value)`, the first of equals. Raises `ValueError` where all failed, and
         where there was nothing to fork for."""
         if not self:
-            raise ValueError("there is no best branch of none: the fork was given no items: see to it that it has some, or ask for its length first")
+            raise ValueError("there is no best branch of none: the fork was given no items; fork over some")
         good = [o for o in self if o.error is None]
         if not good:
             raise ValueError(f"no branch has a result: all {len(self)} failed")
