@@ -64,7 +64,8 @@ class AgentBackend(ABC):
         return Helper(self._session.folder / "helper.log")
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
-        world = self._register(snapshot, spec)
+        self._check(spec)
+        world = self._register(snapshot, spec, self._session.folder / uuid.uuid4().hex[:12])
         try:
             await world.begin()
         except BaseException:
@@ -72,20 +73,19 @@ class AgentBackend(ABC):
             raise
         return world
 
-    def _register(self, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
-        """A world that has not begun; closing the backend closes it. Raises `Unsupported`, `WorldStartFailed`."""
+    def _check(self, spec: WorldSpec) -> None:
+        """Raises `Unsupported`, `WorldStartFailed`."""
         refuse_what_is_missing(self.capabilities, spec)
         if self._helper is None:
             raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
-        folder = self._new_folder(snapshot)
+
+    def _register(self, snapshot: Snapshot, spec: WorldSpec, folder: Path) -> AgentWorld:
+        """A world that has not begun, by the folder's name; closing the backend closes it."""
+        assert self._helper is not None
         world_id = WorldId(folder.name)
         ground = Ground(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
         world = self._worlds[world_id] = self._world(ground, snapshot, spec)
         return world
-
-    def _new_folder(self, snapshot: Snapshot) -> Path:
-        """Where a new world over `snapshot` is to be."""
-        return self._session.folder / uuid.uuid4().hex[:12]
 
     @abstractmethod
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:

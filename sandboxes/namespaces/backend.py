@@ -82,12 +82,6 @@ class NamespaceBackend(AgentBackend):
             world.planted(snapshot, top)
         return world
 
-    def _new_folder(self, snapshot: Snapshot) -> Path:
-        folder, top = self._folders.take(self._store.lower_dirs(snapshot))
-        if top is not None:
-            self._standing[folder] = top
-        return folder
-
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
         return (await self.fork(snapshot, spec, 1))[0]
 
@@ -97,10 +91,13 @@ class NamespaceBackend(AgentBackend):
         if spec.image is not None and snapshot.image is None:
             snapshot = replace(snapshot, image=await self._imported(spec.image))
         _check_places(spec, self._around.home, image=snapshot.image is not None)
+        self._check(spec)
         worlds: list[AgentWorld] = []
         try:
-            for _ in range(n):
-                worlds.append(self._register(snapshot, spec))
+            for folder, top in self._folders.take(self._store.lower_dirs(snapshot), n):
+                if top is not None:
+                    self._standing[folder] = top
+                worlds.append(self._register(snapshot, spec, folder))
             await plant([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
             await all_of([world.begin() for world in worlds])
         except BaseException:

@@ -42,16 +42,20 @@ class Folders:
         self._making: asyncio.Task[None] | None = None
         self._restock()
 
-    def take(self, lowers: Sequence[Path]) -> tuple[Path, os.stat_result | None]:
-        """Where a new world over these layers is to be: there with the upper and work folders of its first mount, or
-        not there yet. With its tree, where that stands: then what the uppermost layer's folder is like, else None."""
+    def take(self, lowers: Sequence[Path], n: int) -> list[tuple[Path, os.stat_result | None]]:
+        """Where `n` new worlds over these layers are to be: there with the upper and work folders of the first mount,
+        or not there yet. With its tree, where that stands: then what the uppermost layer's folder is like, else None."""
         stack = _identity(lowers)
-        self._again = stack == self._stack != ()
-        if not self._again:
+        again = stack == self._stack != ()
+        self._again = again or (n > 1 and stack != ())
+        if not again:
             self._spent += [folder for folder, _ in self._standing]
             self._standing.clear()
         self._lowers, self._stack = lowers, stack
         self._restock()
+        return [self._take() for _ in range(n)]
+
+    def _take(self) -> tuple[Path, os.stat_result | None]:
         if self._standing and not self._trees.gone:
             return self._standing.pop()
         return self._ready.pop() if self._ready else self._new(), None
