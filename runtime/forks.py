@@ -362,7 +362,10 @@ class Outcomes(list[Outcome[T, R]]):
     """The outcomes of `map`, in the order of the items."""
 
     def best(self, key: Callable[[R], Any]) -> Outcome[T, R]:
-        """The outcome with the greatest `key(value)`, the first of equals. Raises `ValueError` where all failed."""
+        """The outcome with the greatest `key(value)`, the first of equals. Raises `ValueError` where all failed, and
+        where there was nothing to fork for."""
+        if not self:
+            raise ValueError("there is no best branch of none: the fork was given no items; fork over some")
         good = [o for o in self if o.error is None]
         if not good:
             raise ValueError(f"no branch has a result: all {len(self)} failed")

@@ -17,6 +17,7 @@ from langgraph.graph import START, StateGraph
 import ramify
 from ramify import Runtime, Sandbox, SyncSandbox, step, workflow
 from ramify.runtime.errors import NotInARun
+from ramify.runtime.forks import Outcomes
 
 HELD: list[Any] = []
 WORKFLOWS: dict[str, Any] = {}
@@ -218,3 +219,8 @@ def test_what_is_called_outside_a_workflow_says_from_where_to(call: Callable[[],
     with pytest.raises(NotInARun) as caught:
         call()
     assert re.search("called .*outside", str(caught.value))
+
+
+def test_the_best_branch_of_none() -> None:
+    with pytest.raises(ValueError, match="given no items"):
+        Outcomes([]).best(key=bool)
