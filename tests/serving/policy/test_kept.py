@@ -43,12 +43,12 @@ class Host:
                 del self._calls[id_]
             else:
                 self._calls[id_] = moved
-        for _ in range(chance.choice([0, 0, 0, 1, 2, 40])):
+        for _ in range(40 if not self._next else chance.choice([0, 1, 2])):
             id_ = chance.randrange(self._next + 1)
             if id_ not in self._calls:
                 self._calls[id_] = self._call(id_, now, chance.choice(list(State)))
             self._next = max(self._next, id_ + 1)
-        if chance.random() < 0.05:
+        if chance.random() < 0.02:
             self._calls.clear()
         if chance.random() < 0.1:
             self._step, self._slots = self._step.scaled(chance.choice([0.5, 1.05, 2.0])), chance.choice([2, 8, 32])
