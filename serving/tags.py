@@ -111,7 +111,13 @@ class SLOTags:
 
     @classmethod
     def from_body(cls, body: Mapping[str, object]) -> SLOTags:
-        """Merge `vllm_xargs` and the thesis's fields of a request's body; they must not contradict."""
+        """Merge `vllm_xargs` and the thesis's fields of a request's body; they must not contradict.
+
+        A tag beside them would be a promise that nobody keeps. Raises BadTags.
+        """
+        for name in body:
+            if name in _CHECKS or name.startswith(_OUR_PREFIXES):
+                raise BadTags(name, "not read from the body itself: put it in vllm_xargs")
         xargs = body.get("vllm_xargs")
         if xargs is None:
             xargs = {}

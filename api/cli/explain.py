@@ -146,7 +146,8 @@ def change_lines(changed: Changed) -> list[str]:
     if not changed.known:
         return [f"whether the code has changed since cannot be told: {changed.why}"]
     if not changed.workflow and not changed.steps:
-        return ["the code is what the plan was compiled from"]
+        same = "the workflow and its steps are what the plan was compiled from"
+        return [f"{same}; plain functions between them are not compared"]
     found = []
     if changed.workflow:
         found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")

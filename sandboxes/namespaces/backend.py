@@ -97,8 +97,10 @@ class NamespaceBackend(AgentBackend):
         if spec.image is not None and snapshot.image is None:
             snapshot = replace(snapshot, image=await self._imported(spec.image))
         _check_places(spec, self._around.home, image=snapshot.image is not None)
-        worlds = [self._register(snapshot, spec) for _ in range(n)]
+        worlds: list[AgentWorld] = []
         try:
+            for _ in range(n):
+                worlds.append(self._register(snapshot, spec))
             await plant([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
             await all_of([world.begin() for world in worlds])
         except BaseException:

@@ -46,7 +46,7 @@ class Folders:
         """Where a new world over these layers is to be: there with the upper and work folders of its first mount, or
         not there yet. With its tree, where that stands: then what the uppermost layer's folder is like, else None."""
         stack = _identity(lowers)
-        self._again = stack == self._stack
+        self._again = stack == self._stack != ()
         if not self._again:
             self._spent += [folder for folder, _ in self._standing]
             self._standing.clear()
@@ -86,7 +86,7 @@ class Folders:
         over = Over(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
         self._spent.append(folder)  # unless it comes to something
         await self._trees.mount([str(lower) for lower in lowers], [over])
-        if stack == self._stack == _identity(lowers):
+        if stack == self._stack == _identity(lowers) != ():
             self._spent.remove(folder)
             self._standing.append((folder, lowers[-1].stat()))
 
@@ -102,7 +102,11 @@ class Folders:
 
 
 def _identity(lowers: Sequence[Path]) -> Stack:
-    return tuple((status.st_dev, status.st_ino) for status in map(os.stat, lowers))
+    """() where one is gone: whoever mounts them says so."""
+    try:
+        return tuple((status.st_dev, status.st_ino) for status in map(os.stat, lowers))
+    except FileNotFoundError:
+        return ()
 
 
 def _make(folder: Path) -> None:

@@ -161,7 +161,9 @@ def _make(place: str, piece: Piece) -> None:
             Path(place).mkdir(parents=True, exist_ok=True)
             Path(place).chmod(piece.mode)
         case "file":
-            os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, piece.mode))
+            made = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, piece.mode)
+            os.write(made, piece.text.encode())
+            os.close(made)
         case "whiteout":
             os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
         case _:

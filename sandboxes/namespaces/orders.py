@@ -6,7 +6,7 @@ One datagram asks, one answers, in the same order. Descriptors come beside an an
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 
 BIGGEST = 1 << 17  # bytes in a datagram
 FEW = 16  # overlays in one order, so that other orders wait no longer than some milliseconds
@@ -33,9 +33,10 @@ class Mount:
 @dataclass(frozen=True, slots=True)
 class Piece:
     path: str
-    kind: str  # "folder", "file" (empty), "whiteout"
+    kind: str  # "folder", "file", "whiteout"
     mode: int = 0o755
     mtime_ns: int = -1  # -1: now
+    text: str = ""  # of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def _plain(message: object) -> dict[str, object]:
     if isinstance(message, Mount):
         values["overlays"] = [[over.upper, over.work, over.point, over.fresh] for over in message.overlays]
     if isinstance(message, Furnish):
-        values["pieces"] = [[piece.path, piece.kind, piece.mode, piece.mtime_ns] for piece in message.pieces]
+        values["pieces"] = [list(astuple(piece)) for piece in message.pieces]
     return values
 
 

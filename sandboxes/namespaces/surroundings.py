@@ -2,7 +2,8 @@
 
 All of it is copy-on-write: a world writes into `outside/`, by paths relative to "/", and a seal makes a layer of
 that. Below lie the outside layers of its snapshot, and at the bottom the host's own home, live, or the image.
-Empty folders that other mounts need to stand on come from a skeleton, the lowest of all: they are in no layer.
+Empty folders that other mounts need to stand on come from a skeleton, the lowest of all: they are in no layer. Nor is
+the file of hosts that an image goes without.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ CREDENTIALS = (
 
 NO_HOME = "/tmp/home"  # for a user who has none
 IN_EVERY_ROOT = ("dev", "proc", "sys", "run", "tmp", "var", "var/tmp")
+HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"
 BASHES = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
@@ -57,6 +59,7 @@ class Surroundings:
         self._around_session = self.home is not None and session.is_relative_to(self.home.resolve())
         self._made: dict[str, asyncio.Future[None]] = {}  # what the keeper was asked for once for all
         self._skeletons: dict[tuple[Path, ...], str] = {}  # their names, by the places that they were made for
+        self._named: dict[Path, tuple[str, ...]] = {}  # by image: the layer that knows localhost, where it needs one
 
     @property
     def inside(self) -> str:
@@ -80,8 +83,18 @@ class Surroundings:
         self, folder: Path, image: Path, layers: Sequence[Path], places: Iterable[Path]
     ) -> list[Beside]:
         """The whole root of one world."""
-        lowers = (f"{await self._skeleton(places)}/root", str(image), *map(str, layers))
+        lowers = (f"{await self._skeleton(places)}/root", str(image), *await self._names(image), *map(str, layers))
         return [Beside("/", lowers, str(folder / "outside"))]
+
+    async def _names(self, image: Path) -> tuple[str, ...]:
+        """The layer that says what localhost is, where the image leaves that to whoever runs it, as most do."""
+        if image not in self._named:
+            pieces = await asyncio.to_thread(names, image)
+            point = f"names-{image.parent.name}"
+            if pieces:
+                await self._once(point, lambda: self._trees.furnish(point, pieces))
+            self._named[image] = (f"@{point}",) if pieces else ()
+        return self._named[image]
 
     async def _once(self, name: str, make: Callable[[], Coroutine[object, object, None]]) -> None:
         if name not in self._made:
@@ -135,6 +148,20 @@ def skeleton(places: Sequence[str], home: Path | None) -> list[Piece]:
                     pieces.setdefault(str(parent), Piece(str(parent), "folder"))
                 pieces.setdefault(path, Piece(path, "file" if is_file else "folder"))
     return list(pieces.values())
+
+
+def names(image: Path) -> list[Piece]:
+    """A file of hosts for an image that has none, or an empty one, as `docker export` writes it. Blocks."""
+    etc, hosts = image / "etc", image / "etc/hosts"
+    if etc.is_symlink() or (os.path.lexists(hosts) and (hosts.is_symlink() or hosts.lstat().st_size)):
+        return []
+    folder = Piece("etc", "folder")
+    if etc.is_dir():
+        status = etc.stat()
+        folder = Piece("etc", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+    status = image.stat()
+    root = Piece("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+    return [root, folder, Piece("etc/hosts", "file", 0o644, text=HOSTS)]
 
 
 def mask(home: Path) -> tuple[list[Piece], list[str]]:

@@ -35,6 +35,7 @@ class _Followed:
     """A call whose length is predicted."""
 
     ask: Ask
+    alone: bool = True  # one answer: of several, the tokens together are no length
     bound: LengthSketch | None = None
     text: list[str] = field(default_factory=list)
     asked_at: int = 0  # tokens
@@ -65,8 +66,9 @@ class Analysis:
         self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
         self._asking: set[asyncio.Task[None]] = set()
 
-    async def begin(self, call: Call, model: str, prompt: str, messages: int) -> None:
-        """Before it waits for a slot: how long it will be, and what comes after its stage."""
+    async def begin(self, call: Call, model: str, prompt: str, messages: int, alone: bool = True) -> None:
+        """Before it waits for a slot: how long it will be, and what comes after its stage. `alone`: one answer is
+        asked for; of several each is as long as was predicted, and nothing is learnt."""
         tags = call.tags
         ask = Ask(
             model=model,
@@ -78,7 +80,7 @@ class Analysis:
             messages=messages,
             call=str(call.id),
         )
-        followed = self._calls[call.id] = _Followed(ask)
+        followed = self._calls[call.id] = _Followed(ask, alone)
         if call.compound is not None and not tags.plan_rest:
             await self._match(call)
         if call.sketch is None:
@@ -90,7 +92,7 @@ class Analysis:
     def progressed(self, call: Call, text: str, answer_id: str | None) -> None:
         """A piece of its answer came."""
         followed = self._calls.get(call.id)
-        if followed is None:
+        if followed is None or not followed.alone:
             return
         followed.text.append(text)
         due = call.chunks - followed.asked_at >= INTERVAL and call.tags.length_quantiles is None
@@ -105,7 +107,7 @@ class Analysis:
         followed = self._calls.pop(call.id, None)
         if followed is None:
             return
-        if whole and call.chunks:
+        if whole and call.chunks and followed.alone:
             self._client.observe(Ended(followed.ask, call.chunks, call.cut, followed.bound))
         if whole and call.compound is not None:
             self._note(call, followed.ask)

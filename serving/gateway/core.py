@@ -44,7 +44,7 @@ class Gateway:
         self.answers: set[asyncio.Task[None]] = set()
         self.stopping = False
         self.analysis: Analysis | None = None
-        self._api_keys = [f"Bearer {key}".encode() for key in api_keys]
+        self._api_keys = [key.encode() for key in api_keys]
         self._sizes = PromptSizes()
 
     async def drain(self, seconds: float) -> None:
@@ -67,9 +67,10 @@ class Gateway:
                 await one.upstream.aclose()
 
     def authorise(self, request: Request) -> None:
-        shown = request.headers.get("authorization", "").encode("latin-1", "replace")
-        fits = [hmac.compare_digest(shown, key) for key in self._api_keys]  # all of them: the time tells nothing
-        if fits and not any(fits):
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")  # a scheme has no case (RFC 9110)
+        shown = key.strip().encode("latin-1", "replace")
+        fits = [hmac.compare_digest(shown, one) for one in self._api_keys]  # all of them: the time tells nothing
+        if fits and not (scheme.lower() == "bearer" and shown and any(fits)):
             raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
 
     def upstream(self) -> Upstream:
@@ -100,7 +101,8 @@ class Gateway:
             messages = said if isinstance(said, list) else [said]
             last = messages[-1] if messages else ""
             content = last.get("content") if isinstance(last, Mapping) else last
-            await self.analysis.begin(call, str(body.get("model", "")), str(content), len(messages))
+            model, alone = str(body.get("model", "")), not _several(dialect, body)
+            await self.analysis.begin(call, model, str(content), len(messages), alone)
 
     def answered(
         self,
@@ -174,6 +176,13 @@ def _limit(body: Mapping[str, object]) -> int | None:
     """Tokens after which the answer is cut, where the request says so."""
     said = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
     return min((v for v in said if isinstance(v, int) and not isinstance(v, bool) and v > 0), default=None)
+
+
+def _several(dialect: Dialect, body: Mapping[str, object]) -> bool:
+    """Does it ask for more than one answer? Then what is counted of them is the length of none."""
+    prompts = body.get("prompt") if dialect.prompt_field == "prompt" else None
+    many = isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int)  # else tokens of one
+    return many or any(body.get(name) not in (None, 1) for name in ("n", "best_of"))
 
 
 def _conversation(response_id: str) -> str:

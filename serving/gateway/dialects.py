@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from ramify.serving import refusal
 
+_MOST_TOKENS = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -118,6 +120,12 @@ def answer_id(chunk: Mapping[str, object]) -> str | None:
     return said if isinstance(said, str) else None
 
 
+def was_cut(answer: Mapping[str, object]) -> bool:
+    """Did its limit end an answer that came as a whole?"""
+    reasons = [choice.get("finish_reason") for choice in _objects(answer.get("choices"))]
+    return "length" in reasons or answer.get("status") == "incomplete"
+
+
 def usage_of(body: Mapping[str, object]) -> tuple[int | None, int | None]:
     """Tokens generated and tokens of the prompt, as an answer reports them."""
     usage = body.get("usage")
@@ -125,7 +133,12 @@ def usage_of(body: Mapping[str, object]) -> tuple[int | None, int | None]:
         return None, None
     made = usage.get("completion_tokens", usage.get("output_tokens"))
     read = usage.get("prompt_tokens", usage.get("input_tokens"))
-    return (made if isinstance(made, int) else None), (read if isinstance(read, int) else None)
+    return _count(made), _count(read)
+
+
+def _count(said: object) -> int | None:
+    """What an engine says that can be a number of tokens."""
+    return said if type(said) is int and 0 <= said <= _MOST_TOKENS else None
 
 
 def _objects(value: object) -> list[Mapping[str, object]]:

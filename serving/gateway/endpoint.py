@@ -21,7 +21,7 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.admission import Preempted, Refused
 from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.core import Gateway
-from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of
+from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of, was_cut
 from ramify.serving.gateway.errors import ApiError, bad_request, infeasible
 from ramify.serving.gateway.exchange import Out, body_of, left, tags_of
 from ramify.serving.gateway.replicas import Replica
@@ -161,6 +161,7 @@ class Endpoint:
         answer = await _of(replica).post(self._dialect.path, _encoded(body))
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
+        call.cut = was_cut(answer)
         gateway.answered(call, replica, work.body, self._dialect, usage_of(answer), answer.get("id"))
         gateway.close(call, Outcome.DONE)
         await work.out.whole({**answer, wire.LEDGER_KEY: self._ledger(call)})

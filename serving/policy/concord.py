@@ -126,7 +126,8 @@ class Concord:
         if over <= 0.0:
             return 1.0
         begun_s, self._book.started_s = self._book.started_s, 0.0
-        self._prompt_s = self._prompt_s * exp((self._prompts_at - now) / over) + begun_s
+        passed_s = max(0.0, now - self._prompts_at)  # a host's clock may be set back
+        self._prompt_s = self._prompt_s * exp(-passed_s / over) + begun_s
         self._prompts_at = now
         return 1.0 / (1.0 - min(_MOST_PROMPTS, self._prompt_s / over))
 

@@ -189,9 +189,10 @@ class Views:
 
 def _names(request_id: str) -> set[str]:
     """What the answer to a request of vLLM's may be called: `chatcmpl-A` is the answer of `chatcmpl-A-1a2b3c4d`,
-    `cmpl-A` of `cmpl-A-0-1a2b3c4d`, `resp_A` of `resp_A_0-1a2b3c4d`."""
+    `cmpl-A` of `cmpl-A-0-1a2b3c4d`, `resp_A` of `resp_A_0-1a2b3c4d`. A chat has no index: clients may end its name
+    with a number of their own."""
     outer = _RANDOM.sub("", request_id)
-    return {request_id, outer, _INDEX.sub("", outer)}
+    return {request_id, outer if outer.startswith("chatcmpl-") else _INDEX.sub("", outer)}
 
 
 def slo_class_of(tags: SLOTags) -> SloClass:

@@ -45,7 +45,7 @@ def test_the_plan_beside_what_happened(ramify: Any, tmp_path: Path, workspace: P
     text = ramify("explain").out
     assert "break.unseen" in text
     assert "skipped" in text
-    assert "the code is what the plan was compiled from" in text
+    assert "the workflow and its steps are what the plan was compiled from" in text
 
 
 def test_what_was_chosen_by_cost_and_what_that_cost(ramify: Any, tmp_path: Path, workspace: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ramify.fork_engine.errors import SnapshotCorrupt
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.contract import World, WorldSpec
@@ -97,3 +98,36 @@ async def test_a_tree_that_cannot_be_mounted_ahead_is_nobodys_error(
     worlds.append(await namespaces.materialise(base, spec))
     assert await ready(namespaces) == TREES
     assert await out(worlds[-1], "ls package") == await out(worlds[0], "ls package")
+
+
+async def test_a_layer_that_goes_while_it_is_forked_is_told_as_ever_and_no_world_stays(
+    namespaces: NamespaceBackend,
+    store: SnapshotStore,
+    base: Snapshot,
+    spec: WorldSpec,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for _ in range(2):
+        await (await namespaces.materialise(base, spec)).close()
+    assert await ready(namespaces) == TREES
+    gone = store.lower_dirs(base)[0].with_name("gone")
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "lower_dirs", lambda _: (gone,))  # was there when it was asked for
+        with pytest.raises(WorldStartFailed, match="could not be mounted"):
+            await namespaces.fork(base, spec, 3)
+    asked = 0
+
+    def damaged(_: Snapshot) -> tuple[Path, ...]:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise SnapshotCorrupt("it went between two")
+        return lowers
+
+    lowers = store.lower_dirs(base)
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "lower_dirs", damaged)
+        with pytest.raises(SnapshotCorrupt, match="between two"):
+            await namespaces.fork(base, spec, 3)
+    assert not namespaces._worlds
+    await (await namespaces.materialise(base, spec)).close()

@@ -21,6 +21,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldStartFailed
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.namespaces.surroundings import HOSTS
 
 pytestmark = pytest.mark.linux_ns
 
@@ -77,6 +78,29 @@ async def test_the_root_is_the_images_own(
     assert (await world.run("ls /etc/passwd")).exit_code != 0
 
 
+@pytest.mark.parametrize("own", [None, "", "10.0.0.1\tmine\n"], ids=["none", "empty", "its own"])
+async def test_localhost_has_an_address_where_the_image_says_nothing_of_it(
+    own: str | None, namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, tmp_path: Path, out: Out
+) -> None:
+    """What `docker export` and debootstrap write leaves it to whoever runs it."""
+    root = root_file_system(tmp_path / "root")
+    if own is not None:
+        (root / "etc" / "hosts").write_text(own)
+    (root / "etc").chmod(0o751)
+    inside = replace(inside, image=root)
+    world = await namespaces.materialise(base, inside)
+    assert await out(world, "cat /etc/hosts") == (own or HOSTS)
+    assert await out(world, "ls -A /etc") == "hosts\nos-release\n"
+    assert await world.seal() == world.snapshot
+    await out(world, "echo more >> /etc/hosts")
+    fork = await namespaces.materialise(await world.seal(), inside)
+    assert await out(fork, "cat /etc/hosts") == (own or HOSTS) + "more\n"
+    await out(fork, "rm /etc/hosts")
+    assert (await fork.run("cat /etc/hosts")).exit_code != 0
+    again = await namespaces.materialise(await fork.seal(), inside)
+    assert (await again.run("grep more /etc/hosts")).exit_code != 0
+
+
 async def test_what_changes_in_the_root_goes_with_a_snapshot(
     namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, image: Path, out: Out
 ) -> None:
@@ -85,7 +109,9 @@ async def test_what_changes_in_the_root_goes_with_a_snapshot(
     sealed = await world.seal()
     assert sealed.image is not None
     again = await namespaces.materialise(sealed, inside)
-    assert await out(again, "cat /opt/tool/version w /tmp/t; ls -A /etc /opt/new") == "2\nw\nt\n/etc:\n\n/opt/new:\n"
+    assert await out(again, "cat /opt/tool/version w /tmp/t; ls -A /etc /opt/new") == (
+        "2\nw\nt\n/etc:\nhosts\n\n/opt/new:\n"
+    )
     without = await namespaces.materialise(sealed, replace(inside, image=None))  # the snapshot says what it stands on
     assert await out(without, "cat /opt/tool/version") == "2\n"
     await again.rollback(base)
@@ -102,7 +128,7 @@ async def test_the_root_can_be_changed_after_a_seal_of_the_tree_alone(
     await asyncio.sleep(0.1)  # what is tidied up after a seal is gone
     await out(world, "echo 2 >> /opt/tool/version; rm /etc/os-release")
     fork = await namespaces.materialise(await world.seal(), inside)
-    assert await out(fork, "cat /opt/tool/version w; ls -A /etc") == "1\n2\nw\n"
+    assert await out(fork, "cat /opt/tool/version w; ls -A /etc") == "1\n2\nw\nhosts\n"
 
 
 async def test_forks_of_one_image_see_nothing_of_each_other(

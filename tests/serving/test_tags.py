@@ -151,3 +151,9 @@ def test_every_field_has_a_check() -> None:
     for field in dataclasses.fields(SLOTags):
         with pytest.raises(BadTags, match=field.name):
             SLOTags(**{field.name: object()})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["slo_deadline_s", "fork_group", "length_quantiles", "slo_typo"])
+def test_a_tag_that_is_no_part_of_vllm_xargs_is_refused(name: str) -> None:
+    with pytest.raises(BadTags, match=f"{name}.*vllm_xargs"):
+        SLOTags.from_body({"messages": [], name: 3})

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
 from ramify.serving.engine.types import EngineSpec
 from ramify.serving.gateway import logs
+from ramify.serving.gateway.analysis import Analysis
 from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.sketch import LengthSketch
 from ramify.serving.testing import ScriptedModel, ScriptedServer
+from ramify.serving.types import ChatResult
 
 pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
 
@@ -96,6 +101,69 @@ async def test_it_hears_what_the_engine_calls_its_answer(tmp_path: Path, path: s
             events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
     said = [e["response"]["id"] if "response" in e else e.get("id") for e in events]
     assert heard.names == {name for name in said if name} and len(heard.names) == 1
+
+
+class Teaches:
+    """An analyzer that knows nothing yet, and is told how calls ended."""
+
+    def __init__(self) -> None:
+        self.asked: list[Ask] = []
+        self.ended: list[Ended] = []
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        self.asked += asks
+        return [Forecast(LengthSketch.cold(ask.limit), Basis.COLD) for ask in asks]
+
+    def observe(self, ended: Ended) -> None:
+        self.ended.append(ended)
+
+    async def aclose(self) -> None: ...
+
+
+async def taught(tmp_path: Path, path: str, body: dict[str, object], reason: str = "stop") -> Teaches:
+    said = ChatResult("word " * 60, reason, "m", prompt_tokens=3, completion_tokens=60)
+    async with ScriptedServer(ScriptedModel(lambda _: said)) as engine:
+        settings = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),))
+        async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
+            assert gateway.gateway is not None
+            analyzer: Any = Teaches()
+            gateway.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+            assert (await client.post(path, json={"model": "m", **body})).status_code == 200
+    known: Teaches = analyzer
+    return known
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("length", True)])
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+async def test_it_learns_whether_the_limit_ended_an_answer(
+    tmp_path: Path, path: str, stream: bool, reason: str, cut: bool
+) -> None:
+    prompt: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    analyzer = await taught(tmp_path, path, {**prompt, "stream": stream, "max_tokens": 60}, reason)
+    assert [(one.length, one.cut) for one in analyzer.ended] == [(60, cut)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "alone"),
+    [
+        ("/chat/completions", {"n": 1}, True),
+        ("/chat/completions", {"n": 4}, False),
+        ("/completions", {"prompt": ["one"]}, True),
+        ("/completions", {"prompt": [1, 2, 3]}, True),
+        ("/completions", {"prompt": ["one", "two"]}, False),
+        ("/completions", {"prompt": [[1, 2], [3]]}, False),
+        ("/completions", {"prompt": "one", "best_of": 2}, False),
+    ],
+)
+async def test_of_several_answers_no_length_is_learnt(
+    tmp_path: Path, path: str, body: dict[str, object], alone: bool
+) -> None:
+    """Their tokens are counted together. How long one will be is still asked, before the first token."""
+    messages = [{"role": "user", "content": "hi"}]
+    analyzer = await taught(tmp_path, path, {"messages": messages, "stream": True, **body})
+    assert [ask.generated > 0 for ask in analyzer.asked] == ([False, True] if alone else [False])
+    assert [one.length for one in analyzer.ended] == [60] * alone
 
 
 def children(pid: int) -> list[str]:

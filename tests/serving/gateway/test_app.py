@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import httpx
 import pytest
 from starlette.applications import Starlette
 
+from ramify.serving import wire
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.exchange import MAX_BODY
 from ramify.serving.policy.types import Verdict
 from ramify.serving.tags import HEADER
 from ramify.serving.testing import Fault, ScriptedModel
+from ramify.serving.types import ChatResult
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -86,6 +89,32 @@ async def test_a_key_is_asked_for_and_the_engine_gets_its_own() -> None:
     async with client_of(app, authorization="Bearer ours") as client:
         assert (await client.post("/chat/completions", json={"messages": MESSAGES})).status_code == 200
     assert [call.headers["authorization"] for call in model.calls] == ["Bearer theirs"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "status"),
+    [
+        *((shown, 200) for shown in ("Bearer ours", "bearer ours", "BEARER   ours")),
+        *(
+            (shown, 401)
+            for shown in ("ours", "Basic ours", "Bearer", "Bearer ", "Bearer our", "Bearer ours theirs", "")
+        ),
+    ],
+)
+async def test_a_keys_scheme_has_no_case(shown: str, status: int) -> None:
+    async with client_of(gateway(ScriptedModel(lambda _: "ok"), api_keys=["ours"]), authorization=shown) as client:
+        assert (await client.get("/models")).status_code == status
+
+
+@pytest.mark.parametrize("tokens", [-5, True, 10**400, 2.5, "7"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_engine_that_counts_nonsense_loses_nobody_an_answer(tokens: object, stream: bool) -> None:
+    said: Any = tokens
+    result = ChatResult("ok", "stop", "m", prompt_tokens=said, completion_tokens=said)
+    async with client_of(gateway(ScriptedModel(lambda _: result))) as client:
+        answer = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": stream})
+    assert answer.status_code == 200
+    assert wire.LEDGER_KEY in answer.text
 
 
 async def test_tags_stay_here_and_everything_else_goes_through() -> None:

@@ -112,6 +112,18 @@ def test_tokens_come_slower_while_prompts_take_their_share_of_each_second(prompt
     assert not policy.decide(View(capacity(2, 1), [later], [began]), NOW + 30).drop
 
 
+def test_a_clock_that_is_set_back_makes_no_decision_fail_and_no_prompt_longer() -> None:
+    policy = Concord()
+    policy.decide(View(capacity(2), [view(1, prompt_tokens=5000, deadline=NOW + 100)]), NOW)
+    began = running(1, SloClass.DEADLINE, prompt_tokens=5000, computed=5010, deadline=NOW + 100)
+    policy.decide(View(capacity(2, 1), [], [began]), NOW)
+    before, back = policy._slowdown(NOW), NOW - 20_000
+    assert before > 1.0
+    policy.decide(View(capacity(2, 1), [], [began]), back)
+    assert policy._slowdown(back) == before
+    assert policy._slowdown(back + 100) < before
+
+
 def test_one_that_has_begun_to_answer_is_not_taken_back_but_goes_last() -> None:
     late = view(1, deadline=NOW - 1, generated=5, state=State.PREEMPTED)
     verdict = Concord().decide(View(capacity(1), [late, view(2, deadline=NOW + 60)]), NOW)

@@ -225,6 +225,23 @@ def test_a_new_sketch_finds_its_request_by_the_answers_name(name: str, answer: s
 
 
 @pytest.mark.parametrize(
+    ("name", "other", "answer"),
+    [
+        ("chatcmpl-job-0a1b2c3d", "chatcmpl-job-2-0a1b2c3e", "chatcmpl-job"),
+        ("cmpl-job-0-0a1b2c3d", "cmpl-job-0-0-0a1b2c3e", "cmpl-job"),
+        ("cmpl-job-0-0-0a1b2c3d", "cmpl-job-0-0a1b2c3e", "cmpl-job-0"),
+    ],
+)
+def test_a_new_sketch_is_for_no_other_whose_name_ends_in_a_number(name: str, other: str, answer: str) -> None:
+    seen, sketch = views(), LengthSketch.known(9.0)
+    one, two = seen.add(fake(name)), seen.add(fake(other))
+    assert seen.refine(answer, sketch)
+    assert (one.view.sketch is sketch, two.view.sketch is sketch) == (True, False)
+    seen.remove(other)
+    assert seen.refine(answer, LengthSketch.known(11.0))
+
+
+@pytest.mark.parametrize(
     ("tags", "said"),
     [
         ({"slo_deadline_s": "soon"}, "slo_deadline_s"),
