@@ -87,6 +87,8 @@ def pace_s(capacity: Capacity, running: Sequence[RequestView]) -> float:
 def pace_of(capacity: Capacity, context: int, running: int) -> float:
     """The same, where so many run with so many tokens of context together."""
     full = context * capacity.slots / running if running else capacity.slots * 512.0
+    if capacity.kv_free is not None:
+        full = min(full, float(context + capacity.kv_free))
     return capacity.step.step_ms(capacity.slots, full) / 1000
 
 

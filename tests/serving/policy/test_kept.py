@@ -34,6 +34,7 @@ class Host:
         self._chance = chance
         self._calls: dict[int, RequestView] = {}
         self._step, self._slots, self._next = StepModel(base_ms=24.0), 8, 0
+        self._calm = chance.choice([20, 300])  # the less changes, the more is changed in place and not made anew
 
     def shows(self, now: float) -> View:
         chance = self._chance
@@ -42,12 +43,12 @@ class Host:
                 del self._calls[id_]
             else:
                 self._calls[id_] = moved
-        for _ in range(chance.choice([0, 1, 2, 5, 40])):
+        for _ in range(40 if not self._next else chance.choice([0, 1, 2])):
             id_ = chance.randrange(self._next + 1)
             if id_ not in self._calls:
                 self._calls[id_] = self._call(id_, now, chance.choice(list(State)))
             self._next = max(self._next, id_ + 1)
-        if chance.random() < 0.05:
+        if chance.random() < 0.02:
             self._calls.clear()
         if chance.random() < 0.1:
             self._step, self._slots = self._step.scaled(chance.choice([0.5, 1.05, 2.0])), chance.choice([2, 8, 32])
@@ -62,7 +63,7 @@ class Host:
 
     def _moved(self, id_: int, call: RequestView, now: float) -> RequestView | None:
         chance = self._chance
-        match chance.choices(["stays", "ends", "moves", "is another", "equal"], [60, 5, 20, 5, 10])[0]:
+        match chance.choices(["stays", "ends", "moves", "is another", "equal"], [self._calm, 2, 8, 8, 5])[0]:
             case "ends":
                 return None
             case "moves":
@@ -86,7 +87,7 @@ class Host:
             arrived=now - chance.random(),
             deadline=chance.choice([None, now + chance.uniform(-1, 40)]),
             ttft=chance.choice([None, now + chance.uniform(0, 4)]),
-            tbt=chance.choice([None, 0.05, 0.2]),
+            tbt=chance.choice([None, chance.random()]),
             admit_by=chance.choice([None, now + 5]),
             prompt_tokens=chance.randrange(1, 2000),
             weight=chance.choice([1.0, 3.0]),
