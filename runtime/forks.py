@@ -157,6 +157,12 @@ class Fork(Generic[T]):
                 await compensate(run.journal, effect, step.outside.compensate, run.clock)
 
 
+def _check_step(step: object, site: CallSite) -> None:
+    if not hasattr(step, "definition"):
+        name = getattr(step, "__qualname__", repr(step))
+        raise TypeError(f"{site.where}: branches run steps, and {name} is none: put @step on it")
+
+
 class Branch(Generic[T]):
     """One branch of a fork: its item, and what can be done on its world."""
 
@@ -180,6 +186,7 @@ class Branch(Generic[T]):
         self, step: HasStep, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Awaitable[Any]:
         """As `run`, called from elsewhere than the user's own line."""
+        _check_step(step, site)
         what = f"step {step.definition.name!r} was started on a branch"
         outside_steps(what)
         op = self.parent.run.op(OpKind.RUN, site)
@@ -398,9 +405,10 @@ class Branches(Generic[T]):
 
         Waits for all. `errors="raise"` then raises the first failed branch's error, by index.
         """
+        site, width = call_site(), concurrency or os.cpu_count() or 1
+        _check_step(step, site)
         what = f"step {step.definition.name!r} was started on branches"
         outside_steps(what)
-        site, width = call_site(), concurrency or os.cpu_count() or 1
         return from_here(what, lambda: _map(self._branches, step, site, extra, width, errors))
 
 

@@ -44,7 +44,7 @@ class Folders:
 
     def take(self, lowers: Sequence[Path], n: int) -> list[tuple[Path, os.stat_result | None]]:
         """Where `n` new worlds over these layers are to be: there with the upper and work folders of the first mount,
-        or not there yet. With its tree, where that stands: then what the uppermost layer's folder is like, else None."""
+        or not there yet. With its tree, where that stands: then also what the uppermost layer's folder is like."""
         stack = _identity(lowers)
         again = stack == self._stack != ()
         self._again = again or (n > 1 and stack != ())

@@ -16,7 +16,7 @@ from langgraph.graph import START, StateGraph
 
 import ramify
 from ramify import Runtime, Sandbox, SyncSandbox, step, workflow
-from ramify.runtime.errors import NotInARun
+from ramify.runtime.errors import NotInARun, RunFailed
 from ramify.runtime.forks import Outcomes
 
 HELD: list[Any] = []
@@ -224,3 +224,19 @@ def test_what_is_called_outside_a_workflow_says_from_where_to(call: Callable[[],
 def test_the_best_branch_of_none() -> None:
     with pytest.raises(ValueError, match="given no items"):
         Outcomes([]).best(key=bool)
+
+
+def no_step(item: int) -> int:
+    return item
+
+
+@workflow
+async def maps_no_step() -> list[int]:
+    async with ramify.fork([1, 2]) as branches:
+        return [outcome.value for outcome in await branches.map(no_step)]  # type: ignore[type-var]
+
+
+async def test_a_branch_runs_steps(home: Path, workspace: Path) -> None:
+    async with Runtime(home=home) as runtime:
+        with pytest.raises(RunFailed, match=r"test_bad_input\.py:\d+: .*no_step is none: put @step on it"):
+            await runtime.run(maps_no_step, workspace=workspace)
