@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from langgraph.pregel._loop import PregelLoop
+from typing import TYPE_CHECKING, Any
 
 from ramify.runtime.langgraph.env import ENV
+
+if TYPE_CHECKING:  # what only looks at a thread loads no graph
+    from langgraph.pregel._loop import PregelLoop
 
 
 def name_channel(error: Exception, channel: str, value: Any) -> None:
