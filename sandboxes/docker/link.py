@@ -20,7 +20,7 @@ from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.forking import to_the_end
 from ramify.sandboxes.links import AgentLink, Line
 
-PATIENCE_S = 30.0  # with a container that should come up
+PATIENCE_S = 120.0  # with a container that runs: one that is short of processor time takes tens of seconds to call
 LOOK_S = 0.25  # how often we look whether it still runs meanwhile
 END_S = 5.0  # how long a world that was hung up on may take to end
 
@@ -90,9 +90,14 @@ async def _accept(listening: socket.socket, engine: Engine, container: str) -> s
             done, _ = await asyncio.wait({call}, timeout=LOOK_S)
             if done:
                 return call.result()[0]
-            if loop.time() > deadline or not await asyncio.to_thread(engine.pid, container):
+            if not await asyncio.to_thread(engine.pid, container):
                 end = await asyncio.to_thread(engine.end, container, 0.1)
                 raise WorldStartFailed(f"a container was started, but its agent did not call: {_told(end)}")
+            if loop.time() > deadline:
+                raise WorldStartFailed(
+                    f"a container was started and runs, but its agent did not call in {PATIENCE_S:g} s: is the "
+                    "machine overloaded? start fewer worlds at once"
+                )
     finally:
         call.cancel()
         await asyncio.wait({call})

@@ -8,6 +8,7 @@ ReplayError
 ├── TooFew       no program that would be counted
 ├── BadSteps     a step-time model's file that cannot be read, or steps that no model fits
 ├── BadProbe     a live engine whose answers cannot be timed
+│   └── TooShort     they ended before enough steps were common to them
 ├── Stuck        the scheduler has requests and gives none of them a token
 └── WorkerDied   a child process that replays ended before its answer
 """
@@ -66,6 +67,10 @@ class BadSteps(ReplayError, ValueError):
 
 class BadProbe(ReplayError):
     """A step-time model cannot be measured from this engine's answers."""
+
+
+class TooShort(BadProbe):
+    """Answers that were asked for together did not decode together for long enough."""
 
 
 class Stuck(ReplayError):

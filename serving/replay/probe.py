@@ -24,7 +24,7 @@ from typing import Protocol
 import httpx
 
 from ramify.serving.policy.types import StepModel
-from ramify.serving.replay.errors import BadProbe
+from ramify.serving.replay.errors import BadProbe, TooShort
 from ramify.serving.replay.steps import Span, fit
 
 _FIRST_ID, _LAST_ID = 1000, 30_000  # of prompts' tokens: in the vocabulary of every model that is served today
@@ -68,12 +68,14 @@ class Endpoint(Protocol):
 
 
 async def profile(endpoint: Endpoint, plan: Plan, told: Callable[[str], None] = lambda line: None) -> Profile:
-    """Raises BadProbe where the answers cannot be timed, BadSteps where no model fits them."""
+    """Raises BadProbe where the answers cannot be timed, BadSteps where no model fits them.
+
+    Answers may be asked for again with up to eight times the plan's tokens: the engine's context must have room."""
     await endpoint.batch([min(plan.prompts)], plan.tokens)  # the first request compiles and warms
     spans = []
     for prompt in sorted(set(plan.prompts)):
         for size in sorted(set(plan.batches)):
-            span = decoding(await endpoint.batch([prompt] * size, plan.tokens))
+            span = await _decoding(endpoint, prompt, size, plan.tokens)
             told(f"{size} × {prompt} tokens: {span.seconds / span.steps * 1000:.2f} ms a step")
             spans.append(span)
     firsts = []
@@ -88,6 +90,17 @@ async def profile(endpoint: Endpoint, plan: Plan, told: Callable[[str], None] = 
     return Profile(step, tuple(spans), fmean(abs(_seconds(step, span) / span.seconds - 1) for span in spans))
 
 
+async def _decoding(endpoint: Endpoint, prompt: int, size: int, tokens: int) -> Span:
+    """Answers that ended before they were all under way are asked for again, longer: an engine that is slow with
+    prompts, or a machine that is busy, hands out first tokens one by one."""
+    for longer in (1, 2, 4):
+        try:
+            return decoding(await endpoint.batch([prompt] * size, tokens * longer))
+        except TooShort:
+            continue
+    return decoding(await endpoint.batch([prompt] * size, tokens * 8))
+
+
 async def _first_s(endpoint: Endpoint, prompt: int) -> float:
     (stream,) = await endpoint.batch([prompt], 1)
     if not stream.times:
@@ -96,7 +109,9 @@ async def _first_s(endpoint: Endpoint, prompt: int) -> float:
 
 
 def decoding(streams: Sequence[Stream]) -> Span:
-    """The steps in which all of them decoded: after the last one's first token, up to the first one's last."""
+    """The steps in which all of them decoded: after the last one's first token, up to the first one's last.
+
+    Raises BadProbe, and TooShort where they were too few."""
     if not all(stream.times for stream in streams):
         raise BadProbe("an answer came without a token: it cannot be timed")
     begin, end = max(stream.times[0] for stream in streams), min(stream.times[-1] for stream in streams)
@@ -104,7 +119,7 @@ def decoding(streams: Sequence[Stream]) -> Span:
     within = [at for at in best.times if begin <= at <= end]
     steps = len(within) - 1
     if steps < 4:
-        raise BadProbe(
+        raise TooShort(
             f"{len(streams)} requests decoded together for {max(0, steps)} steps: too few to time; ask for longer "
             "answers or smaller batches (has the engine as many slots?)"
         )

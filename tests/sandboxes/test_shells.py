@@ -310,8 +310,9 @@ async def test_a_seal_while_processes_live_says_so_and_lets_them_live(
 async def test_a_seal_is_exact_while_processes_write(
     world: World, backend: Backend, spec: WorldSpec, out: Out
 ) -> None:
-    # each writer appends to two files in turn, so in no instant does the first lag behind, or lead by two
-    writer = "for ((i = 0; ; i++)); do echo $i >> a{n}; echo $i >> b{n}; /bin/true; done"
+    # each writer appends to two files in turn, so in no instant does the first lag behind, or lead by two;
+    # the third program is one that waits: with none, a new world's first process can be kept from two cores for long
+    writer = "for ((i = 0; ; i++)); do echo $i >> a{n}; echo $i >> b{n}; sleep .001; done"
     await out(
         world, "; ".join(f"({writer.replace('{n}', str(n))}) & until [ -s b{n} ]; do :; done" for n in range(3))
     )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ramify.serving.policy.types import StepModel
-from ramify.serving.replay.errors import BadProbe
+from ramify.serving.replay.errors import BadProbe, TooShort
 from ramify.serving.replay.probe import HttpEndpoint, Plan, Stream, decoding, prefills, profile
 
 
@@ -58,6 +58,17 @@ def test_the_engines_own_steps_are_found(model: StepModel) -> None:
 def test_the_way_over_the_network_is_not_taken_for_prefill() -> None:
     slow, near = (asyncio.run(profile(Engine(StepModel(), wire_s=s), Plan())).step for s in (0.5, 0.0))
     assert slow.per_prefill_ms == pytest.approx(near.per_prefill_ms)
+
+
+def test_answers_that_end_before_all_are_under_way_are_asked_for_again_longer() -> None:
+    model = StepModel(60.0, 0.3, 0.9, 0.5)
+    measured = asyncio.run(profile(Engine(model), Plan(batches=(1, 16), prompts=(512, 1536), tokens=8)))
+    assert measured.step.step_ms(16, 16 * 1500, 0) == pytest.approx(model.step_ms(16, 16 * 1500, 0), rel=0.03)
+
+
+def test_answers_that_never_decode_together_are_given_up() -> None:
+    with pytest.raises(TooShort, match="has the engine as many slots"):
+        asyncio.run(profile(Engine(StepModel(), slots=1), Plan(batches=(4,), prompts=(64, 512), tokens=8)))
 
 
 def test_steps_before_all_decode_and_after_one_ended_are_not_counted() -> None:
