@@ -44,8 +44,8 @@ def gc_command(app: App, budget: int | None, dry_run: bool, as_json: bool) -> No
     that is done: what takes the fewest seconds to compute again for the bytes that it holds goes first. Such a state
     is computed again when it is asked for. A run that can go on, and a LangGraph thread, keep everything.
 
-    Safe while runs go on, and when it is killed: call it again. What was made in the last 5 minutes is left for a later
-    call.
+    Safe while runs go on, and when it is killed: call it again. What was made in the last 5 minutes is left
+    for a later call.
 
     \b
     Example: ramify gc --budget 2G --dry-run
