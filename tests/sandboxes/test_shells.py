@@ -152,7 +152,7 @@ async def test_a_timeout_kills_all_that_the_command_started_and_nothing_else(wor
         for name in plain session daemon; do until [ -s $name ]; do sleep 0.01; done; done
         sleep 1000; touch never
         """,
-        timeout=1.5,
+        timeout=4.0,
     )
     assert (result.exit_code, result.timed_out) == (124, True)
     assert (result.stdout, result.stderr) == ("begun\n", "problem\n")
