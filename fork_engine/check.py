@@ -191,8 +191,10 @@ def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -
 
 
 def _owners(part: Part, id: LayerId, scan: Scan, fs: Path) -> Iterator[Problem]:
-    """What another user owns, no world of an ordinary user can write over."""
+    """What another user owns, no world of an ordinary user can write over. Root's can, and give files away."""
     mine, top = owner(fs.parent.parent.parent), fs.stat().st_uid
+    if mine == 0:
+        return
     foreign = scan.owners.items() if top == mine else [(".", top)]
     for path, uid in foreign:
         if uid != mine:

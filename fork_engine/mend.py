@@ -128,6 +128,8 @@ class _Copies:
         scan, mine = self.found.scans.get((part, name)), owner(self._parts.folder.root)
         if scan is None:
             return set()
+        if mine == 0:
+            return set(scan.marked)
         if self.fs(part, name).stat().st_uid == mine:
             return scan.owners.keys() | scan.marked.keys()
         return {path for path in scan.entries if scan.owners.get(path) != mine} | scan.marked.keys()

@@ -26,7 +26,7 @@ NAMED = {
 """The mappings whose items are merged each by itself, and what one of them is called."""
 
 _SCRATCH = ("variables", "attributes")
-"""What commands leave behind by the way, as a loop's counter. No merge fails on it, nor on the values: ours stands."""
+"""What commands leave by the way, as a loop's counter. No merge fails on it, nor on the values: ours stands."""
 
 
 class UnknownShell(ValueError):
