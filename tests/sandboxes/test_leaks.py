@@ -33,7 +33,7 @@ pytestmark = pytest.mark.linux_ns
 
 FORKS = int(os.environ.get("RAMIFY_LEAK_FORKS", "100"))
 AT_ONCE = 20
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def helper_of(backend: NamespaceBackend) -> int:

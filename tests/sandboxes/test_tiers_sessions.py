@@ -68,12 +68,12 @@ async def test_the_same_name_is_the_same_session(world: World, repl: Repl) -> No
 
 async def test_a_timeout_interrupts_and_kills_what_does_not_heed_it(repl: Repl, world: World) -> None:
     await repl.run("x = 1")
-    result = await repl.run("print('begun', flush=True)\nwhile True: pass", timeout=0.3)
+    result = await repl.run("print('begun', flush=True)\nwhile True: pass", timeout=2.0)
     assert (result.timed_out, result.lives, result.stdout) == (True, True, "begun\n")
     assert "KeyboardInterrupt" in (result.error or "")
     assert (await repl.run("x")).value == "1"
     deaf = "import time\nwhile True:\n  try: time.sleep(10)\n  except KeyboardInterrupt: pass"
-    result = await repl.run(deaf, timeout=0.2)
+    result = await repl.run(deaf, timeout=1.5)
     assert (result.timed_out, result.lives) == (True, False)
     with pytest.raises(SandboxError, match="no Python session"):
         await repl.run("x")
