@@ -160,6 +160,25 @@ async def test_after_the_first_token_a_death_is_an_error_event_and_no_second_ans
     assert [(r["outcome"], r["attempts"]) for r in seen] == [("failed", 1)]
 
 
+@pytest.mark.parametrize("last", [b"", b"data: [DONE]\n\n"], ids=["ends too soon", "whole"])
+async def test_of_several_answers_the_first_one_to_end_does_not_end_them_all(last: bytes) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for at, end in ((0, None), (1, None), (0, "stop")):
+            chunk = {"id": "x", "choices": [{"index": at, "delta": {"content": "a"}, "finish_reason": end}]}
+            yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        yield last
+
+    sse = {"content-type": "text/event-stream"}
+    engine = httpx.MockTransport(lambda _: httpx.Response(200, headers=sse, content=body()))
+    async with client_of(create_gateway([replica(0, 1, engine)])) as client:
+        asked = {"messages": MESSAGES, "stream": True, "n": 2}
+        response = await client.post("/chat/completions", json=asked)
+        seen = (await client.get("/ramify/requests")).json()["requests"]
+    whole = bool(last)
+    assert ("[DONE]" in response.text, "upstream_failed" in response.text) == (whole, not whole)
+    assert [r["outcome"] for r in seen] == ["done" if whole else "failed"]
+
+
 async def test_the_losers_of_a_fork_group_are_called_off_at_once() -> None:
     inside, ended = asyncio.Semaphore(0), []
 
