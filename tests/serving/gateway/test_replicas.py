@@ -54,6 +54,21 @@ def test_a_faster_replica_is_chosen_until_it_is_full() -> None:
     assert (both.capacity(0.0).slots, both.capacity(0.0).running) == (4, 4)
 
 
+def test_who_would_wait_inside_one_engine_goes_to_another_that_is_idle() -> None:
+    """An engine that queues calls itself has a place for every call, and hardly grows slower with its batch."""
+    fast, slow = replica(0, 1000), replica(1, 1000)
+    fast.batch = slow.batch = 4
+    for _ in range(10):
+        fast.answered(ms(40))
+        slow.answered(ms(41))
+    both = Replicas([fast, slow])
+    for _ in range(12):
+        one = both.place(CALL, 0.0, None, frozenset())
+        assert one is not None
+        one.running += 1
+    assert (fast.running, slow.running) == (8, 4)
+
+
 def test_siblings_stay_together_while_there_is_room() -> None:
     both = Replicas([replica(0), replica(1)])
     first = both.place(CALL, 0.0, "group g", frozenset())
