@@ -211,6 +211,7 @@ class Runtime:
             checkpoint = await self.store.checkpoint(CheckpointId(back_to))
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
             record = await self.store.run(record.id)
+        await ledger.undo(self._services(settings), record, steps_of(workflow))
         self._warm(plan, settings)
         more_s = None if deadline is None else seconds(deadline)
         encoded = None if answer is NO_ANSWER else codec.encode(answer)

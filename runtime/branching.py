@@ -34,7 +34,7 @@ from ramify.runtime.store import RunStore
 _NAMED = ("theirs_checkpoint", "checkpoint", "to")
 """Attributes of a row that name a checkpoint of its run."""
 
-_HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATED)
+_HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from ramify.runtime import codec
-from ramify.runtime.errors import EffectInDoubt, EffectRefused
+from ramify.runtime.errors import CompensationFailed, EffectInDoubt, EffectRefused
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, EffectRecord, EffectStatus, RunId
 
@@ -128,6 +128,8 @@ class Fence:
                 return await self._resolve(before)
             case EffectStatus.FAILED | EffectStatus.AGAIN | EffectStatus.COMPENSATED:
                 return None
+            case EffectStatus.COMPENSATING:
+                raise AssertionError("a run that went back undoes its effects before it goes on: `ledger.undo`")
 
     async def _resolve(self, before: EffectRecord) -> Known | None:
         if self.outside.reconcile is not None:
@@ -189,9 +191,20 @@ class Fence:
 
 
 async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, clock: Callable[[], float]) -> None:
-    """Undo one effect by its step's hook. Killed half way, it is called again: a hook must be safe to repeat."""
+    """Undo one effect by its step's hook. Killed half way, it is called again: a hook must be safe to repeat.
+
+    Raises `CompensationFailed` where the hook does.
+    """
     arguments = codec.decode(effect.args_json)
-    await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
+    try:
+        await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
+    except Exception as error:
+        raise CompensationFailed(
+            f"the compensate hook of step {effect.step!r} raised {type(error).__name__}: {error}; what the step did "
+            f"outside stands (idempotency key {effect.idempotency_key}). Mend the cause, then: "
+            f"`ramify resume {effect.run_id}` undoes it before it goes on",
+            run_id=effect.run_id,
+        ) from error
     await journal.settle(replace(effect, status=EffectStatus.COMPENSATED, settled_at=clock()))
 
 
