@@ -27,9 +27,9 @@ from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound, StoreError, WorkflowChanged
 from ramify.runtime.events import Event, Observer
-from ramify.runtime.journal import FORKED
 from ramify.runtime.loading import load_target
 from ramify.runtime.observed import Observed, learned
+from ramify.runtime.past import FORKED
 from ramify.runtime.pins import Pins
 from ramify.runtime.records import (
     ROOT,

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.errors import RunError
-from ramify.runtime.journal import FORKED
-from ramify.runtime.past import as_it_was
+from ramify.runtime.past import FORKED, as_it_was
 from ramify.runtime.records import (
     DECORATORS,
     CheckpointId,

@@ -26,7 +26,9 @@ class InFork(StrEnum):
     """What an irreversible step does on a branch of a fork."""
 
     REFUSE = "refuse"  # it is not done: `EffectRefused`
-    RECORDED = "recorded"  # it gives what it gave before, in this run, for the same arguments; else as REFUSE
+    RECORDED = (
+        "recorded"  # it gives what it gave for the same arguments, here or where forked from; else as REFUSE
+    )
     LEAVE = "leave"  # it is done, and stays done when its branch is released, unless it can be compensated
 
 
@@ -162,15 +164,18 @@ class Fence:
         if self.outside.in_fork is InFork.RECORDED:
             same = self.journal.effect_like(self.step, self.arguments)
             if same is not None:
-                return Known(same.result_json or "null", f"recorded on branch {same.branch}", elsewhere=True)
+                where = f"on branch {same.branch}" + (f" of run {same.run_id}" if same.run_id != self.run else "")
+                return Known(same.result_json or "null", f"recorded {where}", elsewhere=True)
+        missing = "; nothing is recorded for these arguments" if self.outside.in_fork is InFork.RECORDED else ""
         if self.branch == ROOT:
             raise EffectRefused(
                 f"step {self.step!r} is irreversible, and run {self.run} was forked from another to see what would "
                 "have happened: fork it `--for-real` to let it happen, or say with in_fork= what it is to do"
+                f"{missing}"
             )
         raise EffectRefused(
             f"step {self.step!r} is irreversible and was called on branch {self.branch}, which may be thrown away: "
-            "call it after the winner is adopted, or say with in_fork= what it is to do there"
+            f"call it after the winner is adopted, or say with in_fork= what it is to do there{missing}"
         )
 
     def _blank(self) -> EffectRecord:

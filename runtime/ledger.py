@@ -73,9 +73,7 @@ def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRe
     return doubts[0]
 
 
-async def go_back(
-    services: Services, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, StepDef]
-) -> None:
+async def go_back(services: Services, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, StepDef]) -> None:
     """Take a run back to one of its root branch's checkpoints: what it did later counts as not done.
 
     Effects done since are to be compensated where their step has a hook: `undo` does it. The others stay done, and
