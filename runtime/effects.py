@@ -26,9 +26,7 @@ class InFork(StrEnum):
     """What an irreversible step does on a branch of a fork."""
 
     REFUSE = "refuse"  # it is not done: `EffectRefused`
-    RECORDED = (
-        "recorded"  # it gives what it gave for the same arguments, here or where forked from; else as REFUSE
-    )
+    RECORDED = "recorded"  # it gives what it gave for the same arguments, here or where forked from; else as REFUSE
     LEAVE = "leave"  # it is done, and stays done when its branch is released, unless it can be compensated
 
 
