@@ -22,6 +22,7 @@ from ramify.fork_engine.folder import StoreFolder
 from ramify.fork_engine.importer import read_index
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import Manifest
+from ramify.fork_engine.modes import faults, owner
 from ramify.fork_engine.scan import OPAQUE, Scan, scan_upper
 from ramify.fork_engine.snapshots import Snapshots
 from ramify.fork_engine.types import ContentKey, Entry, LayerId, Snapshot, SnapshotId
@@ -48,6 +49,7 @@ class Damage(StrEnum):
     UNREADABLE = "unreadable"
     MANIFEST = "bad manifest"
     RECORD = "bad record"
+    MODE = "not as the store makes it"  # mode or owner of its own files and folders: lets others in, or keeps us out
     LEFTOVER = "left by a crash"  # harmless: takes only room
     INDEX = "bad index"  # harmless: costs only time
 
@@ -127,6 +129,7 @@ def check(parts: Parts, key: Key, expected: Collection[SnapshotId] = ()) -> Find
     found.problems += missing(parts, found)
     found.problems += wrong_keys(found, key, {(problem.part, problem.name) for problem in found.problems})
     found.problems += _indexes(parts)
+    found.problems += _modes(parts)
     found.problems += [
         Problem(Part.STORE, name, Damage.EXTRA) for name in sorted(set(_names(parts.folder.root)) - _TOP)
     ]
@@ -137,6 +140,13 @@ def check(parts: Parts, key: Key, expected: Collection[SnapshotId] = ()) -> Find
 
 def _names(at: Path) -> list[str]:
     return sorted(path.name for path in at.iterdir())
+
+
+def _modes(parts: Parts) -> Iterator[Problem]:
+    for kind, name, path, wrong in faults(parts.folder.root):
+        part = Part(kind) if kind else Part.STORE
+        known = name.removesuffix(".json") if part is Part.SNAPSHOTS else name
+        yield Problem(part, known, Damage.MODE, f"../{path}" if path else "", wrong)
 
 
 def _foreign(part: Part, name: str, ending: str = "") -> list[Problem]:
@@ -175,10 +185,23 @@ def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -
         manifest = found.manifests[part, id] = layers.read_manifest(id)
     except (SnapshotCorrupt, OSError) as error:
         return [*problems, Problem(part, id, Damage.MANIFEST, detail=str(error).split(". ")[0])]
-    return problems + ([] if scan is None else list(_differences(part, id, manifest, scan, fs)))
+    return problems + (
+        [] if scan is None else [*_differences(part, id, manifest, scan), *_owners(part, id, scan, fs)]
+    )
 
 
-def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan, fs: Path) -> Iterator[Problem]:
+def _owners(part: Part, id: LayerId, scan: Scan, fs: Path) -> Iterator[Problem]:
+    """What another user owns, no world of an ordinary user can write over. Root's can, and give files away."""
+    mine, top = owner(fs.parent.parent.parent), fs.stat().st_uid
+    if mine == 0:
+        return
+    foreign = scan.owners.items() if top == mine else [(".", top)]
+    for path, uid in foreign:
+        if uid != mine:
+            yield Problem(part, id, Damage.CHANGED, path, f"owner {uid}, not {mine}")
+
+
+def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Iterator[Problem]:
     if scan.root != manifest.root:
         yield Problem(part, id, Damage.CHANGED, ".", changed(manifest.root, scan.root))
     for path in sorted(manifest.entries.keys() | scan.entries.keys() | {skipped.path for skipped in scan.skipped}):

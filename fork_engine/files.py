@@ -13,6 +13,9 @@ from ramify.fork_engine.content import write_all
 from ramify.fork_engine.descent import file, remove_tree
 from ramify.fork_engine.errors import SnapshotCorrupt, StoreUnusable
 
+FOLDER_MODE, TREE_MODE, FILE_MODE = 0o700, 0o755, 0o644
+"""Of the store's own folders, of the folder of one layer or image within them, of its files; whatever the umask."""
+
 _THE_DISKS = {
     errno.ENOSPC: "free some space, or delete snapshots",
     errno.EDQUOT: "free some of the quota, or delete snapshots",
@@ -29,9 +32,14 @@ _THE_DISKS = {
 def make_folder(path: Path) -> None:
     """One of the store's own, if it is not there. Raises `StoreUnusable` where something else is."""
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
+        path.mkdir(mode=FOLDER_MODE, parents=True)
+    except FileExistsError:
+        if not path.is_dir():
+            raise in_the_way(path) from None
+    except NotADirectoryError:
         raise in_the_way(path) from None
+    else:
+        path.chmod(FOLDER_MODE)  # a set-id bit of the folder above is passed on
 
 
 def inherit_nothing(folder: Path) -> None:
@@ -91,8 +99,9 @@ def flush_folder(folder: Path) -> None:
 
 def write_new(path: Path, data: bytes) -> None:
     """A new file, not yet flushed."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
     try:
+        os.fchmod(fd, FILE_MODE)
         write_all(fd, data)
     finally:
         os.close(fd)

@@ -13,6 +13,7 @@ import fcntl
 import functools
 import os
 import re
+import stat
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -110,15 +111,19 @@ class StoreFolder:
 
     def _open_lock(self, alone: bool) -> int:
         """A store that is not ours to write can still be read, and held against changes meanwhile."""
-        path = self.root / "lock"
+        path, how = self.root / "lock", os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except IsADirectoryError:
-            raise in_the_way(path) from None
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | how, 0o600)
         except OSError as error:
+            if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):  # a folder, a link, a socket
+                raise in_the_way(path) from None
             if alone or error.errno not in (errno.EROFS, errno.EACCES):
                 raise
-            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDONLY | how)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise in_the_way(path)
+        return fd
 
     def place(self, made: Path, kind: str, name: str) -> bool:
         """Give what was made under tmp/ its final name. False where a folder has that name already."""

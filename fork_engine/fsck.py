@@ -25,6 +25,7 @@ from ramify.fork_engine.check import (
 from ramify.fork_engine.files import sweep
 from ramify.fork_engine.folder import Note
 from ramify.fork_engine.mend import lost, mend, move_aside
+from ramify.fork_engine.modes import put_right
 from ramify.fork_engine.types import LayerId, Snapshot, SnapshotId
 
 
@@ -62,10 +63,16 @@ def fsck(
     found = check(parts, key, expected)
     repair = repair and bool(found.problems)
     mended: set[Problem] = set()
+    before = found.problems
+    if repair and any(problem.damage is Damage.MODE for problem in before):
+        put_right(parts.folder)  # first of all: much may look damaged that could only not be read
+        found = check(parts, key, expected)
+        mended = set(before) - set(found.problems)
     records: dict[SnapshotId, Snapshot] = {}
     aside: list[str] = []
     if repair:
-        mended, records, aside = mend(parts, found)
+        more, records, aside = mend(parts, found)
+        mended |= more
         found.snapshots.update(records)
         known = {(problem.part, problem.name) for problem in found.problems}
         found.problems += [one for one in missing(parts, found) if (one.part, one.name) not in known]
@@ -78,13 +85,14 @@ def fsck(
     lost_ones = lost(found, gone)
     if repair:
         _write_records(parts, lost_ones, records, aside, save)
-    return FsckReport(
-        found.checked, tuple(found.problems), tuple(sorted(mended, key=str)), tuple(lost_ones), tuple(aside)
-    )
+    problems = tuple(dict.fromkeys((*before, *found.problems)))
+    return FsckReport(found.checked, problems, tuple(sorted(mended, key=str)), tuple(lost_ones), tuple(aside))
 
 
 def _gone(found: Findings, mended: set[Problem]) -> set[tuple[Part, str]]:
-    left = (problem for problem in found.problems if problem not in mended and problem.damage not in HARMLESS)
+    """What cannot be trusted. A mode or an owner says nothing of the bytes."""
+    spared = {*HARMLESS, Damage.MODE}
+    left = (problem for problem in found.problems if problem not in mended and problem.damage not in spared)
     return {(problem.part, problem.name) for problem in left}
 
 

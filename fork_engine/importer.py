@@ -19,7 +19,7 @@ from pathlib import Path
 from ramify.fork_engine.content import copy_bytes, digest_bytes, digest_fd
 from ramify.fork_engine.descent import Descent, file
 from ramify.fork_engine.errors import SnapshotCorrupt, WorkspaceError
-from ramify.fork_engine.files import read_own, write_new
+from ramify.fork_engine.files import make_folder, read_own, write_new
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import FORMAT, MALFORMED, Manifest, canonical_json
 from ramify.fork_engine.scan import Found, TooDeep, entry_of, link_inodes, root_entry, skip, walk
@@ -58,7 +58,7 @@ def import_folder(folder: Path, layers: Layers) -> tuple[Manifest, tuple[Skipped
     """The folder's base layer, in the store. Raises `WorkspaceError`. The caller holds the layers' lock."""
     folder = _checked(folder, layers.folder.root)
     index_path = layers.folder.root / "index" / f"{digest_bytes(os.fsencode(folder))}.json"
-    index_path.parent.mkdir(mode=0o700, exist_ok=True)
+    make_folder(index_path.parent)
     index = _load_index(index_path, layers)
     with layers.folder.temporary() as aside:
         incoming = aside / "incoming"

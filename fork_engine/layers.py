@@ -15,7 +15,7 @@ from ramify.fork_engine import crash
 from ramify.fork_engine.content import digest_file
 from ramify.fork_engine.descent import Descent, file, remove_tree
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt
-from ramify.fork_engine.files import make_folder, read_own, write_new
+from ramify.fork_engine.files import TREE_MODE, make_folder, read_own, write_new
 from ramify.fork_engine.folder import StoreFolder
 from ramify.fork_engine.manifest import Manifest, decode
 from ramify.fork_engine.recent import Recent
@@ -74,6 +74,7 @@ class Layers:
 
     def place(self, manifest: Manifest, made: Path) -> None:
         """The same, where the manifest lies there already."""
+        made.chmod(TREE_MODE)
         self.folder.place(made, self.kind, manifest.id)
         self.manifest.put(manifest.id, manifest)
 

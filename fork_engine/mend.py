@@ -22,6 +22,7 @@ from ramify.fork_engine.files import make_folder, sweep, write_new
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.mend_records import record
+from ramify.fork_engine.modes import owner
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Snapshot, SnapshotId
 from ramify.fork_engine.write import place_bytes, place_copy, place_link, write_tree
 
@@ -56,6 +57,8 @@ def mend(parts: Parts, found: Findings) -> tuple[set[Problem], dict[SnapshotId, 
         path = parts.folder.root / problem.part / problem.name
         if problem.part is Part.STORE:
             path = parts.folder.root / problem.name
+        if problem.damage is Damage.MODE:
+            continue  # what could be done was
         if problem.damage in (Damage.LEFTOVER, Damage.INDEX):
             if problem.damage is Damage.INDEX:
                 sweep(path)
@@ -120,6 +123,17 @@ class _Copies:
             self._aside[part, name] = move_aside(self._parts, old)
         return [self._aside[part, name]] if (part, name) in self._aside else []
 
+    def foreign(self, part: Part, name: str) -> set[str]:
+        """The paths of a tree that another user owns, or that have an attribute of no layer: a link would keep it."""
+        scan, mine = self.found.scans.get((part, name)), owner(self._parts.folder.root)
+        if scan is None:
+            return set()
+        if mine == 0:
+            return set(scan.marked)
+        if self.fs(part, name).stat().st_uid == mine:
+            return scan.owners.keys() | scan.marked.keys()
+        return {path for path in scan.entries if scan.owners.get(path) != mine} | scan.marked.keys()
+
     @functools.cached_property
     def manifests(self) -> list[Manifest]:
         """Of every tree as it lies there, whatever it is called."""
@@ -157,6 +171,7 @@ def _rebuilt(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies
     """Whether the tree stands again as its manifest says."""
     scan = copies.found.scans.get((part, id))
     seen = scan.entries if scan is not None else {}
+    foreign = copies.foreign(part, id)
     with layers.folder.temporary() as aside:
         fs = aside / "layer" / "fs"
         fs.mkdir(parents=True)
@@ -164,7 +179,7 @@ def _rebuilt(part: Part, layers: Layers, id: LayerId, manifest: Manifest, copies
         taken: dict[tuple[int, int], str] = {}  # inodes that this tree has: two paths share one only as links do
 
         def place(path: str, entry: Entry, parent: int, name: str) -> None:
-            now = seen.get(path)
+            now = seen.get(path) if path not in foreign else None
             if sources and now is not None and replace(now, link="") == replace(entry, link=""):
                 inode = _inode(sources[0], path)
                 if inode not in taken:

@@ -2,21 +2,25 @@
 
 A variable is set, unset, or as the world started; a value changed on one side only is taken from there. What ran on
 one side goes on in the merge; where both sides have live processes of their own, that is a conflict: two memories
-cannot be made one. A shell's state is kept where the merged variables and directory are still its own.
+cannot be made one. What two shells know is merged item by item (`shells.py`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ramify.fork_engine.blobs import Blobs
 from ramify.fork_engine.settling import Settler
+from ramify.fork_engine.shells import UnknownShell, merge_shells
 from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier, Snapshot
 
 Value = tuple[bool, str] | None
 """(whether it is set, to what); None is as the world started."""
 
 _LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU)
-_FRESH_SHELL = "a merge of two shells starts a fresh one, with the variables and the directory of both"
+_FRESH_SHELL = (
+    "two shells in a format that is not merged: a fresh one starts, with the variables and directory of both"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,10 @@ class State:
     env_unset: tuple[str, ...]
     cwd: str
     processes: Processes
+    made: bytes = b""  # a shell's state that the merge composed, to be kept and named in `processes`
 
 
-def merge_states(base: Snapshot, ours: Snapshot, theirs: Snapshot, settler: Settler) -> State:
+def merge_states(base: Snapshot, ours: Snapshot, theirs: Snapshot, settler: Settler, blobs: Blobs) -> State:
     sides = (base, ours, theirs)
     values = [_values(side) for side in sides]
     env: dict[str, str] = {}
@@ -41,7 +46,7 @@ def merge_states(base: Snapshot, ours: Snapshot, theirs: Snapshot, settler: Sett
     where = _merge_value("cwd", ((True, base.cwd), (True, ours.cwd), (True, theirs.cwd)), settler)
     cwd = where[1] if where is not None else ""
     state = State(env, tuple(unset), cwd, _merge_processes(sides, settler))
-    return replace(state, processes=_with_shell(state, sides))
+    return _with_shell(state, sides, settler, blobs)
 
 
 def _values(side: Snapshot) -> dict[str, Value]:
@@ -97,13 +102,18 @@ def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], settler: Settle
     return theirs if answer is MergeStrategy.THEIRS else ours
 
 
-def _with_shell(merged: State, sides: tuple[Snapshot, Snapshot, Snapshot]) -> Processes:
-    base, ours, theirs = sides
-    shells = {side.processes.shell for side in (ours, theirs)}
-    if len(shells) > 1:
-        shells -= {base.processes.shell}  # unchanged there: the other side's
-    for side in (ours, theirs):
-        own = (dict(side.env), side.env_unset, side.cwd) == (merged.env, merged.env_unset, merged.cwd)
-        if shells == {side.processes.shell} and own:
-            return replace(merged.processes, shell=side.processes.shell)
-    return replace(merged.processes, reason=merged.processes.reason or _FRESH_SHELL)
+def _with_shell(merged: State, sides: tuple[Snapshot, Snapshot, Snapshot], settler: Settler, blobs: Blobs) -> State:
+    """With the shell of the side that changed it, or with what both made of theirs."""
+    base, ours, theirs = (side.processes.shell for side in sides)
+    ran = merged.processes
+    if ours == theirs or theirs == base:
+        return replace(merged, processes=replace(ran, shell=ours))
+    if ours == base:
+        return replace(merged, processes=replace(ran, shell=theirs))
+    try:
+        read = tuple(blobs.get(shell) if shell else b"" for shell in (base, ours, theirs))
+        made, gave_way = merge_shells((read[0], read[1], read[2]), settler)
+    except UnknownShell:
+        return replace(merged, processes=replace(ran, reason=ran.reason or _FRESH_SHELL))
+    reason = ran.reason or (f"both shells changed {gave_way}: ours stands" if gave_way else "")
+    return replace(merged, made=made, processes=replace(ran, reason=reason))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ramify.fork_engine.diff import layer_between
+from ramify.fork_engine.blobs import Blobs
+from ramify.fork_engine.diff import above, layer_between
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.keys import VOLATILE_OUTSIDE, Volatile
 from ramify.fork_engine.layers import Layers, Reader
@@ -12,12 +13,14 @@ from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.merge import NO_LAYER, Merged, Sides, merge_views
 from ramify.fork_engine.merge_state import State, merge_states
 from ramify.fork_engine.settling import Settler
-from ramify.fork_engine.types import Conflict, ConflictKind, Entry, MergeStrategy, Resolver, Snapshot
-from ramify.fork_engine.view import View, differing
+from ramify.fork_engine.types import Conflict, ConflictKind, Entry, EntryKind, MergeStrategy, Resolver, Snapshot
+from ramify.fork_engine.view import OpenView, View, differing
 from ramify.fork_engine.write import place_bytes, place_copy
 
 Views = tuple[View, View, View]
 """Of base, ours, theirs."""
+
+_OF_STATE = (ConflictKind.ENV, ConflictKind.PROCESSES)  # told after those of files
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ def merged_layers(
     strategy: MergeStrategy | Resolver,
     volatile: Volatile,
     layers: Layers,
+    blobs: Blobs,
 ) -> MergedState:
     """Raises `MergeConflict`, before anything is written. The caller holds the store's lock."""
     settler = Settler(strategy)
@@ -42,10 +46,12 @@ def merged_layers(
         beside = Sides(*outside, reader.read, settler, VOLATILE_OUTSIDE, prefix="/")
         merged, merged_beside = merge_views(files), merge_views(beside)
         result, result_beside = _result(files, merged), _result(beside, merged_beside)
-        state = merge_states(*snapshots, settler)
-        state = _standing(state, result, settler)
+        state = merge_states(*snapshots, settler, blobs)
+        state = _standing(state, result, result_beside, settler)
         if settler.left:
-            raise MergeConflict(tuple(sorted(settler.left, key=lambda c: (c.kind is ConflictKind.ENV, c.path))))
+            raise MergeConflict(tuple(sorted(settler.left, key=lambda c: (c.kind in _OF_STATE, c.path))))
+        if state.made:
+            state = replace(state, processes=replace(state.processes, shell=blobs.put(state.made)))
         return MergedState(
             _written(files.ours, result, merged, reader, layers),
             _written(beside.ours, result_beside, merged_beside, reader, layers),
@@ -57,15 +63,24 @@ def _result(sides: Sides, merged: Merged) -> View:
     return sides.ours.changed(merged.changes, merged.root, sides.theirs.manifests)
 
 
-def _standing(state: State, result: View, settler: Settler) -> State:
+def _standing(state: State, result: View, beside: View, settler: Settler) -> State:
     """The directory must be there to stand in; a strategy that settles all settles for the top."""
-    if result.is_folder(state.cwd):
+    if _stands(beside, state.cwd[1:]) if state.cwd.startswith("/") else result.is_folder(state.cwd):
         return state
     conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is no folder after the merge")
     answer = settler.answer(conflict, lambda: (None, None, None))
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
         settler.leave(conflict)
-    return State(state.env, state.env_unset, "", state.processes)
+    return replace(state, cwd="")
+
+
+def _stands(beside: View, path: str) -> bool:
+    """Whether there can be a folder; over the host, whose folders nobody listed, whether nothing hides it."""
+    found = beside.get(path)
+    if path == "" or found is not None or not isinstance(beside, OpenView):
+        return beside.is_folder(path)
+    holders = [entry for folder in above(path) if (entry := beside.get(folder)) is not None]
+    return all(entry.kind is EntryKind.DIR and not entry.opaque for entry in holders)
 
 
 def _written(ours: View, result: View, merged: Merged, reader: Reader, layers: Layers) -> Manifest | None:

@@ -85,6 +85,7 @@ class Scan:
     skipped: list[Skipped] = field(default_factory=list)
     marked: dict[str, list[str]] = field(default_factory=dict)  # foreign xattrs by path ("" for the root)
     stamps: Stamps = field(default_factory=dict)
+    owners: dict[str, int] = field(default_factory=dict)  # of what is not its top folder's owner's
 
 
 def walk(root: Path, *, lend: int = 0o500) -> Generator[Found, None, None]:
@@ -241,6 +242,7 @@ def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
     `known`: the `stamps` of an earlier scan of the same folder; what has the same one is not read again.
     """
     result = Scan(root_entry(root))
+    owner = root.stat().st_uid
     steady, known = time.time_ns() - _TICK_NS, known or {}
     stamps: dict[str, Stamp] = {}
     if marks := list(filter(is_foreign, _list_xattrs(os.fspath(root)))):
@@ -263,6 +265,8 @@ def scan_upper(root: Path, known: Stamps | None = None) -> Scan:
             return ""
 
         for found in walked:
+            if found.stat.st_uid != owner:
+                result.owners[found.path] = found.stat.st_uid
             if stat.S_ISCHR(found.stat.st_mode) and found.stat.st_rdev == 0:
                 result.entries[found.path] = _WHITEOUT
                 continue

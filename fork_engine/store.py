@@ -179,7 +179,8 @@ class SnapshotStore(ReadableStore):
     ) -> Snapshot:
         """What both sides changed since `base`, as `ours` and one more layer. Where one side is `base`: the other.
 
-        Files, variables, directory and processes merge by the same rules; the result's `parents` are both sides.
+        Files, variables, directory and processes merge by the same rules; the result's `parents` are both sides, also
+        where another one made the same state before. Where one side has all of the other, it is the result.
         `strategy` answers each conflict, or is asked for an answer. Raises `MergeConflict` with all that are left.
         """
         if ours.id == base.id:
@@ -192,7 +193,7 @@ class SnapshotStore(ReadableStore):
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
         with self._making(flush):
-            made = merged_layers(snapshots, views, outside, strategy, self._volatile, self._layers)
+            made = merged_layers(snapshots, views, outside, strategy, self._volatile, self._layers, self._blobs)
             draft = replace(
                 ours,
                 layers=ours.layers if made.layer is None else self._stack(ours.layers, made.layer),
@@ -203,7 +204,10 @@ class SnapshotStore(ReadableStore):
                 processes=made.state.processes,
                 parents=(ours.id, theirs.id),
             )
-            return self._save(draft)
+            merged = self._save(draft)
+            if merged.id in (ours.id, theirs.id):  # one side had all of the other
+                return merged
+            return replace(merged, parents=draft.parents)
 
     def graft(self, onto: Snapshot, before: Snapshot, after: Snapshot, *, flush: bool = True) -> Snapshot | None:
         """What `after` changed over `before`, stacked on `onto`, whose content equals `before`'s.

@@ -91,6 +91,7 @@ class Collected:
     held: int  # bytes of files in the layers that are kept
     evicted: tuple[Eviction, ...] = ()
     budget: int | None = None
+    young: int = 0  # that may go, and are left until their grace is over: a later collection deletes them
 
     @property
     def within_budget(self) -> bool:
@@ -254,12 +255,14 @@ async def collect(
         if dry_run:
             gone = set(snapshots.present(older_than_s=grace_s)) - keep
             freed = _bytes_of(snapshots, gone, {one for id in keep for one in layers.get(id, ())})
-            return Collected(len(gone), freed, len(keep), held, tuple(evicted), budget)
+            young = len(set(snapshots.present()) - keep - gone)
+            return Collected(len(gone), freed, len(keep), held, tuple(evicted), budget, young)
         marks.add(one.id for one in evicted)
         crash.point("marked")
         removed, freed = snapshots.delete_unreachable(keep, grace_s=grace_s)
         marks.drop(stale)
-        return Collected(removed, freed, len(keep), held, tuple(evicted), budget)
+        young = len(set(snapshots.present()) - keep)
+        return Collected(removed, freed, len(keep), held, tuple(evicted), budget, young)
 
 
 def _layers(snapshots: SnapshotStore, ids: Iterable[SnapshotId]) -> dict[SnapshotId, tuple[LayerId, ...]]:

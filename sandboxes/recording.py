@@ -21,14 +21,18 @@ class ShellState:
 
     @classmethod
     def of(
-        cls, now: Mapping[str, str], cwd: str, start: Mapping[str, str], tree: str, processes: Processes
+        cls, now: Mapping[str, str], cwd: str, start: Mapping[str, str], tree: str, own: str, processes: Processes
     ) -> ShellState:
-        """A directory outside the tree is not a snapshot's to keep: a world starts at the top of its tree then."""
+        """A directory in the tree is kept relative to it, which may stand elsewhere in the next world. One in the
+        world's `own` folder beside its tree goes with the world: the next one starts at the top of its tree."""
         kept = {name: value for name, value in now.items() if name not in HOUSEKEEPING}
         env = {name: value for name, value in sorted(kept.items()) if start.get(name) != value}
         gone = (name for name in start if NAME.fullmatch(name) and name not in kept and name not in HOUSEKEEPING)
-        inside = cwd.startswith(tree.rstrip("/") + "/")
-        return cls(env, tuple(sorted(gone)), os.path.relpath(cwd, tree) if inside else "", processes)
+        if f"{cwd}/".startswith(tree.rstrip("/") + "/"):
+            cwd = "" if cwd == tree else os.path.relpath(cwd, tree)
+        elif f"{cwd}/".startswith(own + "/"):
+            cwd = ""
+        return cls(env, tuple(sorted(gone)), cwd, processes)
 
     @classmethod
     def standing(cls, snapshot: Snapshot, processes: Processes) -> ShellState:

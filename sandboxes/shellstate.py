@@ -14,9 +14,12 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-FORMAT = 1
+from ramify.sandboxes import shellitems
+
+T = TypeVar("T")
+FORMAT = 2
 LEAST_SECRET = 4  # bytes: a shorter value would be found everywhere; such a secret is known by its name alone
 
 OPTIONS = (
@@ -64,9 +67,6 @@ BORN_WITH = ("IFS", "OPTERR", "OPTIND", "PS4", "SHELL", "TERM")
 """Variables of every new shell that a script can take away."""
 
 _ITEM = re.compile(rb"^declare -([A-Za-z-]+) ([A-Za-z_][A-Za-z0-9_]*)(=?)", re.MULTILINE)
-_FUNCTION = re.compile(rb"^(?=[^\s]+ \(\) ?\n)", re.MULTILINE)
-_TRAP = re.compile(rb"^trap -- (?:'[^']*'|\\'|\$'(?:[^'\\]|\\.)*')* (\w+)$", re.MULTILINE)
-_COMPAT = re.compile(rb"^shopt -[su] compat[0-9]+\n", re.MULTILINE)  # BASH_COMPAT, a variable, says it all
 _WORD = re.compile(
     rb"""(?P<space>[ \t\n]+) | '(?P<single>[^']*)' | \$'(?P<ansi>(?:[^'\\]|\\.)*)' | \$?"(?P<double>(?:[^"\\]|\\.)*)"
     | \\(?P<escaped>.) | (?P<plain>[^ \t\n'"\\])""",
@@ -100,7 +100,7 @@ def with_options(told: bytes, before: bytes) -> bytes:
 
 def debug_trap(traps: bytes) -> bytes:
     """The command that sets the DEBUG trap again; "" where there is none."""
-    return next((match[0] for match in _TRAP.finditer(traps) if match[1] == b"DEBUG"), b"")
+    return next((match[0] for match in shellitems.TRAP.finditer(traps) if match[1] == b"DEBUG"), b"")
 
 
 def words(text: bytes) -> list[bytes]:
@@ -155,7 +155,7 @@ class Report:
     oldpwd: bytes
     variables: tuple[Variable, ...]
     functions: bytes
-    attributes: bytes  # of functions: `declare -fx name`
+    attributes: bytes  # the names of functions: `declare -f name`, `declare -fx name`
     aliases: bytes
     traps: bytes
     options: bytes  # umask, shopt, set: commands that restore them
@@ -176,7 +176,7 @@ class Report:
             functions,
             attributes,
             aliases,
-            b"".join(match[0] + b"\n" for match in _TRAP.finditer(traps)),
+            traps,
             options,
             tuple(words(dirs)[1:]),
             tuple(words(args)[1:]),
@@ -190,20 +190,21 @@ class Report:
 
     def kept(self, tree: str) -> Kept:
         """What a snapshot keeps. Places inside `tree`, where this world's tree stands, become relative to it."""
-        mine = [v for v in self.variables if v.name not in BASHS_OWN]
-        names = {v.name for v in mine}
-        lines = (_attributes_only(v) if v.in_environment else v.text for v in mine)
+        mine = {v.name: v for v in self.variables if v.name not in BASHS_OWN}
+        lines = {v.name: shellitems.text(_attributes_only(v) if v.in_environment else v.text) for v in mine.values()}
         return Kept(
-            variables=tuple(_text(line) for line in lines if line),
-            unset=tuple(name for name in BORN_WITH if name not in names),
-            functions=_text(self.functions),
-            attributes=_text(self.attributes),
-            aliases=_text(self.aliases),
-            traps=_text(self.traps),
-            options=_text(_COMPAT.sub(b"", self.options)),
-            args=tuple(map(_text, self.args)),
-            oldpwd=_relative(_text(self.oldpwd), tree),
-            dirs=tuple(_relative(_text(place), tree) for place in self.dirs),
+            variables={
+                **{name: line for name, line in lines.items() if line},
+                **{name: "" for name in BORN_WITH if name not in mine},
+            },
+            functions=shellitems.functions(self.functions, self.attributes),
+            attributes=shellitems.attributes(self.attributes),
+            aliases=shellitems.aliases(self.aliases),
+            traps=shellitems.traps(self.traps),
+            options=shellitems.options(self.options),
+            args=tuple(map(shellitems.text, self.args)),
+            oldpwd=_relative(shellitems.text(self.oldpwd), tree),
+            dirs=tuple(_relative(shellitems.text(place), tree) for place in self.dirs),
             limits={name: tuple(pair) for name, pair in self.limits.items()},
         )
 
@@ -219,10 +220,6 @@ def _variables(listing: bytes) -> Iterable[Variable]:
 def _attributes_only(variable: Variable) -> bytes:
     """`declare -rx NAME`: its value comes with the environment."""
     return b"" if variable.flags == "x" else f"declare -{variable.flags} {variable.name}".encode()
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogateescape")
 
 
 def _bytes(text: str) -> bytes:
@@ -248,15 +245,15 @@ def quoted(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A shell's state in a snapshot, without what its `env` and `cwd` say. Equal where a new shell would be equal."""
+    """A shell's state in a snapshot, without what its `env` and `cwd` say, by name: as the store merges it."""
 
-    variables: tuple[str, ...] = ()  # declarations, as bash writes them
-    unset: tuple[str, ...] = ()  # that every new shell has and this one has not
-    functions: str = ""
-    attributes: str = ""
-    aliases: str = ""
-    traps: str = ""
-    options: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Declarations, as bash writes them; "" for one that every new shell has and this one has not."""
+    functions: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, str] = field(default_factory=dict)  # of functions: `declare -fx name`
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    traps: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)  # and the umask; by `shellitems.options`
     args: tuple[str, ...] = ()
     oldpwd: str = ""
     dirs: tuple[str, ...] = ()
@@ -270,6 +267,8 @@ class Kept:
     def decode(cls, data: bytes) -> Self:
         """Raises `ValueError` where the format is not one that we know."""
         values: dict[str, Any] = json.loads(data)
+        if values.get("format") == 1:
+            values = _by_name(values)
         if values.pop("format", None) != FORMAT:
             raise ValueError(f"a shell's state in a format other than {FORMAT}: a newer ramify wrote it")
         limits = {name: tuple(pair) for name, pair in values.pop("limits").items()}
@@ -282,40 +281,78 @@ class Kept:
         Functions are read with extended patterns on and no alias known, as `declare -f` wrote them; traps and
         options come last, so that `set -e` or a trap cannot act on the lines before.
         """
+        unset = [name for name, line in self.variables.items() if not line]
         lines = [b"builtin shopt -s extglob", b"builtin unalias -a"]
-        lines += [b"builtin unset -v " + " ".join(self.unset).encode()] if self.unset else []
-        lines += [_bytes(declaration) for declaration in self.variables]  # before a function can be called `declare`
-        lines += [_bytes(self.functions), _bytes(self.attributes)]
+        lines += [b"builtin unset -v " + " ".join(unset).encode()] if unset else []
+        lines += map(_bytes, self.variables.values())  # before a function can be called `declare`
+        lines += map(_bytes, (*self.functions.values(), *self.attributes.values()))
         lines += [b"builtin pushd -n " + quoted(_bytes(absolute(p, tree))) for p in reversed(self.dirs)]
         lines += [b" ".join((b"builtin set --", *(quoted(_bytes(word)) for word in self.args)))]
-        lines += [b"OLDPWD=" + quoted(_bytes(absolute(self.oldpwd, tree)))]
-        lines += [_bytes(self.aliases), _bytes(self.options), _bytes(self.traps)]
+        lines += [b"OLDPWD=" + quoted(_bytes(absolute(self.oldpwd, tree))), b"builtin shopt -u extglob"]
+        lines += map(_bytes, (*self.aliases.values(), *shellitems.in_order(self.options), *self.traps.values()))
         return b"\n".join(lines) + b"\n"
 
     def since(self, began: Kept, earlier: Kept) -> Kept:
-        """With the limits that were changed alone: the others are the machine's, or the world's own."""
-        changed = {name: pair for name, pair in self.limits.items() if began.limits.get(name) != pair}
-        return replace(self, limits={**earlier.limits, **changed})
+        """With those variables, options and limits alone that were changed: the others are a new shell's, the
+        machine's, or the world's own."""
+        return replace(
+            self,
+            variables={
+                name: line
+                for name, line in self.variables.items()
+                if name in earlier.variables or began.variables.get(name) != line
+            },
+            options={**earlier.options, **_changed(began.options, self.options)},
+            limits={**earlier.limits, **_changed(began.limits, self.limits)},
+        )
 
     def without(self, secrets: Mapping[str, str]) -> Kept:
         """Nothing that is a secret by its name or holds one's value."""
         values = telling(secrets)
         if not secrets:
             return self
-        variables = tuple(
-            line
-            for line, item in ((line, next(iter(_variables(_bytes(line))))) for line in self.variables)
-            if item.name not in secrets and not _holds(b"".join(words(item.value or b"")), values)
-        )
-        functions = b"".join(f for f in _FUNCTION.split(_bytes(self.functions)) if not _holds(f, values))
+
+        def kept(items: Mapping[str, str]) -> dict[str, str]:
+            return {name: item for name, item in items.items() if not _holds(_bytes(item), values)}
+
+        functions = kept(self.functions)
         return replace(
             self,
-            variables=variables,
-            functions=_text(functions),
-            aliases=_lines_without(self.aliases, values),
-            traps="" if _holds(_bytes(self.traps), values) else self.traps,
+            variables={
+                name: line
+                for name, line in self.variables.items()
+                if name not in secrets and not any(_holds(_value(item), values) for item in _variables(_bytes(line)))
+            },
+            functions=functions,
+            attributes={name: line for name, line in self.attributes.items() if name in functions},
+            aliases=kept(self.aliases),
+            traps=kept(self.traps),
             args=() if any(_holds(_bytes(word), values) for word in self.args) else self.args,
         )
+
+
+def _by_name(values: dict[str, Any]) -> dict[str, Any]:
+    """Format 1, which had bash's own lists."""
+    listed = {kind: _bytes(values[kind]) for kind in ("functions", "attributes", "aliases", "traps", "options")}
+    declared = [(item.name, line) for line in values["variables"] for item in _variables(_bytes(line))]
+    return {
+        **{kind: value for kind, value in values.items() if kind != "unset"},
+        "format": FORMAT,
+        "variables": {**dict(declared), **dict.fromkeys(values["unset"], "")},
+        "functions": shellitems.functions(listed["functions"], listed["attributes"]),
+        "attributes": shellitems.attributes(listed["attributes"]),
+        "aliases": shellitems.aliases(listed["aliases"]),
+        "traps": shellitems.traps(listed["traps"]),
+        "options": shellitems.options(listed["options"]),
+    }
+
+
+def _value(variable: Variable) -> bytes:
+    return b"".join(words(variable.value or b""))
+
+
+def _changed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
+    return {name: value for name, value in now.items() if before.get(name) != value}
 
 
 def telling(secrets: Mapping[str, str]) -> list[bytes]:
@@ -330,7 +367,3 @@ def environment_without(env: Mapping[str, str], secrets: Mapping[str, str]) -> d
 
 def _holds(text: bytes, values: list[bytes]) -> bool:
     return any(value in text for value in values)
-
-
-def _lines_without(text: str, values: list[bytes]) -> str:
-    return "".join(line for line in text.splitlines(keepends=True) if not _holds(_bytes(line), values))

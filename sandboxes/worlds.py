@@ -262,7 +262,7 @@ class AgentWorld(LivingWorld):
         else:
             processes = replace(processes, shell=self._began_with)
         place = os.fsdecode(report.pwd)
-        state = ShellState.of(report.environment, place, self._start_env(), tree, processes)
+        state = ShellState.of(report.environment, place, self._start_env(), tree, str(self._folder), processes)
         state = replace(state, env=environment_without(state.env, secrets))
         self._told = (looked, state)
         return state

@@ -99,7 +99,9 @@ class SLOTags:
     @classmethod
     def from_header(cls, header: str) -> SLOTags:
         try:
-            value = json.loads(header)
+            value = json.loads(header, object_pairs_hook=_no_twins)
+        except BadTags:
+            raise
         except (ValueError, RecursionError) as error:
             raise BadTags(HEADER, f"not JSON: {error}") from error
         if not isinstance(value, dict):
@@ -269,6 +271,16 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "length_quantiles": _quantiles,
     "goodput_weight": _weight,
 }
+
+
+def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's fields. Raises BadTags for one that is said twice: the last would stand, and nobody would hear."""
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise BadTags(name, "said twice in one object")
+        found[name] = value
+    return found
 
 
 def _frozen(value: object) -> object:

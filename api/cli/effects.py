@@ -129,21 +129,32 @@ def cancel_command(app: App, run: str, wait: float) -> None:
     and `ramify resume` goes on with it. Example: `ramify cancel 3f2a`.
     """
     record = app.run(_cancel(app, run, wait))
-    say(f"run {record.id} is stopped: `ramify resume {record.id}` goes on")
+    say(f"run {record.id} {_STANDS.get(record.status, 'is stopped')}: `ramify resume {record.id}` goes on")
 
 
 async def _cancel(app: App, text: str, wait_s: float) -> RunRecord:
     async with app.store() as store:
-        run = await need_run(store, text)
-        if run.status is RunStatus.DONE:
-            raise RunError(f"run {run.id} is done: there is nothing to stop")
+        run = _can_stop(await need_run(store, text))
         locks = paths.locks(app.home)
         if await _is_held(store, locks, run):
             await _until_free(store, locks, run, wait_s)
-        run = await need_run(store, run.id)
+        run = _can_stop(await need_run(store, run.id))
         if run.status is RunStatus.RUNNING:  # its process ended without a word
             await store.commit(run.id, update=RunUpdate(status=RunStatus.CANCELLED, error="cancelled"))
         return run
+
+
+_STANDS = {
+    RunStatus.FAILED: "had failed, nothing was left to stop",
+    RunStatus.FORKED: "has not begun, nothing was there to stop",
+    RunStatus.WAITING: "waits for a person, nothing was there to stop",
+}
+
+
+def _can_stop(run: RunRecord) -> RunRecord:
+    if run.status is RunStatus.DONE:
+        raise RunError(f"run {run.id} is done: there is nothing to stop")
+    return run
 
 
 async def _is_held(store: RunStore, locks: Path, run: RunRecord) -> bool:

@@ -44,7 +44,8 @@ def gc_command(app: App, budget: int | None, dry_run: bool, as_json: bool) -> No
     that is done: what takes the fewest seconds to compute again for the bytes that it holds goes first. Such a state
     is computed again when it is asked for. A run that can go on, and a LangGraph thread, keep everything.
 
-    Safe while runs go on, and when it is killed: call it again.
+    Safe while runs go on, and when it is killed: call it again. What was made in the last 5 minutes is left
+    for a later call.
 
     \b
     Example: ramify gc --budget 2G --dry-run
@@ -74,6 +75,8 @@ def _show(done: Collected, dry_run: bool) -> None:
     for one in done.evicted:
         say(f"  {one.id[:12]}: {_bytes(one.frees)}, {one.seconds:.1f} s to compute again", style="dim")
     say(f"{count(done.kept, 'snapshot')} kept, {_bytes(done.held)} in files")
+    if done.young:
+        say(f"{count(done.young, 'snapshot')} that may go, made in the last 5 minutes: left for a later `ramify gc`")
     if not done.within_budget and done.budget is not None:
         say(f"the rest cannot be computed again: the budget of {_bytes(done.budget)} is not met", style="yellow")
 
@@ -87,12 +90,13 @@ def _bytes(number: int) -> str:
 
 def _object(done: Collected | None) -> dict[str, object]:
     if done is None:
-        return {"snapshots": 0, "bytes": 0, "kept": 0, "held": 0, "evicted": [], "within_budget": True}
+        return {"snapshots": 0, "bytes": 0, "kept": 0, "held": 0, "young": 0, "evicted": [], "within_budget": True}
     return {
         "snapshots": done.snapshots,
         "bytes": done.bytes,
         "kept": done.kept,
         "held": done.held,
+        "young": done.young,
         "evicted": [{"snapshot": e.id, "frees": e.frees, "seconds": e.seconds} for e in done.evicted],
         "within_budget": done.within_budget,
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -32,14 +33,22 @@ class Supervisor:
     """The analyzer as a child of this process. Its folder holds the socket, the checkpoint and its log."""
 
     def __init__(
-        self, folder: Path, *, save_every_s: float = 30.0, restarted: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        *,
+        save_every_s: float = 30.0,
+        lock_s: float = _START_S,
+        restarted: Callable[[], None] = lambda: None,
     ) -> None:
-        """`restarted` is called when it answers again after a death."""
+        """`restarted` is called when it answers again after a death. `lock_s`: how long to wait for the analyzer of
+        a gateway before us to be gone."""
         self.folder = folder
         self.socket = folder / "analyzer.sock"
         self.checkpoint = folder / "analyzer.state"
         self.restarts = 0
         self._save_every_s = save_every_s
+        self._lock_s = lock_s
+        self._locked = -1  # while this is entered: the descriptor that holds the folder's lock
         self._restarted = restarted
         self._process: asyncio.subprocess.Process | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -54,7 +63,12 @@ class Supervisor:
         if len(os.fsencode(self.socket)) > _LONGEST_PATH:
             raise AnalyzerDown(f"{self.socket} is too long for a Unix socket: choose a folder with a shorter path")
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        await self._start()
+        self._locked = await self._lock()
+        try:
+            await self._start()
+        except BaseException:
+            os.close(self._locked)
+            raise
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -74,6 +88,26 @@ class Supervisor:
                 process.kill()
                 await process.wait()
         self.socket.unlink(missing_ok=True)
+        os.close(self._locked)
+
+    async def _lock(self) -> int:
+        """The folder, for us alone: a descriptor, on which the lock lies. The process has it too, since one whose
+        gateway was killed may still write its last checkpoint. Raises AnalyzerDown."""
+        descriptor = os.open(self.folder / "analyzer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + self._lock_s
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return descriptor
+            except BlockingIOError:
+                if loop.time() > give_up:
+                    os.close(descriptor)
+                    raise AnalyzerDown(
+                        f"another gateway's analyzer keeps what it learns in {self.folder}: give one of the two "
+                        "another --port or --home, or --no-analyzer"
+                    ) from None
+            await asyncio.sleep(0.05)
 
     async def _start(self) -> None:
         """Returns when it answers. Raises AnalyzerDown."""
@@ -96,6 +130,7 @@ class Supervisor:
                 stdout=out,
                 stderr=out,
                 env={**os.environ, **threads},
+                pass_fds=(self._locked,),
                 start_new_session=True,  # Ctrl-C is for the gateway, which then stops it
             )
         await self._answers(self._process)

@@ -101,7 +101,7 @@ class LocalEngine:
             "threads": self._threads,
             "prompt_cache": self._prompt_cache,
         }
-        with log.open("wb") as output:
+        with log.open("ab") as output:  # what it said before it died is still wanted when it is started again
             self._process = process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-m", "ramify.serving.engine.child", json.dumps(settings)),

@@ -169,7 +169,7 @@ class VllmEngine:
             "VLLM_NO_USAGE_STATS": "1",
             **os.environ,
         }
-        with log.open("wb") as output:
+        with log.open("ab") as output:  # what it said before it died is still wanted when it is started again
             self._process = await asyncio.create_subprocess_exec(
                 python,
                 *("-m", "ramify.serving.engine.vllm_child", str(os.getpid())),

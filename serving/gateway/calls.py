@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from ramify.serving.gateway.admission import Preempted
 from ramify.serving.policy.types import (
     CompoundView,
     GroupView,
@@ -192,8 +193,12 @@ class Call:
         self._view = None
 
     def interrupt(self, why: Exception) -> None:
-        self.why = why
-        if self.task is not None:
+        """Make it leave its slot, or its wait for one. Where it is leaving already, what is final stands: a call that
+        was put back and then called off does not wait again, nor the other way round."""
+        leaving = self.why is not None
+        if not leaving or isinstance(self.why, Preempted):
+            self.why = why
+        if self.task is not None and not leaving:
             self.task.cancel()
 
     def token(self, now: float, *, thought: bool = False) -> None:

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from ramify.serving.gateway.admission import Admission
 from ramify.serving.gateway.calls import Call, Outcome
-from ramify.serving.gateway.dialects import Dialect
+from ramify.serving.gateway.dialects import MOST_TOKENS, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.estimates import PromptSizes, Service
 from ramify.serving.gateway.logs import request as log_request
@@ -175,7 +175,8 @@ def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:
 def _limit(body: Mapping[str, object]) -> int | None:
     """Tokens after which the answer is cut, where the request says so."""
     said = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
-    return min((v for v in said if isinstance(v, int) and not isinstance(v, bool) and v > 0), default=None)
+    limits = [v for v in said if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+    return min((*limits, MOST_TOKENS)) if limits else None  # more than that no reckoning here could hold
 
 
 def _several(dialect: Dialect, body: Mapping[str, object]) -> bool:

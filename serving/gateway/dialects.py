@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ramify.serving import refusal
 
-_MOST_TOKENS = 1_000_000_000
+MOST_TOKENS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def usage_of(body: Mapping[str, object]) -> tuple[int | None, int | None]:
 
 def _count(said: object) -> int | None:
     """What an engine says that can be a number of tokens."""
-    return said if type(said) is int and 0 <= said <= _MOST_TOKENS else None
+    return said if type(said) is int and 0 <= said <= MOST_TOKENS else None
 
 
 def _objects(value: object) -> list[Mapping[str, object]]:

@@ -9,8 +9,8 @@ interrupts and that can be gone on with (resume.py), which waits again and then 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import aclosing
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, field
 
 from starlette.requests import Request
@@ -95,7 +95,8 @@ class Endpoint:
         """Attempts until one is the last; then what came of it, to the client."""
         call, close = work.call, self._gateway.close
         try:
-            await self._gateway.analyse(call, self._dialect, work.body)
+            with _interruptible(call):
+                await self._gateway.analyse(call, self._dialect, work.body)
             while not await self._attempt(work, stream):
                 pass
         except Refused as refused:
@@ -122,15 +123,10 @@ class Endpoint:
         gateway, call = self._gateway, work.call
         replica: Replica | None = None
         try:
-            async with gateway.admission.slot(call) as replica:
-                await (self._stream if stream else self._whole)(work, replica)
-        except asyncio.CancelledError:
-            task, why = asyncio.current_task(), call.why
-            call.why = None
-            if why is None or task is None or task.uncancel() > 0:
-                raise
-            if not isinstance(why, Preempted):
-                raise why from None
+            with _interruptible(call):
+                async with gateway.admission.slot(call) as replica:
+                    await (self._stream if stream else self._whole)(work, replica)
+        except Preempted:
             gateway.metrics.preempted()
             return False
         except (ApiError, wire.Malformed) as error:
@@ -173,7 +169,8 @@ class Endpoint:
         if again:
             body = continued(self._dialect, body, "".join(work.text), again)
         else:
-            work.held.clear()  # left by an attempt that came to nothing
+            work.held.clear()  # left by an attempt that came to nothing, and so is the head of its answer
+            work.head.clear()
         async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
@@ -246,6 +243,19 @@ class Endpoint:
 
     def _ledger(self, call: Call) -> dict[str, object]:
         return asdict(call.ledger(self._gateway.records.clock()))
+
+
+@contextmanager
+def _interruptible(call: Call) -> Iterator[None]:
+    """Raises why the call was interrupted, in place of the cancellation that an interruption is."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task, why = asyncio.current_task(), call.why
+        call.why = None
+        if why is None or task is None or task.uncancel() > 0:
+            raise
+        raise why from None
 
 
 def _flag(body: Mapping[str, object], name: str) -> bool:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ramify.fork_engine import crash
 from ramify.fork_engine.check import Damage, Part
-from ramify.fork_engine.errors import ForkEngineError, SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.errors import ForkEngineError, SnapshotCorrupt, SnapshotNotFound, StoreUnusable
 from ramify.fork_engine.folder import boot_id
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
@@ -192,8 +192,26 @@ def neighbour(path: Path, _: random.Random) -> None:
     (path.parent / "neighbour").write_bytes(b"")
 
 
-OF_BYTES = [flip, cut, grow, delete]
-OF_TREES = [*OF_BYTES, remode, touch, note, neighbour]
+def shut(path: Path, _: random.Random) -> None:
+    path.chmod(0)
+
+
+def give(path: Path, _: random.Random) -> None:
+    os.chown(path, 1234, 1234, follow_symlinks=False)
+
+
+def fold(path: Path, _: random.Random) -> None:
+    replaced(path, None)
+
+
+def pipe(path: Path, _: random.Random) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+OF_BYTES = [flip, cut, grow, delete, remode, shut, fold, pipe]
+OF_OWN = [*OF_BYTES, *([give] if os.geteuid() == 0 else [])]
+OF_TREES = [*OF_BYTES, touch, note, neighbour]
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -204,7 +222,7 @@ def test_any_damage_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, 
     whole = {snapshot.id: bench.texts(snapshot) for snapshot in stocked(bench)}
     root = bench.store.root
     target = where.choice([p for p in files(root) if p.is_file() and not p.is_symlink() and p.stat().st_size])
-    harm = where.choice(OF_TREES if "fs" in target.relative_to(root).parts else OF_BYTES)
+    harm = where.choice(OF_TREES if "fs" in target.relative_to(root).parts else OF_OWN)
     if harm is delete and target.parent.name == "index":
         harm = flip  # it may be deleted
     harm(target, where)
@@ -215,6 +233,88 @@ def test_any_damage_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, 
     assert after.fsck().problems == ()
     for id in whole.keys() - set(repaired.lost):
         assert bench.texts(after.get(id)) == whole[id]
+
+
+@pytest.mark.parametrize("name", ["layers", "images", "blobs", "snapshots", "index", "tmp", "unflushed", "lock"])
+def test_a_folder_of_the_stores_that_lets_others_in_is_found_and_shut(bench: Any, name: str) -> None:
+    snapshots = stocked(bench)
+    place = bench.store.root / name
+    right = stat.S_IMODE(place.stat().st_mode)
+    for wrong in (right | 0o001, right | 0o070, right | 0o4000):
+        place.chmod(wrong)
+        (problem,) = bench.store.fsck().problems
+        assert (problem.part, problem.name, problem.damage) == (Part.STORE, name, Damage.MODE)
+        report = bench.store.fsck(repair=True)
+        assert (report.left, report.lost) == ((), ())
+        assert stat.S_IMODE(place.stat().st_mode) == right
+    assert [bench.store.get(snapshot.id) for snapshot in snapshots] == snapshots
+
+
+def test_modes_are_the_stores_whatever_the_umask(bench: Any, new_bench: Any, tmp_path: Path) -> None:
+    place = tmp_path / "shared"
+    place.mkdir()
+    place.chmod(0o2775)  # its set-id bit is passed on
+    for number, umask in enumerate((0o077, 0, 0o027)):
+        before = os.umask(umask)
+        try:
+            (place / str(number)).mkdir()
+            stocked(made := new_bench(place / str(number)))
+        finally:
+            os.umask(before)
+        assert made.store.fsck().problems == ()
+
+
+def test_what_could_only_not_be_read_is_not_lost(bench: Any, ordinary: Path, new_bench: Any) -> None:
+    """An ordinary user's: whom modes keep out."""
+    made = new_bench(ordinary)
+    snapshots = stocked(made)
+    root = made.store.root
+    shut = [*(root / "blobs").iterdir(), *(root / "snapshots").iterdir(), *root.glob("layers/*/manifest.json")]
+    for path in shut:
+        path.chmod(0)
+    (root / "images").chmod(0o500)
+    found = SnapshotStore(root).fsck()
+    assert {p.damage for p in found.problems} == {Damage.MODE}
+    report = SnapshotStore(root).fsck(repair=True, expected=[snapshot.id for snapshot in snapshots])
+    assert (report.left, report.lost, report.aside) == ((), (), ())
+    assert SnapshotStore(root).fsck().problems == ()
+    assert [SnapshotStore(root).get(snapshot.id) for snapshot in snapshots] == snapshots
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_another_user_owns_is_made_anew(bench: Any, ordinary: Path, new_bench: Any, describe: Any) -> None:
+    """In a layer of an ordinary user's no world could write over it."""
+    made = new_bench(ordinary)
+    snapshots = stocked(made)
+    trees = [describe(made.tree(snapshot)) for snapshot in snapshots]
+    root = made.store.root
+    given = [
+        next(root.glob("layers/*/fs/new")),
+        next(root.glob("layers/*/fs/link")),
+        next((root / "blobs").iterdir()),
+    ]
+    given += [max((root / "snapshots").iterdir()), next(root.glob("images/*/manifest.json"))]
+    user = os.geteuid()
+    os.seteuid(0)
+    for path in given:
+        os.chown(path, 0, 0, follow_symlinks=False)
+    with pytest.raises(StoreUnusable, match=f"belongs to user {user}"):
+        SnapshotStore(root).fsck(repair=True)
+    os.seteuid(user)
+    assert all("owner 0" in p.detail for p in SnapshotStore(root).fsck().problems)
+    assert len(SnapshotStore(root).fsck().problems) >= len(given)
+    report = SnapshotStore(root).fsck(repair=True)
+    assert (report.left, report.lost) == ((), ())
+    made.store = SnapshotStore(root)
+    assert made.store.fsck().problems == ()
+    assert [describe(made.tree(snapshot)) for snapshot in snapshots] == trees
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_what_a_world_of_roots_gave_away_is_sound(bench: Any) -> None:
+    stocked(bench)
+    os.chown(of_layer(bench)("new"), 1234, 1234)
+    assert bench.store.fsck().problems == ()
 
 
 def test_bytes_come_from_another_copy(bench: Any) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import socket
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.errors import StoreUnusable
 from ramify.fork_engine.layers import Layers
 from ramify.fork_engine.manifest import Manifest, canonical_json
+from ramify.fork_engine.scan import ACL
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 
@@ -60,6 +64,18 @@ def foldered(path: Path) -> None:
 def moved_and_linked(path: Path, to: Path) -> None:
     path.rename(to)
     path.symlink_to(to)
+
+
+def bound(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(path.parent):  # a socket's path is short
+        made.bind(path.name)
+
+
+def opened_to_somebody(path: Path) -> None:
+    """By an ACL: for a user of its own beside owner, group and others."""
+    nobody = 0xFFFFFFFF
+    entries = ((1, 6, nobody), (2, 7, 1234), (4, 4, nobody), (0x10, 7, nobody), (0x20, 4, nobody))
+    os.setxattr(path, ACL, struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries))
 
 
 def said_again(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -126,6 +142,8 @@ MENDED: dict[str, Callable[[Path], object]] = {
         (root / "tmp/shut/in").mkdir(parents=True),
         (root / "tmp/shut").chmod(0),
     ),
+    "an ACL": lambda root: opened_to_somebody(layer(root, "one") / "fs/one"),
+    "an ACL of linked files": lambda root: opened_to_somebody(layer(root, "one") / "fs/a"),
     "a closed tree": lambda root: (layer(root, "one") / "fs").chmod(0),
     "a closed layer": lambda root: layer(root, "one").chmod(0),
 }
@@ -166,6 +184,25 @@ def test_a_snapshot_of_another_store_is_lost_alone(bench: Any, new_bench: Any, t
     assert SnapshotStore(bench.store.root).fsck(repair=True).lost == (strange.id,)
     assert SnapshotStore(bench.store.root).fsck().problems == ()
     assert all(bench.store.get(snapshot.id) == snapshot for snapshot in snapshots)
+
+
+@pytest.mark.parametrize("how", [os.mkfifo, lambda path: path.symlink_to("/dev/null"), bound])
+def test_a_lock_that_is_no_file_is_named(bench: Any, how: Callable[[Path], object]) -> None:
+    (bench.store.root / "lock").unlink(missing_ok=True)
+    how(bench.store.root / "lock")
+    with pytest.raises(StoreUnusable, match="lock: something else"):
+        SnapshotStore(bench.store.root).fsck()
+
+
+def test_a_link_to_a_folder_of_the_stores_is_named_and_left(bench: Any, tmp_path: Path) -> None:
+    snapshots = stocked(bench)
+    moved_and_linked(bench.store.root / "layers", tmp_path / "elsewhere")
+    report = SnapshotStore(bench.store.root).fsck(repair=True)
+    assert [(p.name, p.damage) for p in report.left] == [("layers", Damage.MODE)]
+    (bench.store.root / "layers").unlink()
+    (tmp_path / "elsewhere").rename(bench.store.root / "layers")
+    assert SnapshotStore(bench.store.root).fsck().problems == ()
+    assert [bench.store.get(snapshot.id) for snapshot in snapshots] == list(snapshots)
 
 
 @pytest.mark.parametrize("name", ["layers", "tmp", "lock", "snapshots", "blobs"])

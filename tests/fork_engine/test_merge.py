@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 
 from ramify.fork_engine.errors import ForkEngineError, MergeConflict
-from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier
+from ramify.fork_engine.manifest import canonical_json
+from ramify.fork_engine.shells import NAMED
+from ramify.fork_engine.types import Conflict, ConflictKind, MergeStrategy, Processes, ProcessTier, Snapshot
 
 OURS, THEIRS, UNION, FAIL = MergeStrategy.OURS, MergeStrategy.THEIRS, MergeStrategy.UNION, MergeStrategy.FAIL
 LINES = "".join(f"{n}\n" for n in range(12))
@@ -344,17 +348,122 @@ def test_processes_of_both_sides_are_a_conflict(bench: Any) -> None:
     assert bench.store.merge(base, two, more, strategy=UNION).processes.commands == ("serve", "watch")
 
 
-def test_a_shell_is_kept_where_all_of_it_fits(bench: Any) -> None:
-    mine, yours = (bench.store.put_blob(state) for state in (b"mine", b"yours"))
+def shell(bench: Any, **items: Any) -> Processes:
+    """What a shell knows, as `ramify.sandboxes.shellstate.Kept` writes it."""
+    empty: dict[str, Any] = {kind: {} for kind in (*NAMED, "attributes")}
+    empty |= {"format": 2, "args": [], "dirs": [], "oldpwd": ""}
+    return Processes(shell=bench.store.put_blob(canonical_json(empty | items)))
+
+
+def known(bench: Any, snapshot: Snapshot) -> Any:
+    return json.loads(bench.store.blob(snapshot.processes.shell))
+
+
+def test_a_shell_that_one_side_changed_is_kept(bench: Any) -> None:
+    mine = shell(bench, functions={"f": "f () {\n:\n}\n"})
     base = bench.base({"a": "1"})
-    one = bench.after(base, {"b": "1"}, env={"A": "1"}, processes=Processes(shell=mine))
-    files = bench.after(base, {"c": "1"})
-    assert bench.store.merge(base, files, one).processes == Processes(shell=mine)
+    one = bench.after(base, {"b": "1"}, env={"A": "1"}, processes=mine)
     other = bench.after(base, {"c": "1"}, env={"B": "1"})
-    fresh = bench.store.merge(base, other, one).processes  # its variables are of both sides now
+    for merged in (bench.store.merge(base, other, one), bench.store.merge(base, one, other)):
+        assert (merged.processes, dict(merged.env)) == (mine, {"A": "1", "B": "1"})
+
+
+def test_two_shells_are_merged_item_by_item(bench: Any) -> None:
+    began = shell(bench, variables={"i": "1", "gone": "1"}, functions={"f": "f"}, args=["x"])
+    base = bench.after(bench.base({"a": "1"}), {"b": "1"}, processes=began)
+    ours = shell(
+        bench,
+        variables={"i": "2", "mine": "1"},
+        functions={"f": "f", "g": "g"},
+        args=["x"],
+        options={"set errexit": "-e"},
+    )
+    theirs = shell(
+        bench,
+        variables={"i": "3", "gone": "1"},
+        functions={},
+        aliases={"ll": "ls"},
+        args=["y"],
+        limits={"NOFILE": [1, 2]},
+    )
+    one, two = bench.after(base, {"c": "1"}, processes=ours), bench.after(base, {"d": "1"}, processes=theirs)
+    merged = bench.store.merge(base, one, two)
+    assert {kind: items for kind, items in known(bench, merged).items() if items} == {
+        "format": 2,
+        "variables": {"i": "2", "mine": "1"},
+        "functions": {"g": "g"},
+        "aliases": {"ll": "ls"},
+        "options": {"set errexit": "-e"},
+        "args": ["y"],
+        "limits": {"NOFILE": [1, 2]},
+    }
+    assert merged.processes.reason == "both shells changed variable i: ours stands"
+    back = bench.after(base, {"e": "1"})  # a fresh shell again: all of base's is gone there
+    assert "f" not in known(bench, bench.store.merge(base, one, back))["functions"]
+
+
+def test_what_two_shells_changed_differently_is_a_conflict(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    one = bench.after(base, {"b": "1"}, processes=shell(bench, functions={"f": "one"}, options={"umask": "umask 1"}))
+    two = bench.after(base, {"c": "1"}, processes=shell(bench, functions={"f": "two"}, options={"umask": "umask 2"}))
+    for strategy in (MergeStrategy.FAIL, UNION):
+        with pytest.raises(MergeConflict) as raised:
+            bench.store.merge(base, one, two, strategy=strategy)
+        assert [(c.path, c.kind) for c in raised.value.conflicts] == [
+            ("function f", ConflictKind.PROCESSES),
+            ("option umask", ConflictKind.PROCESSES),
+        ]
+    assert known(bench, bench.store.merge(base, one, two, strategy=OURS))["functions"] == {"f": "one"}
+    assert known(bench, bench.store.merge(base, one, two, strategy=THEIRS))["functions"] == {"f": "two"}
+
+    def asked(conflict: Conflict, *sides: bytes | None) -> bytes | MergeStrategy:
+        return b"".join(side or b"-" for side in sides) if conflict.path == "function f" else THEIRS
+
+    settled = known(bench, bench.store.merge(base, one, two, strategy=asked))
+    assert (settled["functions"], settled["options"]) == ({"f": "-onetwo"}, {"umask": "umask 2"})
+
+
+def test_shells_of_a_format_that_is_not_merged_give_a_fresh_one(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    one, two = (
+        bench.after(base, {name: "1"}, processes=Processes(shell=bench.store.put_blob(name.encode())))
+        for name in "bc"
+    )
+    fresh = bench.store.merge(base, one, two).processes
     assert fresh.shell == "" and "fresh" in fresh.reason
-    two = bench.after(base, {"c": "1"}, processes=Processes(shell=yours))
-    assert bench.store.merge(base, one, two).processes.shell == ""
+
+
+def test_a_directory_beside_the_workspace_is_merged(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    one, two = bench.after(base, {"b": "1"}, cwd="/tmp/x"), bench.after(base, {"c": "1"})
+    assert bench.store.merge(base, one, two).cwd == bench.store.merge(base, two, one).cwd == "/tmp/x"
+    with pytest.raises(MergeConflict) as raised:
+        bench.store.merge(base, one, bench.after(base, {"c": "1"}, cwd="/"))
+    assert [(c.path, c.kind) for c in raised.value.conflicts] == [("cwd", ConflictKind.ENV)]
+
+    def without_x(parent: Snapshot) -> Any:
+        outside = bench.place()
+        (outside / "tmp").mkdir(parents=True)
+        os.mknod(outside / "tmp/x", stat.S_IFCHR, os.makedev(0, 0))
+        return bench.store.seal_upper(bench.upper(parent), parent, **bench.seal, outside=outside, move=True)
+
+    with pytest.raises(MergeConflict, match="cwd"):
+        bench.store.merge(base, one, without_x(base))
+
+
+def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -> None:
+    def timed(tree: Path) -> None:
+        for path in (*tree.iterdir(), tree):
+            os.utime(path, ns=(5, 5))
+
+    base = bench.base({"a": "1"})
+    one = bench.after(base, {"b": "1"}, do=timed)
+    two, more = bench.after(base, {"c": "1"}, do=timed), bench.after(base, {"b": "1", "c": "1"}, do=timed)
+    first, again = bench.store.merge(base, one, two), bench.store.merge(base, one, more)
+    assert first.id == again.id
+    assert (first.parents, again.parents) == ((one.id, two.id), (one.id, more.id))
+    assert bench.store.get(first.id).parents == (one.id, two.id)
+    assert bench.store.merge(base, more, two).parents == more.parents  # it had all of it: nothing was merged
 
 
 def test_what_lies_beside_the_workspace_is_merged_too(bench: Any) -> None:

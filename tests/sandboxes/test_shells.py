@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.fork_engine.types import ConflictKind, ProcessTier, Snapshot
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 
 SHELLS_ONLY = True  # what a scripted backend cannot be asked
@@ -257,17 +258,45 @@ async def test_secrets_reach_commands_and_no_snapshot(
     assert await out(fork, "echo $TOKEN") == "another\n"
 
 
-async def test_a_directory_that_is_gone_or_outside_is_the_top(
-    world: World, backend: Backend, spec: WorldSpec, out: Out
+async def test_a_directory_outside_the_tree_goes_with_a_snapshot(
+    world: World, backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
-    await out(world, "cd /")
+    await out(world, "cd /usr/lib")
     sealed = await world.seal()
-    assert sealed.cwd == ""
-    assert await out(world, "pwd") == "/\n"
+    assert (sealed.cwd, sealed.layers) == ("/usr/lib", base.layers)
     fork = await backend.materialise(sealed, spec)
-    assert "readme.txt" in await out(fork, "ls")
-    fork = await backend.materialise(replace(sealed, cwd="was/removed"), spec)
-    assert "readme.txt" in await out(fork, "ls")
+    assert await out(fork, "pwd") == await out(world, "pwd") == "/usr/lib\n"
+    assert await fork.seal() is sealed
+    await out(fork, "cd -; cd package")
+    assert (await fork.seal()).cwd == "package"
+
+
+async def test_a_directory_that_is_gone_is_the_top(world: World, backend: Backend, spec: WorldSpec, out: Out) -> None:
+    await out(world, "true")
+    sealed = await world.seal()
+    for gone in ("was/removed", "/was/removed"):
+        fork = await backend.materialise(replace(sealed, cwd=gone), spec)
+        assert "readme.txt" in await out(fork, "ls")
+
+
+async def test_two_shells_are_merged(
+    world: World, backend: Backend, store: SnapshotStore, spec: WorldSpec, out: Out
+) -> None:
+    await out(world, "f() { echo old; }; i=0; umask 027; shopt -s nullglob")
+    base = await world.seal()
+    one, two = await backend.fork(base, spec, 2)
+    await out(one, "f() { echo new; }; for i in 1 2; do :; done; set -o pipefail; echo 1 > one; cd package")
+    await out(two, "g() { cat <<< g; }; for i in 3; do :; done; alias hi='echo hi'; shopt -u nullglob; export E=1")
+    merged = store.merge(base, await one.seal(), await two.seal())
+    assert "variable i" in merged.processes.reason
+    child = await backend.materialise(merged, spec)
+    told = await out(child, "shopt -s expand_aliases; f; g; umask; echo $i $E; [[ -o pipefail ]] && echo pipes; pwd")
+    assert told.splitlines()[:-1] == ["new", "g", "0027", "2 1", "pipes"] and told.endswith("/package\n")
+    assert await out(child, "hi; shopt nullglob || cat ../one") == "hi\nnullglob       \toff\n1\n"
+    await out(two, "f() { echo another; }")
+    with pytest.raises(MergeConflict) as raised:
+        store.merge(base, await one.seal(), await two.seal())
+    assert [(c.path, c.kind) for c in raised.value.conflicts] == [("function f", ConflictKind.PROCESSES)]
 
 
 async def test_the_shell_stays_where_it_was_over_a_seal(world: World, out: Out) -> None:

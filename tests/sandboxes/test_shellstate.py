@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -94,8 +95,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 def test_what_bash_keeps_itself_is_not_kept() -> None:
     kept = told(b": $RANDOM $SECONDS $LINENO $BASHPID $EPOCHREALTIME; sleep 0 & wait; [[ a =~ a ]]").kept("/nowhere")
-    names = {line.split()[2].partition("=")[0] for line in kept.variables}
-    assert not names & shellstate.BASHS_OWN
+    assert not kept.variables.keys() & shellstate.BASHS_OWN
     assert told(b"").kept("/nowhere") == told(b": $RANDOM $SECONDS").kept("/nowhere")
 
 
@@ -103,29 +103,71 @@ def test_exported_variables_travel_as_the_environment() -> None:
     report = told(b"export A=1; declare -ix N=5; declare -rx R=x; B=2", C="3", **{"not.a.name": "4"})
     assert {"A": "1", "N": "5", "R": "x", "C": "3"}.items() <= report.environment.items()
     kept = report.kept("/nowhere")
-    mine = [line for line in kept.variables if line.split()[2].partition("=")[0] in "ABCNR"]
-    assert mine == ['declare -- B="2"', "declare -ix N", "declare -rx R"]
+    mine = {name: line for name, line in kept.variables.items() if name in "ABCNR"}
+    assert mine == {"B": 'declare -- B="2"', "N": "declare -ix N", "R": "declare -rx R"}
 
 
 def test_no_secret_is_kept() -> None:
     secrets = {"TOKEN": "hunter2 $x", "SHORT": "1"}
     script = b"""copy="<$TOKEN>"; SHORT=2; other=1; f() { echo 'hunter2 $x'; }; g() { echo 1; }
-    alias a="echo 'hunter2 \\$x'" b=ls; trap "echo 'hunter2 \\$x'" USR1; set -- "$TOKEN"
+    alias a="echo 'hunter2 \\$x'" b=ls c="two
+    lines with hunter2 \\$x"; trap "echo 'hunter2 \\$x'" USR1; trap : USR2; set -- "$TOKEN"
     """
     kept = told(script, **secrets).kept("/nowhere").without(secrets)
     assert b"hunter2" not in kept.encode()
-    assert 'declare -- other="1"' in kept.variables
-    assert not any("SHORT" in line or "copy" in line for line in kept.variables)
-    assert "g ()" in kept.functions
-    assert "alias b" in kept.aliases
+    assert kept.variables["other"] == 'declare -- other="1"'
+    assert not {"SHORT", "copy"} & kept.variables.keys()
+    assert (set(kept.functions), set(kept.aliases), set(kept.traps)) == ({"g"}, {"b"}, {"SIGUSR2"})
     assert environment_without({"A": "x hunter2 $x", "TOKEN": "gone", "B": "1"}, secrets) == {"B": "1"}
 
 
-def test_limits_that_were_changed_alone_are_kept() -> None:
+def test_what_was_changed_alone_is_kept() -> None:
+    """And variables and options: the others are a new shell's own, or the machine's."""
     began = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (10, 20)})
     now = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (5, 20)})
     earlier = Kept(limits={"RLIMIT_AS": (1, 1)})
     assert now.since(began, earlier).limits == {"RLIMIT_AS": (1, 1), "RLIMIT_NOFILE": (5, 20)}
+    fresh = told(b"").kept("/nowhere")
+    first = told(b"set -e; mine=1; unset PS4").kept("/nowhere").since(fresh, Kept())
+    assert (first.variables, first.options) == (
+        {"mine": 'declare -- mine="1"', "PS4": ""},
+        {"set errexit": "set -o errexit"},
+    )
+    second = told(first.script("/nowhere") + b"set +e; unset mine; shopt -s nullglob\n").kept("/nowhere")
+    kept = second.since(told(first.script("/nowhere")).kept("/nowhere"), first)
+    assert kept.variables == {"PS4": ""}
+    assert kept.options == {"set errexit": "set +o errexit", "shopt nullglob": "shopt -s nullglob"}
+    assert again(kept) == second
+
+
+def test_a_state_of_format_1_is_read() -> None:
+    old = {
+        "format": 1,
+        "variables": ['declare -- a="1"', "declare -rx b"],
+        "unset": ["PS4"],
+        "functions": "f () \n{ \n    echo f\n}\ng () \n{ \n    :\n}\n",
+        "attributes": "declare -f f\ndeclare -fx g\n",
+        "aliases": "alias ll='ls\n-l'\nalias x='y'\n",
+        "traps": "trap -- 'echo \nover' EXIT\n",
+        "options": "umask 0022\nshopt -u extglob\nset -o errexit\n",
+        "args": ["one"],
+        "oldpwd": "./a",
+        "dirs": [],
+        "limits": {"RLIMIT_AS": [1, 2]},
+    }
+    kept = Kept.decode(json.dumps(old).encode())
+    assert kept.variables == {"a": 'declare -- a="1"', "b": "declare -rx b", "PS4": ""}
+    assert kept.functions == {"f": "f () \n{ \n    echo f\n}\n", "g": "g () \n{ \n    :\n}\n"}
+    assert kept.attributes == {"g": "declare -fx g"}
+    assert kept.aliases == {"ll": "alias ll='ls\n-l'", "x": "alias x='y'"}
+    assert kept.traps == {"EXIT": "trap -- 'echo \nover' EXIT"}
+    assert kept.options == {
+        "umask": "umask 0022",
+        "shopt extglob": "shopt -u extglob",
+        "set errexit": "set -o errexit",
+    }
+    assert (kept.args, kept.oldpwd, kept.limits) == (("one",), "./a", {"RLIMIT_AS": (1, 2)})
+    assert Kept.decode(kept.encode()) == kept
 
 
 def test_what_is_no_state_is_refused() -> None:

@@ -134,6 +134,11 @@ def test_a_header_that_is_no_object_is_refused(header: str) -> None:
     assert caught.value.field == HEADER
 
 
+def test_a_tag_that_a_header_says_twice_is_refused() -> None:
+    with pytest.raises(BadTags, match=r"^slo_deadline_s: said twice"):
+        SLOTags.from_header('{"slo_deadline_s": 5, "slo_deadline_s": 600}')
+
+
 def test_a_body_field_is_refused_by_the_name_it_came_under() -> None:
     with pytest.raises(BadTags, match=r"^deadline: "):
         SLOTags.from_body({"deadline": -5})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -213,6 +214,33 @@ async def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
     with pytest.raises(AnalyzerDown, match="shorter path"):
         async with Supervisor(tmp_path / ("x" * 100)):
             pass
+
+
+async def test_one_folder_has_one_analyzer_at_a_time(client: AnalyzerClient, analyzer: Supervisor) -> None:
+    """Two gateways at one port of different addresses would take each other's socket, and write over each other."""
+    with pytest.raises(AnalyzerDown, match=r"another gateway's analyzer.*--port"):
+        async with Supervisor(analyzer.folder, lock_s=0):
+            pass
+    assert (await client.predict([ASK]))[0].fresh and analyzer.socket.exists()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, analyzer._locked)  # as if this gateway were killed: its analyzer may still save
+    os.close(null)
+    with pytest.raises(AnalyzerDown, match="another gateway's analyzer"):
+        async with Supervisor(analyzer.folder, lock_s=0):
+            pass
+
+
+async def test_the_next_gateway_waits_for_the_last_ones_analyzer(folder: Path) -> None:
+    last = os.open(folder / "analyzer.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(last, fcntl.LOCK_EX)
+    entering = asyncio.create_task((next_ := Supervisor(folder)).__aenter__())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert next_.pid is None and not entering.done()
+    os.close(last)
+    await entering
+    assert next_.pid is not None
+    await next_.__aexit__(None, None, None)
 
 
 async def test_learning_rests_so_that_it_takes_no_more_than_its_share(

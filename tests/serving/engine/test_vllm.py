@@ -84,6 +84,16 @@ async def test_a_server_that_ends_at_once_is_reported_with_what_it_said(tmp_path
         await VllmEngine(tmp_path, python=loud).__aenter__()
 
 
+async def test_what_an_engine_said_before_it_died_outlives_its_restart(tmp_path: Path) -> None:
+    loud, log = tmp_path / "python", tmp_path / "engine.log"
+    loud.write_text("#!/bin/sh\necho out of memory >&2\nexit 3\n")
+    loud.chmod(0o755)
+    for _ in range(2):
+        with pytest.raises(EngineFailed):
+            await VllmEngine(tmp_path, python=loud, cpu=True, log=log).__aenter__()
+    assert log.read_text().count("out of memory") == 2
+
+
 def test_the_child_ends_where_its_parent_is_gone() -> None:
     command = [sys.executable, "-m", "ramify.serving.engine.vllm_child", "1" if os.getpid() != 1 else "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

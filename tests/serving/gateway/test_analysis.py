@@ -14,10 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
+from ramify.serving.analyzer import frames
 from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
 from ramify.serving.engine.types import EngineSpec
 from ramify.serving.gateway import logs
 from ramify.serving.gateway.analysis import Analysis
+from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.testing import ScriptedModel, ScriptedServer
@@ -164,6 +166,43 @@ async def test_of_several_answers_no_length_is_learnt(
     analyzer = await taught(tmp_path, path, {"messages": messages, "stream": True, **body})
     assert [ask.generated > 0 for ask in analyzer.asked] == ([False, True] if alone else [False])
     assert [one.length for one in analyzer.ended] == [60] * alone
+
+
+@pytest.mark.parametrize("most", [10**10, 10**400])
+async def test_a_limit_beyond_all_reckoning_is_none_for_the_analyzer(tmp_path: Path, most: int) -> None:
+    """It hung up on a number beyond its own bounds, on everybody; one beyond a float's failed the call."""
+    messages = [{"role": "user", "content": "hi"}]
+    analyzer = await taught(tmp_path, "/chat/completions", {"messages": messages, "max_tokens": most})
+    for ask in analyzer.asked:
+        assert frames.ask_from_json(frames.ask_to_json(ask)) == ask
+    assert len(analyzer.ended) == 1
+
+
+class Ponders(Teaches):
+    """An analyzer that takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pondering = asyncio.Event()
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        self.pondering.set()
+        await asyncio.Event().wait()
+        return []
+
+
+async def test_what_is_called_off_while_its_length_is_asked_is_told_so() -> None:
+    """And not that the gateway stops, which invites a retry."""
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
+    analyzer: Any = Ponders()
+    app.state.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        call = asyncio.create_task(ask(client, fork_group="g"))
+        await analyzer.pondering.wait()
+        assert (await client.post("/ramify/cancel", json={"fork_group": "g"})).json() == {"cancelled": 1}
+        said = await call
+    await app.state.gateway.aclose()
+    assert (said.status_code, said.json()["error"]["code"]) == (499, "aborted")
 
 
 def children(pid: int) -> list[str]:

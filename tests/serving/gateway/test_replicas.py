@@ -11,7 +11,9 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from ramify.serving.gateway.admission import Preempted
 from ramify.serving.gateway.app import create_gateway
+from ramify.serving.gateway.endpoint import Aborted
 from ramify.serving.gateway.estimates import PromptSizes, Service, ServiceModel
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
 from ramify.serving.gateway.upstream import Upstream
@@ -195,6 +197,47 @@ async def test_the_losers_of_a_fork_group_are_called_off_at_once() -> None:
         (400, "fork_group"),
         (400, "all"),
     ]
+
+
+async def test_what_is_called_off_twice_or_after_it_was_put_back_is_called_off() -> None:
+    """The second interruption meets a call that is on its way out already."""
+    inside = asyncio.Semaphore(0)
+
+    async def script(_: ChatRequest) -> str:
+        inside.release()
+        await asyncio.Event().wait()
+        return "never"
+
+    app = create_gateway([replica(0, 2, ScriptedModel(script))])
+    async with client_of(app) as client:
+        body = {"messages": MESSAGES, "stream": True, "vllm_xargs": {"fork_group": "g"}}
+        calls = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(2)]
+        for _ in calls:
+            await inside.acquire()
+        one, other = app.state.gateway.records.open_calls(compound_id=None, fork_group="g")
+        for call, first, second in ((one, Aborted(), Aborted()), (other, Preempted(), Aborted())):
+            call.interrupt(first)
+            call.interrupt(second)
+        said = await asyncio.gather(*calls)
+    assert [(a.status_code, a.json()["error"]["code"]) for a in said] == [(499, "aborted")] * 2
+
+
+async def test_an_answer_bears_one_name_though_another_replica_had_begun_it() -> None:
+    def begins() -> httpx.Response:
+        async def body() -> AsyncIterator[bytes]:
+            chunk = {"id": "first", "created": 1, "choices": [{"index": 0, "delta": {"role": "assistant"}}]}
+            yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+            raise httpx.ReadError("gone")
+
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=body())
+
+    dying = httpx.MockTransport(lambda _: begins())
+    app = create_gateway([replica(0, 1, dying), replica(1, 1, ScriptedModel(lambda _: "done"))])
+    async with client_of(app) as client:
+        response = await client.post("/chat/completions", json={"messages": MESSAGES, "stream": True})
+        seen = (await client.get("/ramify/requests")).json()["requests"]
+    ids = {json.loads(line[6:])["id"] for line in response.text.splitlines() if line.startswith("data: {")}
+    assert ids == {"scripted"} and [r["attempts"] for r in seen] == [2]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,60 @@
+"""What bash lists (functions, aliases, traps, options), taken apart by name. Stdlib only: the agent uses it.
+
+By name, so that a merge decides about each alone, and so that a secret takes nothing with it but what holds it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+TRAP = re.compile(rb"^trap -- (?:'[^']*'|\\'|\$'(?:[^'\\]|\\.)*')* (\w+)$", re.MULTILINE)
+_FUNCTION = re.compile(rb"^([^\s]+) \(\) ?\n", re.MULTILINE)
+_NAMED = re.compile(rb"^declare -([A-Za-z]+) (.+)$", re.MULTILINE)
+_ALIAS = re.compile(rb"^alias (?:-- )?([^=\n]+)=(?:'[^']*'|\\')*$", re.MULTILINE)
+_COMPAT = re.compile(rb"^shopt -[su] compat[0-9]+\n", re.MULTILINE)  # BASH_COMPAT, a variable, says it all
+
+
+def text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+def functions(listing: bytes, names: bytes) -> dict[str, str]:
+    """Of `declare -f`, by what `declare -F` lists in the same order: a line in a function may look like a head."""
+    starts: list[tuple[str, int]] = []
+    at = 0
+    for _, name in _NAMED.findall(names):
+        while found := _FUNCTION.search(listing, at):
+            at = found.end()
+            if found[1] == name:
+                starts.append((text(name), found.start()))
+                break
+    ends = [*(start for _, start in starts), len(listing)][1:]
+    return {name: text(listing[start:end]) for (name, start), end in zip(starts, ends, strict=False)}
+
+
+def attributes(names: bytes) -> dict[str, str]:
+    """Of `declare -F`: the lines that say more than that it is a function."""
+    return {
+        text(name): f"declare -{text(flags)} {text(name)}" for flags, name in _NAMED.findall(names) if flags != b"f"
+    }
+
+
+def aliases(listing: bytes) -> dict[str, str]:
+    return {text(found[1]): text(found[0]) for found in _ALIAS.finditer(listing)}
+
+
+def traps(listing: bytes) -> dict[str, str]:
+    return {text(found[1]): text(found[0]) for found in TRAP.finditer(listing)}
+
+
+def options(listing: bytes) -> dict[str, str]:
+    """Of `umask -p`, `shopt -p` and `set +o`: by `umask`, `shopt NAME`, `set NAME`."""
+    lines = text(_COMPAT.sub(b"", listing)).splitlines()
+    split = [(line.split(), line) for line in lines if line]
+    return {words[0] if words[0] == "umask" else f"{words[0]} {words[-1]}": line for words, line in split}
+
+
+def in_order(kept: Mapping[str, str]) -> list[str]:
+    """Options as bash lists them: what `set` turns on may turn on others, and comes last."""
+    return [kept[key] for key in sorted(kept, key=lambda key: (key.startswith("set "), key))]
