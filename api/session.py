@@ -227,10 +227,11 @@ class Runtime:
         names = tuple(f"{part.name} ({part.where})" for part in parts)
         if now.code_digest != plan.code_digest:
             affected = tuple(sorted({step for part in parts for step in part.steps}))
-            said = [f": {', '.join(names)}" if names else "", ", ".join(affected) or "none"]
+            named = f": {', '.join(names)}" if names else ""
             raise WorkflowChanged(
-                f"{record.workflow} has changed since run {record.id} began{said[0]}. Its journal no longer fits; steps "
-                f"that may be affected: {said[1]}. Bring the code back as it was, or start anew with `ramify run`",
+                f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
+                f"steps that may be affected: {', '.join(affected) or 'none'}. "
+                "Bring the code back as it was, or start anew with `ramify run`",
                 parts=names,
                 steps=affected,
             )

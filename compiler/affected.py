@@ -1,5 +1,5 @@
-"""What of a plan's code has changed, and which operations may meet what other steps do, by the sets that they read and
-write."""
+"""What of a plan's code has changed, and which operations may meet what other steps do, by the sets that they read
+and write."""
 
 from __future__ import annotations
 

@@ -92,9 +92,9 @@ class Run:
                 if getcoroutinestate(each) == CORO_CREATED:
                     each.close()
             raise NotAwaited(
-                f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what it "
-                "did is not kept. Await it, or begin it in an asyncio.TaskGroup or in asyncio.gather (which leaves the "
-                "others running where one fails: give it return_exceptions=True)"
+                f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what "
+                "it did is not kept. Await it, or begin it in an asyncio.TaskGroup, or in asyncio.gather with "
+                "return_exceptions=True (without it, the others run on where one fails)"
             )
 
     async def settle(self, under: BranchPath) -> None:

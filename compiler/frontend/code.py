@@ -154,9 +154,7 @@ class Codes:
         else:
             yield from self._meant(there, origin, chain)
 
-    def _in_module(
-        self, module: _Module, start: str, chain: tuple[str, ...], text: str, name: str
-    ) -> Iterator[Key]:
+    def _in_module(self, module: _Module, start: str, chain: tuple[str, ...], text: str, name: str) -> Iterator[Key]:
         """What attributes of a module are; all that it binds, where it is handed on whole."""
         while chain and f"{start}.{chain[0]}" in sys.modules:
             start, chain = f"{start}.{chain[0]}", chain[1:]

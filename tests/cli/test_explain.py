@@ -69,7 +69,8 @@ def test_code_that_has_changed_since_is_named(ramify: Any, tmp_path: Path, works
     changed = ramify("explain", "--json").json["changed"]
     assert (changed["workflow"], changed["steps"], changed["ops"]) == (True, ["write"], ["run.1", "run.2"])
     assert "changed since: write; affected: run.1, run.2" in ramify("explain").out
-    assert re.search(r"changed since: write \(.*passes_app.py:\d+\); steps that may be affected: write", ramify("explain").out)
+    said = r"changed since: write \(.*passes_app.py:\d+\); steps that may be affected: write"
+    assert re.search(said, ramify("explain").out)
     told = change_lines(Changed(True, "", steps=("write",), ops=(OpId("run.1"),), readers={OpId("run.3"): ("log",)}))
     assert told[-1] == "after them, reading what they may write: run.3 (log)"
 

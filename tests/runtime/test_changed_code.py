@@ -101,7 +101,8 @@ async def test_what_the_workflow_itself_uses_must_be_as_it_was(
     with pytest.raises(WorkflowChanged) as error:
         await runtime.resume(str(runtime.last_run_id))
     assert (list(error.value.parts), error.value.steps) == (parts, steps)
-    assert f"{parts[0]}. Its journal no longer fits; steps that may be affected: {', '.join(steps)}." in str(error.value)
+    said = f"{parts[0]}. Its journal no longer fits; steps that may be affected: {', '.join(steps)}."
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ async def test_steps_of_other_code_are_told_of_and_the_run_goes_on(
 async def test_what_a_changed_step_did_is_not_taken_for_what_its_old_code_does(
     runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
-    """It was not done when the run was cut off; the code was another when the run went on, and is the old one again."""
+    """Cut off before it, the run went on with other code; then the old code is back."""
     failing = ("return kept(more.worded(x))", 'raise OSError("not yet")')
     with pytest.raises(StepFailed):
         await runtime.run(app(*failing).flow, workspace=workspace)
