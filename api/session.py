@@ -27,9 +27,9 @@ from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound, StoreError, WorkflowChanged
 from ramify.runtime.events import Event, Noticed, Observer
-from ramify.runtime.journal import FORKED
 from ramify.runtime.loading import load_target
 from ramify.runtime.observed import Observed, learned
+from ramify.runtime.past import FORKED
 from ramify.runtime.pins import Pins
 from ramify.runtime.records import (
     ROOT,
@@ -210,6 +210,7 @@ class Runtime:
             checkpoint = await self.store.checkpoint(CheckpointId(back_to))
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
             record = await self.store.run(record.id)
+        await ledger.undo(self._services(settings), record, steps_of(workflow))
         self._warm(plan, settings)
         more_s = None if deadline is None else seconds(deadline)
         encoded = None if answer is NO_ANSWER else codec.encode(answer)

@@ -25,6 +25,7 @@ from ramify.runtime.errors import RunCancelled, RunError, RunFailed, RunWaiting,
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.journal import Journal, base_checkpoint
 from ramify.runtime.locks import take_wish, working_on
+from ramify.runtime.past import forked_from
 from ramify.runtime.pins import Pins
 from ramify.runtime.prints import world_print
 from ramify.runtime.questions import answers_to, asked_in, open_questions
@@ -143,12 +144,14 @@ async def drive(
         ops = await services.store.ops(record.id)
         llm = await services.store.llm(record.id)
         ledger = await services.store.effects(record.id)
+        elsewhere = [e for run in forked_from(ops) for e in await services.store.effects(run)]
         journal = Journal(
             services.store,
             record,
             ops=ops,
             llm=llm,
             effects=ledger,
+            elsewhere=elsewhere,
             caught=[row for row in ops if waited and row.status is OpStatus.FAILED],
             flush=services.snapshots.flush,
             clock=services.clock,

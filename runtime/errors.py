@@ -21,6 +21,7 @@ RunError
 ├── WrongReuse            what was taken for equal was computed again and differs
 ├── HiddenWrites          (inside) a step that was seen to write nothing changed files: it is run again in turn
 ├── Unrecoverable         a snapshot is gone, and what made it cannot be done again
+├── CompensationFailed    the hook that was to undo an effect raised
 ├── EffectRefused         an irreversible step on a branch that may be thrown away
 ├── NestedWorkflow        a workflow called where it cannot be part of the run: in a step, or of another workspace
 ├── BadArguments          a workflow called with arguments that it does not take
@@ -133,6 +134,14 @@ class EffectInDoubt(RunError):
 
     def __init__(self, message: str, *, run_id: str, key: str) -> None:
         self.doubtful_run, self.key = run_id, key
+        super().__init__(message)
+
+
+class CompensationFailed(RunError):
+    """The hook that was to undo an effect raised; the cause is chained. The effect stands."""
+
+    def __init__(self, message: str, *, run_id: str) -> None:
+        self.run_id = run_id
         super().__init__(message)
 
 
