@@ -92,7 +92,7 @@ class Journal:
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
         self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
         self._asked: set[str] = set()  # keys that were given out
-        self._elsewhere: set[str] = set()  # rows that were met, but in another state than theirs
+        self._met_astray: set[str] = set()  # rows that were met, but in another state than theirs
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._caught = {row.key: row for row in caught}
@@ -148,7 +148,7 @@ class Journal:
         if row is None:
             return None
         if at is not None and row.snapshot_in not in (None, at.id):
-            self._elsewhere.add(key)
+            self._met_astray.add(key)
             return None
         lost = row.snapshot_in is not None and row.snapshot_out is None
         if lost and self._last_sealed.get(row.branch, 0) < row.seq:
@@ -162,7 +162,7 @@ class Journal:
         fresh = {tuple(key.split("|")[:2]) for key in self._asked - self._before.keys()}
         found = []
         for key, row in self._before.items():
-            if key in self._elsewhere:
+            if key in self._met_astray:
                 found.append((row, "its world is in another state"))
             elif ended and key not in self._asked:
                 other = (row.branch, row.op_id) in fresh
