@@ -204,7 +204,8 @@ def _saved(table: Table, base: Job) -> Iterator[Row]:
         highest = max(table.loads(ours))
         note = f"concord has no more than that from load {at:.2f} on"
         if at >= highest:
-            note = f"at least: concord has more at load {highest:g}, and did not run at a higher one"
+            least = "at least: " if at > load else ""
+            note = f"{least}concord has more at load {highest:g}, and did not run at a higher one"
         yield _row(
             name, 1 - load / at if at > load else None, "share", "fcfs", level, "reported", None,
             f"{note}; thesis: .285 to .832",
