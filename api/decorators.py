@@ -123,8 +123,9 @@ def step(
     it is done again only where `idempotent=True` says that the receiver honours `ramify.idempotency_key()`; else
     `reconcile(key, **arguments)` is asked, which gives `Happened(result)` or `DidNotHappen()`; else the run stops
     with `EffectInDoubt` until `ramify approve`. `compensate(key, result, **arguments)` undoes it when the run is
-    rolled back to before it, or its branch is released. `in_fork`: on a branch, "refuse" it (the default), give what
-    was "recorded" for the same arguments, or do it and "leave" it done. Each hook may be called more than once.
+    rolled back to before it, or its branch is released. `in_fork`: on a branch, or in a run forked from another,
+    "refuse" it (the default), give what was "recorded" for the same arguments, or do it and "leave" it done. Each
+    hook may be called more than once.
     """
     outside = Outside(idempotent, reconcile, compensate, InFork(in_fork or "refuse"))
 

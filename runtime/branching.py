@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.errors import RunError
-from ramify.runtime.journal import FORKED
-from ramify.runtime.past import as_it_was
+from ramify.runtime.past import FORKED, as_it_was
 from ramify.runtime.records import (
     DECORATORS,
     CheckpointId,
@@ -34,7 +33,7 @@ from ramify.runtime.store import RunStore
 _NAMED = ("theirs_checkpoint", "checkpoint", "to")
 """Attributes of a row that name a checkpoint of its run."""
 
-_HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATED)
+_HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from ramify.runtime import codec
-from ramify.runtime.errors import EffectInDoubt, EffectRefused
+from ramify.runtime.errors import CompensationFailed, EffectInDoubt, EffectRefused
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, EffectRecord, EffectStatus, RunId
 
@@ -26,7 +26,7 @@ class InFork(StrEnum):
     """What an irreversible step does on a branch of a fork."""
 
     REFUSE = "refuse"  # it is not done: `EffectRefused`
-    RECORDED = "recorded"  # it gives what it gave before, in this run, for the same arguments; else as REFUSE
+    RECORDED = "recorded"  # it gives what it gave for the same arguments, here or where forked from; else as REFUSE
     LEAVE = "leave"  # it is done, and stays done when its branch is released, unless it can be compensated
 
 
@@ -128,6 +128,8 @@ class Fence:
                 return await self._resolve(before)
             case EffectStatus.FAILED | EffectStatus.AGAIN | EffectStatus.COMPENSATED:
                 return None
+            case EffectStatus.COMPENSATING:
+                raise AssertionError("a run that went back undoes its effects before it goes on: `ledger.undo`")
 
     async def _resolve(self, before: EffectRecord) -> Known | None:
         if self.outside.reconcile is not None:
@@ -160,15 +162,18 @@ class Fence:
         if self.outside.in_fork is InFork.RECORDED:
             same = self.journal.effect_like(self.step, self.arguments)
             if same is not None:
-                return Known(same.result_json or "null", f"recorded on branch {same.branch}", elsewhere=True)
+                where = f"on branch {same.branch}" + (f" of run {same.run_id}" if same.run_id != self.run else "")
+                return Known(same.result_json or "null", f"recorded {where}", elsewhere=True)
+        missing = "; nothing is recorded for these arguments" if self.outside.in_fork is InFork.RECORDED else ""
         if self.branch == ROOT:
             raise EffectRefused(
                 f"step {self.step!r} is irreversible, and run {self.run} was forked from another to see what would "
                 "have happened: fork it `--for-real` to let it happen, or say with in_fork= what it is to do"
+                f"{missing}"
             )
         raise EffectRefused(
             f"step {self.step!r} is irreversible and was called on branch {self.branch}, which may be thrown away: "
-            "call it after the winner is adopted, or say with in_fork= what it is to do there"
+            f"call it after the winner is adopted, or say with in_fork= what it is to do there{missing}"
         )
 
     def _blank(self) -> EffectRecord:
@@ -189,9 +194,20 @@ class Fence:
 
 
 async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, clock: Callable[[], float]) -> None:
-    """Undo one effect by its step's hook. Killed half way, it is called again: a hook must be safe to repeat."""
+    """Undo one effect by its step's hook. Killed half way, it is called again: a hook must be safe to repeat.
+
+    Raises `CompensationFailed` where the hook does.
+    """
     arguments = codec.decode(effect.args_json)
-    await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
+    try:
+        await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
+    except Exception as error:
+        raise CompensationFailed(
+            f"the compensate hook of step {effect.step!r} raised {type(error).__name__}: {error}; what the step did "
+            f"outside stands (idempotency key {effect.idempotency_key}). Mend the cause, then: "
+            f"`ramify resume {effect.run_id}` undoes it before it goes on",
+            run_id=effect.run_id,
+        ) from error
     await journal.settle(replace(effect, status=EffectStatus.COMPENSATED, settled_at=clock()))
 
 

@@ -15,11 +15,13 @@ RunError
 ├── StoreError            the database is missing, of another version, or refuses to write
 ├── BranchReleased        a branch used after its fork, or its run, was over
 ├── StateLost             a world with unsealed changes is gone
+├── NotAwaited            the workflow returned while steps that it began were still to be done
 ├── Diverged              an irreversible step met again in another state than the one it was done in
 ├── EffectInDoubt         an irreversible step was begun, and nobody knows whether it happened
 ├── WrongReuse            what was taken for equal was computed again and differs
 ├── HiddenWrites          (inside) a step that was seen to write nothing changed files: it is run again in turn
 ├── Unrecoverable         a snapshot is gone, and what made it cannot be done again
+├── CompensationFailed    the hook that was to undo an effect raised
 ├── EffectRefused         an irreversible step on a branch that may be thrown away
 ├── NestedWorkflow        a workflow called where it cannot be part of the run: in a step, or of another workspace
 ├── BadArguments          a workflow called with arguments that it does not take
@@ -79,7 +81,12 @@ class WouldBlock(RunError):
 
 
 class WorkflowChanged(RunError):
-    """The code is no longer what the plan was compiled from."""
+    """The code is no longer what the plan was compiled from. `parts`: the functions, classes and constants that
+    changed; `steps`: those that may be affected."""
+
+    def __init__(self, message: str, *, parts: tuple[str, ...] = (), steps: tuple[str, ...] = ()) -> None:
+        self.parts, self.steps = parts, steps
+        super().__init__(message)
 
 
 class NotSerialisable(RunError):
@@ -114,6 +121,10 @@ class StateLost(RunError):
     """A world that held unsealed changes is gone."""
 
 
+class NotAwaited(RunError):
+    """The workflow returned while steps that it began were running, or had not started; they are stopped."""
+
+
 class Diverged(RunError):
     """An irreversible step that was done is met again in another state: to do it again is not ours to decide."""
 
@@ -123,6 +134,14 @@ class EffectInDoubt(RunError):
 
     def __init__(self, message: str, *, run_id: str, key: str) -> None:
         self.doubtful_run, self.key = run_id, key
+        super().__init__(message)
+
+
+class CompensationFailed(RunError):
+    """The hook that was to undo an effect raised; the cause is chained. The effect stands."""
+
+    def __init__(self, message: str, *, run_id: str) -> None:
+        self.run_id = run_id
         super().__init__(message)
 
 

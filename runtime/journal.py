@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from enum import Enum, auto
+from itertools import chain
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine import crash
@@ -20,6 +21,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
 from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
+from ramify.runtime.past import FORKED
 from ramify.runtime.records import (
     LEGAL_SETTLEMENTS,
     ROOT,
@@ -41,10 +43,6 @@ from ramify.runtime.store.committer import COMPANY_S, Coming
 from ramify.runtime.store.connect import to_its_end
 from ramify.runtime.worlds import Branch
 
-FORKED = "forked"
-"""The key of the row that tells which run this one was forked from; most runs have none."""
-
-
 RAISED = "raised"
 """The attribute of a FAILED row that holds its error, where that can be kept."""
 
@@ -64,7 +62,8 @@ class Journal:
     """Serves what the run did already, and records what it does now.
 
     `flush` puts all sealed layers on disk; it is called before rows that name a snapshot are durable. `caught`: rows
-    of failures after which the workflow is known to have gone on.
+    of failures after which the workflow is known to have gone on. `elsewhere`: effects of the runs that this one was
+    forked from, the nearest first.
     """
 
     def __init__(
@@ -75,6 +74,7 @@ class Journal:
         ops: Sequence[OpRecord],
         llm: Sequence[LLMRecord],
         effects: Sequence[EffectRecord] = (),
+        elsewhere: Sequence[EffectRecord] = (),
         caught: Sequence[OpRecord] = (),
         flush: Callable[[], None],
         clock: Callable[[], float],
@@ -90,10 +90,14 @@ class Journal:
         self._timer = timer
         self._begun = timer()
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
+        self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
+        self._asked: set[str] = set()  # keys that were given out
+        self._met_astray: set[str] = set()  # rows that were met, but in another state than theirs
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._caught = {row.key: row for row in caught}
         self._effects = {effect.key: effect for effect in effects}
+        self._elsewhere = elsewhere
         forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
         """Whether the whole run is to meet the outside as a branch of a fork does."""
@@ -117,7 +121,9 @@ class Journal:
         place = "|".join(parts)
         occurrence = self._occurrences[place]
         self._occurrences[place] += 1
-        return f"{place}|{occurrence}"
+        key = f"{place}|{occurrence}"
+        self._asked.add(key)
+        return key
 
     def forget_place(self, *parts: str) -> None:
         """A step starts again: its inner keys count from nought."""
@@ -139,13 +145,29 @@ class Journal:
         snapshot of its branch holds has to run again, too.
         """
         row = self._ops.get(key)
-        if row is None or (at is not None and row.snapshot_in not in (None, at.id)):
+        if row is None:
+            return None
+        if at is not None and row.snapshot_in not in (None, at.id):
+            self._met_astray.add(key)
             return None
         lost = row.snapshot_in is not None and row.snapshot_out is None
         if lost and self._last_sealed.get(row.branch, 0) < row.seq:
             return None
         self._emit(OpDone(row, replayed=True))
         return row
+
+    def left_aside(self, *, ended: bool) -> list[tuple[OpRecord, str]]:
+        """The steps of earlier processes whose results this one did not take, and why. `ended`: the workflow has
+        returned, so that what it did not ask for it does not ask for any more."""
+        fresh = {tuple(key.split("|")[:2]) for key in self._asked - self._before.keys()}
+        found = []
+        for key, row in self._before.items():
+            if key in self._met_astray:
+                found.append((row, "its world is in another state"))
+            elif ended and key not in self._asked:
+                other = (row.branch, row.op_id) in fresh
+                found.append((row, "called with other arguments" if other else "not called any more"))
+        return found
 
     def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:
         """What an operation raised, and the workflow caught, where that still holds and can be raised again."""
@@ -316,8 +338,9 @@ class Journal:
         return self._effects.get(key)
 
     def effect_like(self, step: str, args_json: str) -> EffectRecord | None:
-        """An effect of this run that was done by the same step with the same arguments."""
-        same = (e for e in self._effects.values() if (e.step, e.args_json) == (step, args_json))
+        """An effect that was done by the same step with the same arguments, in this run or one that it comes from."""
+        every = chain(self._effects.values(), self._elsewhere)
+        same = (e for e in every if (e.step, e.args_json) == (step, args_json))
         return next((e for e in same if e.status is EffectStatus.DONE), None)
 
     def effects_under(self, branch: BranchPath) -> list[EffectRecord]:

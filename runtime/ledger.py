@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -72,13 +73,11 @@ def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRe
     return doubts[0]
 
 
-async def go_back(
-    services: Services, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, StepDef]
-) -> list[EffectRecord]:
+async def go_back(services: Services, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, StepDef]) -> None:
     """Take a run back to one of its root branch's checkpoints: what it did later counts as not done.
 
-    Effects done since are compensated, the last first, where their step has a hook; the others stay done, and their
-    recorded results are what a resume sees. Killed half way, it can be called again. The rows stay to be read.
+    Effects done since are to be compensated where their step has a hook: `undo` does it. The others stay done, and
+    their recorded results are what a resume sees. All of it is one transaction. The rows stay to be read.
     """
     if to.branch != ROOT or to.run_id != record.id:
         raise RunError(f"checkpoint {to.id} is not on the root branch of run {record.id}: name one that is")
@@ -87,6 +86,25 @@ async def go_back(
         ledger = await services.store.effects(record.id)
         kept = {row.key for row in ops if row.seq <= to.seq}
         later = [e for e in ledger if e.key not in kept and e.status is EffectStatus.DONE]
+        recalled = [
+            replace(e, status=EffectStatus.COMPENSATING)
+            for e in later
+            if _step_of(e, steps).outside.compensate is not None
+        ]
+        await _restore(services, record, to, ops, recalled)
+
+
+async def undo(services: Services, record: RunRecord, steps: Mapping[str, StepDef]) -> None:
+    """Compensate what a run did outside after the checkpoint that it went back to, the last first.
+
+    To be called before the run goes on: killed half way, or where a hook raised (`CompensationFailed`), the next call
+    does the rest.
+    """
+    if not _recalled(await services.store.effects(record.id)):
+        return
+    async with working_on(services.locks, services.store, record.id):
+        ops = await services.store.ops(record.id)
+        ledger = await services.store.effects(record.id)
         journal = Journal(
             services.store,
             record,
@@ -97,15 +115,22 @@ async def go_back(
             clock=services.clock,
             emit=services.emit,
         )
-        undone = []
-        for effect in reversed(later):
-            step = _step_of(effect, steps)
-            if step.outside.compensate is not None:
-                await compensate(journal, effect, step.outside.compensate, services.clock)
-                undone.append(effect)
-        journal.close()
-        await _restore(services, record, to, ops)
-        return undone
+        done_at = {row.key: row.seq for row in ops}
+        try:
+            for effect in sorted(_recalled(ledger), key=lambda e: done_at.get(e.key, math.inf), reverse=True):
+                hook = _step_of(effect, steps).outside.compensate
+                if hook is None:
+                    raise RunError(
+                        f"step {effect.step!r} of run {record.id} is to be undone and has no compensate hook any "
+                        f"more: give it one, then `ramify resume {record.id}`"
+                    )
+                await compensate(journal, effect, hook, services.clock)
+        finally:
+            journal.close()
+
+
+def _recalled(ledger: Sequence[EffectRecord]) -> list[EffectRecord]:
+    return [effect for effect in ledger if effect.status is EffectStatus.COMPENSATING]
 
 
 def _step_of(effect: EffectRecord, steps: Mapping[str, StepDef]) -> StepDef:
@@ -117,7 +142,13 @@ def _step_of(effect: EffectRecord, steps: Mapping[str, StepDef]) -> StepDef:
     return steps[effect.step]
 
 
-async def _restore(services: Services, record: RunRecord, to: CheckpointRecord, ops: Sequence[OpRecord]) -> None:
+async def _restore(
+    services: Services,
+    record: RunRecord,
+    to: CheckpointRecord,
+    ops: Sequence[OpRecord],
+    recalled: Sequence[EffectRecord],
+) -> None:
     """The rows after the checkpoint are undone, and one says where the run stands now: one transaction."""
     llm = await services.store.llm(record.id)
     seq = max([row.seq for row in ops] + [row.seq for row in llm] + [to.seq]) + 1
@@ -145,5 +176,6 @@ async def _restore(services: Services, record: RunRecord, to: CheckpointRecord, 
         undone_after=to.seq,
         ops=[row],
         checkpoints=[at],
+        effects=recalled,
         update=RunUpdate(status=RunStatus.RUNNING),
     )

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ramify.compiler.plan import OpKind
-from ramify.runtime.records import CheckpointId, OpRecord, OpStatus, checkpoint_id
+from ramify.runtime.records import CheckpointId, OpRecord, OpStatus, RunId, checkpoint_id
+
+FORKED = "forked"
+"""The key of the row that tells which run this one was forked from; most runs have none."""
+
+
+def forked_from(ops: Iterable[OpRecord]) -> list[RunId]:
+    """The runs that a run comes from, as far as its rows tell, the nearest first."""
+    forks = [row for row in ops if row.key == FORKED]
+    return [RunId(row.attrs["from_run"]) for row in reversed(forks)]
 
 
 def as_it_was(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:

@@ -116,16 +116,18 @@ class EffectStatus(StrEnum):
     IN_DOUBT = "in doubt"  # a crash, a cancel or a timeout came between intent and result
     APPROVED = "approved"  # a person says that it happened; their result stands
     AGAIN = "again"  # a person says that it did not: the next resume does it
+    COMPENSATING = "to be compensated"  # the run went back to before it, and its hook has not undone it yet
     COMPENSATED = "compensated"  # its compensation hook undid it
 
 
 LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
-    EffectStatus.INTENDED: frozenset(EffectStatus) - {EffectStatus.COMPENSATED},
-    EffectStatus.IN_DOUBT: frozenset(EffectStatus) - {EffectStatus.COMPENSATED},
-    EffectStatus.DONE: frozenset({EffectStatus.DONE, EffectStatus.COMPENSATED}),
+    EffectStatus.INTENDED: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
+    EffectStatus.IN_DOUBT: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
+    EffectStatus.DONE: frozenset({EffectStatus.DONE, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED}),
     EffectStatus.APPROVED: frozenset({EffectStatus.DONE, EffectStatus.AGAIN, EffectStatus.COMPENSATED}),
     EffectStatus.AGAIN: frozenset({EffectStatus.INTENDED, EffectStatus.APPROVED}),
     EffectStatus.FAILED: frozenset({EffectStatus.INTENDED}),
+    EffectStatus.COMPENSATING: frozenset({EffectStatus.COMPENSATED}),
     EffectStatus.COMPENSATED: frozenset({EffectStatus.INTENDED}),
 }
 

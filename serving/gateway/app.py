@@ -155,9 +155,13 @@ async def _on_api_error(_: Request, error: Exception) -> Response:
     return error_response(error)
 
 
-async def _on_http_error(_: Request, error: Exception) -> Response:
+async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return error_response(bad_request("path", error.detail, status=error.status_code))
+    asked, detail = f"{request.method} {request.url.path}"[:200], error.detail
+    if error.status_code in (404, 405):
+        there = ", ".join(f"POST /v1{dialect.path}" for dialect in DIALECTS)
+        detail = f"path: there is no {asked} here; answers are given at {there}, models listed at GET /v1/models"
+    return error_response(bad_request("path", detail, status=error.status_code))
 
 
 async def _on_bug(_: Request, error: Exception) -> Response:

@@ -101,7 +101,7 @@ class Gateway:
             messages = said if isinstance(said, list) else [said]
             last = messages[-1] if messages else ""
             content = last.get("content") if isinstance(last, Mapping) else last
-            model, alone = str(body.get("model", "")), not _several(dialect, body)
+            model, alone = str(body.get("model", "")), not several(dialect, body)
             await self.analysis.begin(call, model, str(content), len(messages), alone)
 
     def answered(
@@ -179,7 +179,7 @@ def _limit(body: Mapping[str, object]) -> int | None:
     return min((*limits, MOST_TOKENS)) if limits else None  # more than that no reckoning here could hold
 
 
-def _several(dialect: Dialect, body: Mapping[str, object]) -> bool:
+def several(dialect: Dialect, body: Mapping[str, object]) -> bool:
     """Does it ask for more than one answer? Then what is counted of them is the length of none."""
     prompts = body.get("prompt") if dialect.prompt_field == "prompt" else None
     many = isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int)  # else tokens of one

@@ -20,7 +20,7 @@ from ramify.serving import wire
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.admission import Preempted, Refused
 from ramify.serving.gateway.calls import Call, Outcome
-from ramify.serving.gateway.core import Gateway
+from ramify.serving.gateway.core import Gateway, several
 from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of, was_cut
 from ramify.serving.gateway.errors import ApiError, bad_request, infeasible
 from ramify.serving.gateway.exchange import Out, body_of, left, tags_of
@@ -171,6 +171,7 @@ class Endpoint:
         else:
             work.held.clear()  # left by an attempt that came to nothing, and so is the head of its answer
             work.head.clear()
+        done = False
         async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
             async for batch in batches:
                 done = self._take(work, batch, again)
@@ -179,7 +180,8 @@ class Endpoint:
                     work.held.clear()
                 if done:
                     break
-        if not work.ended:
+        # Of several answers one that has ended says nothing of the others.
+        if not work.ended or (not done and several(self._dialect, work.body)):
             raise upstream.broken("it ended its stream before the answer's end")
         await self._finish(work, replica)
 

@@ -77,6 +77,11 @@ class Out:
 
 async def body_of(request: Request) -> Mapping[str, object]:
     """The JSON object that was sent. Raises ApiError, naming what is wrong."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise bad_request(
+            "content-encoding", f"content-encoding: {encoding[:40]!r} is not read: send it plain", status=415
+        )
     try:
         async with asyncio.timeout(BODY_S):
             kept = await _read(request)

@@ -44,6 +44,7 @@ class Replica:
     down_until: float = 0.0
     failures: int = 0  # in a row
     restarts: int = 0
+    batch: int | None = None  # calls that it works on at once, where it takes more and queues them itself
 
     def up(self, now: float) -> bool:
         return self.upstream is not None and now >= self.down_until
@@ -65,8 +66,11 @@ class Replica:
         """Until the call's answer is whole, were it to start here now."""
         step = self.model.step
         tokens = call.sketch.quantile(0.5, call.generated) if call.sketch else _UNKNOWN_TOKENS
-        context = (call.prompt_tokens + call.generated) * (self.running + 1)
-        return (step.step_ms(self.running + 1, context) * tokens + step.per_prefill_ms * call.to_prefill) / 1000
+        batch = self.batch or self.slots
+        rounds = 1 + self.running // batch  # who comes beyond its batch waits inside for an answer to end
+        beside = min(self.running + 1, batch)
+        context = (call.prompt_tokens + call.generated) * beside
+        return (step.step_ms(beside, context) * tokens * rounds + step.per_prefill_ms * call.to_prefill) / 1000
 
 
 class Replicas:

@@ -64,6 +64,7 @@ class Supervised:
 
     async def _start(self) -> Engine:
         engine = await self._life.enter_async_context(self._make())
+        self.replica.batch = engine.slots
         if self._own_slots:
             self.replica.slots = engine.slots
         self.replica.alias = engine.alias

@@ -117,7 +117,8 @@ class Upstream:
             said_by = f"the engine at {self.shown} answered {status}: {message}"
             return ApiError(502, "upstream_failed", said_by, lost=True)
         endpoint = path[path.rfind("/v1/") :]
-        if status in (404, 405, 501) and code != "model_not_found" and "model" not in message:
+        names_a_field = isinstance(detail.get("param"), str) or code == "model_not_found" or "model" in message
+        if status in (404, 405, 501) and not names_a_field:
             said_by = f"the engine at {self.shown} has no {endpoint} ({status}: {message}): use another endpoint"
             return ApiError(404, "endpoint_unsupported", said_by, "path")
         after = response.headers.get("retry-after")

@@ -66,6 +66,8 @@ async def post_and_ask(text: str) -> str:
 
 
 def _recall(key: str, result: str, text: str) -> None:
+    if f"keep {text}" in STOP:
+        raise ConnectionError("the receiver is away")
     UNDONE.append((text, result))
 
 

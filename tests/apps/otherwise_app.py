@@ -27,6 +27,20 @@ async def send(text: str) -> str:
     return text
 
 
+@step(effect="irreversible", in_fork="recorded")
+async def send_once(text: str) -> str:
+    SENT.append(text)
+    return f"{len(SENT)}: {text}"
+
+
+@workflow
+async def sends_once() -> list[str]:
+    await write("a")
+    told = [await send_once("hello")]
+    await write("b")
+    return [*told, await send_once("bye")]
+
+
 @workflow
 async def counts() -> int:
     await write("a")

@@ -119,6 +119,16 @@ async def test_a_fork_does_nothing_outside_unless_for_real(runtime: Runtime, wor
     assert app.SENT == ["hello", "bye", "bye"]
 
 
+async def test_a_fork_is_given_what_was_recorded_in_the_run_it_comes_from(runtime: Runtime, workspace: Path) -> None:
+    told = await runtime.run(app.sends_once, workspace=workspace)
+    fork = await runtime.fork((await after(runtime, 1)).id)
+    assert await runtime.resume(fork.id) == told == ["1: hello", "2: bye"]
+    again = await runtime.fork((await after(runtime, 2)).id)  # of the fork, which did nothing outside itself
+    assert await runtime.resume(again.id) == told
+    assert app.SENT == ["hello", "bye"]
+    assert await runtime.effects(fork.id) == await runtime.effects(again.id) == []
+
+
 async def test_a_graph_without_checkpoints_is_refused(runtime: Runtime, workspace: Path) -> None:
     await runtime.run(app.counts, workspace=workspace)
     record, at = await runtime.record(), await after(runtime, 1)

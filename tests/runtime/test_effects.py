@@ -18,6 +18,7 @@ from ramify import Runtime, step
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.errors import (
     AmbiguousRef,
+    CompensationFailed,
     EffectInDoubt,
     EffectRefused,
     RunError,
@@ -161,6 +162,22 @@ async def test_going_back_compensates_the_last_first(runtime: Runtime, workspace
     assert await statuses(runtime) == [EffectStatus.DONE, EffectStatus.DONE]
     undone = [row.step for row in await runtime.journal() if row.status is OpStatus.UNDONE and row.result_json]
     assert undone == ["post_and_recall", "write", "post_and_recall", "write"]
+
+
+async def test_going_back_goes_on_where_a_hook_failed(runtime: Runtime, workspace: Path) -> None:
+    wanted = await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace)
+    run = await runtime.record()
+    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
+    effects_app.STOP[:] = ["keep a"]
+    for back_to in (first.id, None):  # a run that went back half way has no result, and does nothing before that
+        with pytest.raises(CompensationFailed, match=rf"post_and_recall.*is away.*ramify resume {run.id}"):
+            await runtime.resume(run.id, back_to=back_to)
+        assert await statuses(runtime) == [EffectStatus.COMPENSATING, EffectStatus.COMPENSATED]
+    assert effects_app.UNDONE == [("b", "receipt for b")] and texts() == ["a", "b"]
+    effects_app.STOP.clear()
+    assert await runtime.resume(run.id) == wanted
+    assert effects_app.UNDONE == [("b", "receipt for b"), ("a", "receipt for a")]
+    assert texts() == ["a", "b", "a", "b"]
 
 
 async def test_going_back_without_a_hook_keeps_what_was_done(runtime: Runtime, workspace: Path) -> None:

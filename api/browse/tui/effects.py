@@ -19,6 +19,7 @@ _LOOKS = {
     EffectStatus.IN_DOUBT: Look.BAD,
     EffectStatus.FAILED: Look.DIM,
     EffectStatus.AGAIN: Look.NOTE,
+    EffectStatus.COMPENSATING: Look.NOTE,
     EffectStatus.COMPENSATED: Look.INFO,
 }
 

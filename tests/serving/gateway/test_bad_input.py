@@ -115,6 +115,19 @@ async def test_each_kind_of_nonsense_is_refused_by_its_field(content: bytes, par
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+async def test_what_there_is_not_is_named_with_what_there_is() -> None:
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        embeddings = await client.post("/v1/embeddings", json={"input": "x"})
+        listed = await client.get(PATHS[0])
+        packed = await client.post(PATHS[0], content=b"\x1f\x8b", headers={"content-encoding": "gzip"})
+    said = [(r.status_code, r.json()["error"]["param"]) for r in (embeddings, listed, packed)]
+    assert said == [(404, "path"), (405, "path"), (415, "content-encoding")]
+    for response, asked in ((embeddings, "POST /v1/embeddings"), (listed, f"GET {PATHS[0]}")):
+        message = response.json()["error"]["message"]
+        assert asked in message and all(path in message for path in PATHS)
+
+
 @pytest.mark.parametrize("name", ["deadline", "target_ttft", "slo_deadline_s", "vllm_xargs"])
 async def test_a_promise_in_the_url_is_refused_and_not_overlooked(name: str) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))

@@ -85,6 +85,18 @@ async def test_an_engine_without_responses_is_named(tmp_path: Path) -> None:
     assert caught.value.code == "endpoint_unsupported"
 
 
+async def test_an_answer_that_an_engine_does_not_keep_is_no_missing_endpoint() -> None:
+    """As vLLM refuses one, which keeps none unless it is told to."""
+    refusal = {"message": "Response with id 'resp_1' not found.", "param": "response_id", "code": 404}
+    engine = httpx.MockTransport(lambda _: httpx.Response(404, json={"error": refusal}))
+    app = create_gateway("http://engine", transport=engine)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as http:
+        client = openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=http)
+        with pytest.raises(openai.NotFoundError, match="'resp_1' not found") as caught:
+            await client.responses.create(model="m", input="hi", previous_response_id="resp_1")
+    assert (caught.value.code, caught.value.param) == ("upstream_refused", "response_id")
+
+
 async def test_a_refusal_is_one_that_the_client_does_not_retry(tmp_path: Path) -> None:
     model = ScriptedModel(lambda _: "ok")
     async with served(model, tmp_path) as client:

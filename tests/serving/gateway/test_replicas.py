@@ -54,6 +54,21 @@ def test_a_faster_replica_is_chosen_until_it_is_full() -> None:
     assert (both.capacity(0.0).slots, both.capacity(0.0).running) == (4, 4)
 
 
+def test_who_would_wait_inside_one_engine_goes_to_another_that_is_idle() -> None:
+    """An engine that queues calls itself has a place for every call, and hardly grows slower with its batch."""
+    fast, slow = replica(0, 1000), replica(1, 1000)
+    fast.batch = slow.batch = 4
+    for _ in range(10):
+        fast.answered(ms(40))
+        slow.answered(ms(41))
+    both = Replicas([fast, slow])
+    for _ in range(12):
+        one = both.place(CALL, 0.0, None, frozenset())
+        assert one is not None
+        one.running += 1
+    assert (fast.running, slow.running) == (8, 4)
+
+
 def test_siblings_stay_together_while_there_is_room() -> None:
     both = Replicas([replica(0), replica(1)])
     first = both.place(CALL, 0.0, "group g", frozenset())
@@ -158,6 +173,25 @@ async def test_after_the_first_token_a_death_is_an_error_event_and_no_second_ans
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "upstream_failed"
     assert not spare.calls and "[DONE]" not in response.text
     assert [(r["outcome"], r["attempts"]) for r in seen] == [("failed", 1)]
+
+
+@pytest.mark.parametrize("last", [b"", b"data: [DONE]\n\n"], ids=["ends too soon", "whole"])
+async def test_of_several_answers_the_first_one_to_end_does_not_end_them_all(last: bytes) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for at, end in ((0, None), (1, None), (0, "stop")):
+            chunk = {"id": "x", "choices": [{"index": at, "delta": {"content": "a"}, "finish_reason": end}]}
+            yield b"data: " + json.dumps(chunk).encode() + b"\n\n"
+        yield last
+
+    sse = {"content-type": "text/event-stream"}
+    engine = httpx.MockTransport(lambda _: httpx.Response(200, headers=sse, content=body()))
+    async with client_of(create_gateway([replica(0, 1, engine)])) as client:
+        asked = {"messages": MESSAGES, "stream": True, "n": 2}
+        response = await client.post("/chat/completions", json=asked)
+        seen = (await client.get("/ramify/requests")).json()["requests"]
+    whole = bool(last)
+    assert ("[DONE]" in response.text, "upstream_failed" in response.text) == (whole, not whole)
+    assert [r["outcome"] for r in seen] == ["done" if whole else "failed"]
 
 
 async def test_the_losers_of_a_fork_group_are_called_off_at_once() -> None:
