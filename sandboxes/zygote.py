@@ -208,7 +208,7 @@ def _enter_user_namespace() -> None:
 
 
 def _leave_some_to_the_host() -> None:
-    """What the kernel counts by user, over all namespaces: worlds must not use it up for those who share their uid."""
+    """Of what the kernel counts by user, over all namespaces: a world's user is the host's too."""
     for kind in ("instances", "watches"):
         with contextlib.suppress(OSError, ValueError):  # a kernel that has no such limit, or lets nobody set it
             all_of_it = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())

@@ -233,7 +233,7 @@ async def test_every_kind_of_change_beside_the_workspace_is_kept(
     if os.geteuid() == 0:
         program += "\nrm /etc/group; rm -r /home; mkdir /home; echo x > /home/new; echo more >> /etc/passwd"
     await out(world, textwrap.dedent(program))
-    look = "(cd ~; ls -lR --time-style=full-iso . /etc/passwd /home | grep -v ^total); cat ~/link; ls /etc | grep group"
+    look = "(cd ~; ls -lR --time-style=full-iso . /etc/passwd /home | grep -v ^total); cat ~/link; ls /etc | grep gro"
     seen = (await world.run(look)).stdout
     first = await world.seal()
     assert (await world.seal()) is first
