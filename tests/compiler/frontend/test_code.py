@@ -14,7 +14,7 @@ from ramify.compiler.plan import Plan
 
 FILES = {
     "shared/__init__.py": "from shared import ring\nfrom shared.deep import deep as renamed\n",
-    "shared/ring.py": "import shared\nfrom shared import link\ndef turned(x):\n    return repr(shared) + repr(link)\n",
+    "shared/ring.py": "import shared\nfrom shared import link\ndef turned(x):\n    return (shared, link)\n",
     "shared/link.py": "import shared.ring as ring\ndef linked(x):\n    return repr(ring)\n",
     "shared/deep.py": "LEVEL = 1\ndef deep(x):\n    return x + LEVEL\ndef unused(): ...\n",
     "app.py": """
