@@ -13,7 +13,7 @@ from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ramify import paths
 from ramify.browse.graph import ancestry
@@ -26,7 +26,7 @@ from ramify.runtime import codec, driver, ledger
 from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound, StoreError, WorkflowChanged
-from ramify.runtime.events import Event, Observer
+from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.loading import load_target
 from ramify.runtime.observed import Observed, learned
 from ramify.runtime.past import FORKED
@@ -47,6 +47,9 @@ from ramify.runtime.records import (
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
+
+if TYPE_CHECKING:
+    from ramify.compiler.spec import Spec
 
 NO_ANSWER = object()
 
@@ -197,11 +200,7 @@ class Runtime:
         if record.status is RunStatus.DONE and back_to is None:
             return codec.decode(record.result_json or "null")
         plan = Plan.from_json(record.plan_json)
-        if code_digest(workflow) != plan.code_digest:
-            raise WorkflowChanged(
-                f"{record.workflow} has changed since run {record.id} began, so its journal no longer fits. "
-                "Bring the code back as it was, or start anew with `ramify run`"
-            )
+        code = self._since(record, plan, workflow)
         settings = Settings(
             sandbox=self._chosen_sandbox or record.settings.sandbox,
             base_url=self._settings.base_url or record.settings.base_url,
@@ -216,8 +215,34 @@ class Runtime:
         more_s = None if deadline is None else seconds(deadline)
         encoded = None if answer is NO_ANSWER else codec.encode(answer)
         return await driver.drive(
-            self._services(settings), record, workflow.__wrapped__, more_s=more_s, answer=encoded
+            self._services(settings), record, workflow.__wrapped__, more_s=more_s, answer=encoded, code=code
         )
+
+    def _since(self, record: RunRecord, plan: Plan, workflow: Workflow[..., Any]) -> dict[str, str]:
+        """The digests of the steps as their code stands now. Raises `WorkflowChanged` for other code around them; of
+        steps that have changed it is said which."""
+        from ramify.compiler.affected import changed_parts
+
+        now = read_code(workflow)
+        parts = changed_parts(plan.code, now.code) if plan.code else ()
+        names = tuple(f"{part.name} ({part.where})" for part in parts)
+        if now.code_digest != plan.code_digest:
+            affected = tuple(sorted({step for part in parts for step in part.steps}))
+            named = f": {', '.join(names)}" if names else ""
+            raise WorkflowChanged(
+                f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
+                f"steps that may be affected: {', '.join(affected) or 'none'}. "
+                "Bring the code back as it was, or start anew with `ramify run`",
+                parts=names,
+                steps=affected,
+            )
+        digests = {step.name: step.code_digest for step in now.steps}
+        other = [step.name for step in plan.steps if digests.get(step.name, "") != step.code_digest]
+        if other:
+            why = f" ({', '.join(names)})" if names else ""
+            what = f"changed since the run began: {', '.join(other)}{why}; what is recorded of them counts as it is"
+            self._emit(Noticed(record.id, what))
+        return digests
 
     async def fork(self, checkpoint_id: str, *, files: str | Path | None = None, for_real: bool = False) -> RunRecord:
         """Make a run that stands where another stood at one of its checkpoints, to be resumed; its record.
@@ -396,11 +421,11 @@ def _traces() -> Observer:
     return Traces()
 
 
-def code_digest(workflow: Workflow[..., Any]) -> str:
-    """Of a workflow as its code stands now; of what it runs on nothing is asked, which may have changed since."""
+def read_code(workflow: Workflow[..., Any]) -> Spec:
+    """A workflow as its code stands now; of what it runs on nothing is asked, which may have changed since."""
     from ramify.compiler.frontend.decorators import read_workflow
 
-    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref).code_digest
+    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref)
 
 
 def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:

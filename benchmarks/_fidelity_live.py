@@ -21,8 +21,8 @@ from ramify.serving import models
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay import made_up
-from ramify.serving.replay.fidelity import Served
 from ramify.serving.replay.live import Figure, Frame, compared, plan, serve
+from ramify.serving.replay.measured import Served
 from ramify.serving.replay.pool import child
 from ramify.serving.replay.probe import HttpEndpoint, Plan, Profile, profile
 from ramify.serving.replay.trace import Trace, read

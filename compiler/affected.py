@@ -1,13 +1,24 @@
-"""Which operations of a plan may meet what other steps do, by the sets that they read and write."""
+"""What of a plan's code has changed, and which operations may meet what other steps do, by the sets that they read
+and write."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ramify.compiler.plan import STEPS, OpId, Plan, PlanOp
+from ramify.compiler.plan import STEPS, CodePart, OpId, Plan, PlanOp
 
 ANYTHING = "anything"
+
+
+def changed_parts(was: Iterable[CodePart], now: Iterable[CodePart]) -> tuple[CodePart, ...]:
+    """The parts that are other ones, new or gone, as they are where they still are."""
+    before, after = ({(part.name, part.where.partition(":")[0]): part for part in each} for each in (was, now))
+    return tuple(
+        after.get(key, before.get(key))  # type: ignore[misc]  # one of them has it
+        for key in sorted(before.keys() | after.keys())
+        if key not in before or key not in after or before[key].digest != after[key].digest
+    )
 
 
 def readers(plan: Plan, steps: Iterable[str]) -> dict[OpId, tuple[str, ...]]:

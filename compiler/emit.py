@@ -35,6 +35,7 @@ def emit(graph: Graph, spec: Spec, estimates: Estimates = UNMEASURED, passes: tu
         stages=_stages(graph, spec) if STAGES in passes else None,
         expected=expected_stages(graph, spec, estimates) if STAGES in passes else (),
         passes=passes,
+        code=spec.code,
     )
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, NewType
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 
 OpId = NewType("OpId", str)
@@ -165,6 +165,16 @@ class GraphBreak:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class CodePart:
+    """A function, class, constant or import of the project that the workflow or a step uses."""
+
+    name: str
+    where: str  # file:line
+    digest: str
+    steps: tuple[str, ...]  # those that use it, or that come after a use of it in the workflow
+
+
 @dataclass(frozen=True)  # no slots: the lookup tables are cached on it
 class Plan:
     """What a run performs. `breaks` begins with the catch-all: the operation under which the runtime names whatever
@@ -182,6 +192,7 @@ class Plan:
     stages: int | None = None  # how many stages of LLM calls a run has, where that is known
     expected: tuple[StagePlan, ...] = ()  # each of them, where recorded runs say how long they take
     passes: tuple[str, ...] = ()  # that made this plan
+    code: tuple[CodePart, ...] = ()  # what it was compiled from
     version: int = PLAN_VERSION
 
     def op(self, op_id: str) -> PlanOp:

@@ -14,6 +14,8 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from ramify.compiler.plan import PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
+WITHOUT_CODE = 3  # the version of before: its plans do not say what they were compiled from
+
 
 def read_plan(text: str) -> Plan:
     try:
@@ -21,7 +23,9 @@ def read_plan(text: str) -> Plan:
     except ValueError as error:
         raise PlanError(f"plan: not JSON ({error}); write it with `ramify compile --emit plan`") from error
     version = data.get("version") if isinstance(data, dict) else None
-    if version != PLAN_VERSION:
+    if version == WITHOUT_CODE:
+        data |= {"version": PLAN_VERSION, "code": []}
+    elif version != PLAN_VERSION:
         raise PlanError(
             f"plan.version: {version!r}, and this ramify reads {PLAN_VERSION}; compile the workflow again"
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from ramify.compiler.plan import Effect, Site
+from ramify.compiler.plan import CodePart, Effect, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +201,7 @@ class Spec:
     steps: tuple[StepSpec, ...]
     body: Body | Machine
     deadline_s: float | None = None
+    code: tuple[CodePart, ...] = ()  # what it was read from
 
 
 def parts(item: Item) -> tuple[tuple[str, Body], ...]:

@@ -7,9 +7,11 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ramify.compiler.plan import OpKind, Plan
@@ -20,7 +22,7 @@ from ramify.runtime.answers import Answers
 from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
 from ramify.runtime.errors import RunCancelled, RunError, RunFailed, RunWaiting, StepFailed
-from ramify.runtime.events import Event, RunEnded, RunStarted
+from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.journal import Journal, base_checkpoint
 from ramify.runtime.locks import take_wish, working_on
 from ramify.runtime.past import forked_from
@@ -128,11 +130,13 @@ async def drive(
     skipped: tuple[Skipped, ...] = (),
     more_s: float | None = None,
     answer: str | None = None,
+    code: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
 
     `more_s`: a new deadline, counted from now. `answer`: to the first question that the run waits for, encoded.
-    Raises `RunWaiting` where the workflow asks (another) one.
+    `code`: the digests of steps that have changed since the plan was made: what they do now is not taken for what
+    they did. Raises `RunWaiting` where the workflow asks (another) one.
     """
     async with working_on(services.locks, services.store, record.id):
         waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
@@ -154,7 +158,7 @@ async def drive(
             emit=services.emit,
         )
         services.emit(RunStarted(record, resumed=resumed or bool(ops or llm), skipped=skipped))
-        plan = Plan.from_json(record.plan_json)
+        plan = _with_code(Plan.from_json(record.plan_json), code)
         recovery = Recovery(record.id, services.snapshots, Pins(services.locks), services.emit)
         first = next(one for one in await services.store.checkpoints(record.id) if one.seq == 0)
         base = await recovery.get(record.base_snapshot, first.content_key)
@@ -183,6 +187,11 @@ async def drive(
             await run.worlds.close()
             run.reuse.close()
             recovery.close()
+
+
+def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
+    steps = tuple(replace(step, code_digest=code.get(step.name, step.code_digest)) for step in plan.steps)
+    return replace(plan, steps=steps)
 
 
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
@@ -233,6 +242,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
     try:
         with entered(RunScope(run, run.root)):
             result_json = codec.encode(await outcome(function, args, kwargs), "its result")
+        await run.refuse_left()
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
@@ -247,6 +257,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
             raise _failure(run, error) from error
         raise
     await run.settle(ROOT)
+    _tell_left_aside(run, services, ended=True)
     await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
     services.emit(RunEnded(run.record, RunStatus.DONE))
     return result
@@ -255,6 +266,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
 async def _stopped(run: Run, error: BaseException, services: Services) -> None:
     """The workflow did not come to its end: stop what it left running, and write down why."""
     await run.settle(ROOT)
+    _tell_left_aside(run, services, ended=False)
     if asked_in(error) is not None:
         status, why = RunStatus.WAITING, ""
     elif isinstance(error, asyncio.CancelledError):
@@ -263,6 +275,14 @@ async def _stopped(run: Run, error: BaseException, services: Services) -> None:
         status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"
     await run.journal.finish(RunUpdate(status=status, error=why))
     services.emit(RunEnded(run.record, status))
+
+
+def _tell_left_aside(run: Run, services: Services, *, ended: bool) -> None:
+    left = run.journal.left_aside(ended=ended)
+    if left:
+        each = Counter(f"{row.step} ({why})" for row, why in left)
+        said = ", ".join(f"{what}{f' x {times}' if times > 1 else ''}" for what, times in each.items())
+        services.emit(Noticed(run.record.id, f"recorded, but left aside: {said}"))
 
 
 def _failure(run: Run, error: Exception) -> RunError:

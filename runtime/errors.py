@@ -15,6 +15,7 @@ RunError
 ├── StoreError            the database is missing, of another version, or refuses to write
 ├── BranchReleased        a branch used after its fork, or its run, was over
 ├── StateLost             a world with unsealed changes is gone
+├── NotAwaited            the workflow returned while steps that it began were still to be done
 ├── Diverged              an irreversible step met again in another state than the one it was done in
 ├── EffectInDoubt         an irreversible step was begun, and nobody knows whether it happened
 ├── WrongReuse            what was taken for equal was computed again and differs
@@ -80,7 +81,12 @@ class WouldBlock(RunError):
 
 
 class WorkflowChanged(RunError):
-    """The code is no longer what the plan was compiled from."""
+    """The code is no longer what the plan was compiled from. `parts`: the functions, classes and constants that
+    changed; `steps`: those that may be affected."""
+
+    def __init__(self, message: str, *, parts: tuple[str, ...] = (), steps: tuple[str, ...] = ()) -> None:
+        self.parts, self.steps = parts, steps
+        super().__init__(message)
 
 
 class NotSerialisable(RunError):
@@ -113,6 +119,10 @@ class BranchReleased(RunError):
 
 class StateLost(RunError):
     """A world that held unsealed changes is gone."""
+
+
+class NotAwaited(RunError):
+    """The workflow returned while steps that it began were running, or had not started; they are stopped."""
 
 
 class Diverged(RunError):

@@ -56,5 +56,13 @@ class Recovered:
     took_s: float
 
 
-Event = RunStarted | OpDone | LLMDone | Recovered | RunEnded
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """What people should know of a resumed run, which goes on all the same."""
+
+    run: RunId
+    what: str
+
+
+Event = RunStarted | OpDone | LLMDone | Recovered | Noticed | RunEnded
 Observer = Callable[[Event], None]

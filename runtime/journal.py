@@ -90,6 +90,9 @@ class Journal:
         self._timer = timer
         self._begun = timer()
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
+        self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
+        self._asked: set[str] = set()  # keys that were given out
+        self._met_astray: set[str] = set()  # rows that were met, but in another state than theirs
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._caught = {row.key: row for row in caught}
@@ -118,7 +121,9 @@ class Journal:
         place = "|".join(parts)
         occurrence = self._occurrences[place]
         self._occurrences[place] += 1
-        return f"{place}|{occurrence}"
+        key = f"{place}|{occurrence}"
+        self._asked.add(key)
+        return key
 
     def forget_place(self, *parts: str) -> None:
         """A step starts again: its inner keys count from nought."""
@@ -140,13 +145,29 @@ class Journal:
         snapshot of its branch holds has to run again, too.
         """
         row = self._ops.get(key)
-        if row is None or (at is not None and row.snapshot_in not in (None, at.id)):
+        if row is None:
+            return None
+        if at is not None and row.snapshot_in not in (None, at.id):
+            self._met_astray.add(key)
             return None
         lost = row.snapshot_in is not None and row.snapshot_out is None
         if lost and self._last_sealed.get(row.branch, 0) < row.seq:
             return None
         self._emit(OpDone(row, replayed=True))
         return row
+
+    def left_aside(self, *, ended: bool) -> list[tuple[OpRecord, str]]:
+        """The steps of earlier processes whose results this one did not take, and why. `ended`: the workflow has
+        returned, so that what it did not ask for it does not ask for any more."""
+        fresh = {tuple(key.split("|")[:2]) for key in self._asked - self._before.keys()}
+        found = []
+        for key, row in self._before.items():
+            if key in self._met_astray:
+                found.append((row, "its world is in another state"))
+            elif ended and key not in self._asked:
+                other = (row.branch, row.op_id) in fresh
+                found.append((row, "called with other arguments" if other else "not called any more"))
+        return found
 
     def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:
         """What an operation raised, and the workflow caught, where that still holds and can be raised again."""

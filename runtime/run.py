@@ -15,12 +15,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.calls import LLMCalls
 from ramify.runtime.costs import CostModel
+from ramify.runtime.errors import NotAwaited
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
 from ramify.runtime.recovery import Made, Recovery
@@ -60,6 +63,8 @@ class Run:
     # the tasks in which steps run at this moment, by the branch that they run on
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 
+    # the steps that were begun and are not done, by their keys
+    begun: dict[str, CoroutineType[Any, Any, Any]] = field(default_factory=dict)
     # the tasks that make worlds ready while the model thinks
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -71,6 +76,26 @@ class Run:
         if op.kind is OpKind.BREAK:
             return op if op.attrs.get("seal", True) else None
         return self.plan.after(op, OpKind.SEAL)
+
+    async def refuse_left(self) -> None:
+        """The workflow has returned. Raises `NotAwaited` for steps that it began and nobody waited for; one that was
+        cancelled is none."""
+        if self.begun:
+            await asyncio.sleep(0)  # what was cancelled before it began ends, and what has a task begins
+        cancelled = [task for task in self.working if task.cancelling()]
+        if cancelled:
+            await asyncio.wait(cancelled)
+        left = [begun for begun in self.begun.values() if getcoroutinestate(begun) != CORO_CLOSED]
+        if left:
+            names = ", ".join(sorted({each.__qualname__ for each in left}))
+            for each in left:
+                if getcoroutinestate(each) == CORO_CREATED:
+                    each.close()
+            raise NotAwaited(
+                f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what "
+                "it did is not kept. Await it, or begin it in an asyncio.TaskGroup, or in asyncio.gather with "
+                "return_exceptions=True (without it, the others run on where one fails)"
+            )
 
     async def settle(self, under: BranchPath) -> None:
         """Stop the steps that still run on a branch or below it: the block that they belong to is left."""

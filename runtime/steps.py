@@ -66,7 +66,8 @@ def begin_step(
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(Pending(scope, step, op, key, args_digest, arguments))
     assert isinstance(performing, CoroutineType)
-    performing.__qualname__ = f"step {step.name}"  # what Python warns of where it is not awaited
+    performing.__qualname__ = f"step {step.name!r}"  # what Python warns of where it is not awaited
+    scope.run.begun[key] = performing
     return performing
 
 
@@ -100,6 +101,7 @@ async def _perform(pending: Pending) -> Any:
         async with branch.lock:
             return await _perform_on(pending)
     finally:
+        run.begun.pop(pending.key, None)
         del run.working[task]
         if outer is not None:
             run.working[task] = outer

@@ -14,8 +14,8 @@ from ramify.cli.app import App, headed, need_run, pass_app, say_json, say_pages
 from ramify.cli.errors import TargetBroken, is_ours
 from ramify.cli.naming import run_names
 from ramify.cli.words import clipped, count, seconds, table
-from ramify.compiler.affected import readers
-from ramify.compiler.plan import OpId, Plan
+from ramify.compiler.affected import changed_parts, readers
+from ramify.compiler.plan import CodePart, OpId, Plan
 from ramify.runtime.costs import Regret, regrets
 from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
 
@@ -33,6 +33,7 @@ class Changed:
     workflow: bool = False
     steps: tuple[str, ...] = ()
     ops: tuple[str, ...] = ()
+    parts: tuple[CodePart, ...] = ()  # functions, classes and constants of other code
     readers: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)  # operations that read what those write
 
 
@@ -111,7 +112,8 @@ def what_changed(run: RunRecord, plan: Plan) -> Changed:
     digests = {step.name: step.code_digest for step in now.steps}
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)
-    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, readers(plan, steps))
+    parts = changed_parts(plan.code, now.code) if plan.code else ()
+    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, readers(plan, steps))
 
 
 def _plan_now(run: RunRecord) -> Plan:
@@ -146,9 +148,11 @@ def change_lines(changed: Changed) -> list[str]:
     if not changed.known:
         return [f"whether the code has changed since cannot be told: {changed.why}"]
     if not changed.workflow and not changed.steps:
-        same = "the workflow and its steps are what the plan was compiled from"
-        return [f"{same}; plain functions between them are not compared"]
-    found = []
+        return ["the workflow, its steps and what they use are what the plan was compiled from"]
+    found = [
+        f"changed since: {part.name} ({part.where}); steps that may be affected: {', '.join(part.steps) or 'none'}"
+        for part in changed.parts
+    ]
     if changed.workflow:
         found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")
     if changed.steps:

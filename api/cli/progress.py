@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 from ramify.cli.branches import FAILED, MERGED, REUSED, BranchTree, Line, shown
 from ramify.cli.words import count, seconds
 from ramify.compiler.plan import OpKind
-from ramify.runtime.events import Event, LLMDone, OpDone, Recovered, RunEnded, RunStarted
+from ramify.runtime.events import Event, LLMDone, Noticed, OpDone, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 
 if TYPE_CHECKING:
@@ -100,7 +100,9 @@ class Progress:
                 self._views[event.run.id] = view
                 self._started(view, event)
             case Recovered():
-                self._recovered(event)
+                self._remarked(_recovered_line(event))
+            case Noticed():
+                self._remarked(event.what)
             case OpDone() | LLMDone():
                 known = self._views.get(event.row.run_id)
                 if known is not None:
@@ -115,7 +117,7 @@ class Progress:
 
     def _heard(self, view: RunView, event: OpDone | LLMDone) -> None: ...
 
-    def _recovered(self, event: Recovered) -> None: ...
+    def _remarked(self, line: str) -> None: ...
 
     def _ended(self, view: RunView, status: RunStatus) -> None: ...
 
@@ -134,8 +136,8 @@ class PlainProgress(Progress):
         for line in _skipped(event):
             self._say(line)
 
-    def _recovered(self, event: Recovered) -> None:
-        self._say(_recovered_line(event))
+    def _remarked(self, line: str) -> None:
+        self._say(line)
 
     def _heard(self, view: RunView, event: OpDone | LLMDone) -> None:
         if event.replayed:
@@ -236,8 +238,8 @@ class LiveProgress(Progress):
     def _started(self, view: RunView, event: RunStarted) -> None:
         self._unprinted += [_text(line, "yellow") for line in _skipped(event)]
 
-    def _recovered(self, event: Recovered) -> None:
-        self._unprinted.append(_text(_recovered_line(event), "yellow"))
+    def _remarked(self, line: str) -> None:
+        self._unprinted.append(_text(line, "yellow"))
 
     def _ended(self, view: RunView, status: RunStatus) -> None:
         lines = _bounded(view.tree.lines(fold=True), self._console.height - 2)

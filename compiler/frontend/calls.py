@@ -46,7 +46,7 @@ class Calls:
         self.workflow, self.sources = workflow, sources
         self.steps: dict[str, tuple[StepInfo, Function]] = {}
         self.codes: dict[str, Callable[..., Any]] = {}  # the steps' functions
-        self.helpers: set[ast.AST] = set()
+        self.helpers: dict[Definition, Function] = {}
         self._reading: list[Definition] = [workflow.node]
         self._again: dict[Item, Definition] = {}  # a break for a recursive call, and the function called again
         self._plain: set[tuple[Definition, bool, bool]] = set()  # hold nothing; read inside a fork, as blocking
@@ -161,7 +161,7 @@ class Calls:
             inner = Function(name, function.module, function.path, definition, function.outer)
             body = self._body(tracer, inner, outer, node, blocking)
             if any(operations(body)):
-                self.helpers.add(definition)
+                self.helpers[definition] = inner
                 tracer.add(Inlined(name, body))
 
     def _body(

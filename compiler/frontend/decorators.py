@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ramify.compiler.frontend.calls import Calls
-from ramify.compiler.frontend.digest import dependencies, digest, used_names
+from ramify.compiler.frontend.code import codes_of, digest_of
+from ramify.compiler.frontend.digest import dependencies, used_names
 from ramify.compiler.frontend.files import files_of
+from ramify.compiler.frontend.following import follow
 from ramify.compiler.frontend.held_worlds import refuse_worlds
 from ramify.compiler.frontend.misplaced import refuse_workflows
 from ramify.compiler.frontend.resolve import is_llm, is_wrapped, workflow_info
@@ -26,14 +28,17 @@ def read_workflow(
     workflow = sources.function(function)
     calls = Calls(workflow, sources, caught=is_wrapped(function))
     body = calls.read()
+    steps = tuple(_step(step, of, calls.codes[step.name], sources) for step, of in calls.steps.values())
+    code_digest = follow(codes_of(sources), workflow, calls.helpers)
     return Spec(
         workflow=ref,
         name=name or (info.name if info is not None else workflow.name),
         frontend="decorators",
-        code_digest=digest({workflow.node, *calls.helpers}),
-        steps=tuple(_step(step, of, calls.codes[step.name], sources) for step, of in calls.steps.values()),
+        code_digest=code_digest,
+        steps=steps,
         body=body,
         deadline_s=deadline_s if deadline_s is not None or info is None else info.deadline_s,
+        code=codes_of(sources).told(),
     )
 
 
@@ -50,7 +55,7 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
         info.effect,
         info.takes_sandbox,
         info.reuse,
-        digest(nodes),
+        digest_of(function, sources, info.name),
         info.in_fork,
         calls_llm,
         function.where(),

@@ -17,7 +17,7 @@ from ramify.compiler.frontend.sources import Function, Sources
 
 def digest(nodes: Iterable[ast.AST]) -> str:
     """sha256 over syntax trees, whatever their order."""
-    texts = sorted(map(_dump, nodes))
+    texts = sorted(map(dumped, nodes))
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()
 
 
@@ -30,9 +30,7 @@ def dependencies(function: Function, sources: Sources) -> set[ast.AST]:
 
 
 def _dependencies(function: Function, sources: Sources) -> set[ast.AST]:
-    table = sources.bindings.get(function.path)
-    if table is None:
-        table = sources.bindings[function.path] = _bindings(sources.tree(function.path))
+    table = bindings(function.path, sources)
     found: set[ast.AST] = {function.node}
     todo: list[ast.AST] = [function.node]
     while todo:
@@ -47,7 +45,7 @@ _texts: WeakKeyDictionary[ast.AST, str] = WeakKeyDictionary()
 _names: WeakKeyDictionary[ast.AST, set[str]] = WeakKeyDictionary()
 
 
-def _dump(node: ast.AST) -> str:
+def dumped(node: ast.AST) -> str:
     """Several functions use one statement: its text is made once."""
     text = _texts.get(node)
     if text is None:
@@ -66,12 +64,14 @@ def _used_names(node: ast.AST) -> set[str]:
     return {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
 
 
-def _bindings(tree: ast.Module) -> dict[str, list[ast.AST]]:
+def bindings(path: str, sources: Sources) -> dict[str, list[ast.AST]]:
     """The statements at the top of a module that bind each name."""
-    table: dict[str, list[ast.AST]] = {}
-    for statement in tree.body:
-        for name in bound_names(statement):
-            table.setdefault(name, []).append(statement)
+    table = sources.bindings.get(path)
+    if table is None:
+        table = sources.bindings[path] = {}
+        for statement in sources.tree(path).body:
+            for name in bound_names(statement):
+                table.setdefault(name, []).append(statement)
     return table
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.errors import SourceError, WorkflowError
-from ramify.compiler.frontend.digest import dependencies, digest
+from ramify.compiler.frontend.code import codes_of, digest_of
 from ramify.compiler.frontend.resolve import plain_function, step_info
 from ramify.compiler.frontend.sources import Sources
 from ramify.compiler.spec import END, Machine, Node, Run, Spec, StepSpec, Unseen
@@ -36,7 +36,7 @@ def read_graph(graph: object, *, name: str, ref: str, deadline_s: float | None =
     shape = [machine.entry, *((node.run.step, node.targets, node.run.waits_for) for node in machine.nodes)]
     text = json.dumps([shape, [step.code_digest for step in steps]])
     code_digest = hashlib.sha256(text.encode()).hexdigest()
-    return Spec(ref, name, "langgraph", code_digest, steps, machine, deadline_s)
+    return Spec(ref, name, "langgraph", code_digest, steps, machine, deadline_s, codes_of(sources).told())
 
 
 def _entrypoint(graph: object) -> tuple[str, object] | None:
@@ -57,7 +57,7 @@ def _read_entrypoint(
     step = _step(node, _action(bound), sources)
     unseen = Unseen("which tasks an entrypoint calls is known when it runs", f"entrypoint {node}")
     machine = Machine((node,), (Node(Run(node, None), (END,), unseen),))
-    return Spec(ref, name, "langgraph", step.code_digest, (step,), machine, deadline_s)
+    return Spec(ref, name, "langgraph", step.code_digest, (step,), machine, deadline_s, codes_of(sources).told())
 
 
 def _builder(graph: object, name: str) -> StateGraph[Any, Any, Any, Any]:
@@ -81,7 +81,7 @@ def _step(name: str, action: object, sources: Sources) -> StepSpec:
     info, function = step_info(action), plain_function(action)
     takes_sandbox = info.takes_sandbox if info is not None else function is not None and _takes_sandbox(function)
     try:
-        code_digest = "" if function is None else digest(dependencies(sources.function(function), sources))
+        code_digest = "" if function is None else digest_of(sources.function(function), sources, name)
     except SourceError:  # made in a shell, or by exec: "" says that the code cannot be told apart
         code_digest = ""
     declared, reuse = (None, False) if info is None else (info.effect, info.reuse)

@@ -12,11 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from types import CodeType, FunctionType, ModuleType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.plan import Site, site_file
 from ramify.compiler.spec import Files
+
+if TYPE_CHECKING:
+    from ramify.compiler.frontend.code import Codes
 
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -67,6 +70,7 @@ class Sources:
         self.dependencies: dict[Definition, set[ast.AST]] = {}
         self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
         self.files: dict[Callable[..., Any], Files | None] = {}  # of a graph's nodes: several may be one function
+        self.codes: Codes | None = None  # what `code` found out
         self.reached: dict[str, frozenset[str] | None] = {}  # what `reached` found out, by the module
 
     def function(self, function: Callable[..., Any]) -> Function:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Mapping
 
 from ramify.compiler.errors import SourceError
-from ramify.compiler.frontend.digest import dependencies, digest
+from ramify.compiler.frontend.code import digest_of
 from ramify.compiler.frontend.resolve import plain_function
 from ramify.compiler.frontend.sources import Sources
 from ramify.compiler.plan import Effect
@@ -47,7 +47,7 @@ def _tool(name: str, tool: object, sources: Sources) -> ToolSpec:
     )
     effect, why = _effect(hints, takes_world)
     try:
-        code_digest = "" if function is None else digest(dependencies(sources.function(function), sources))
+        code_digest = "" if function is None else digest_of(sources.function(function), sources, "")
     except SourceError:  # made in a shell, or by a client: "" says that the code cannot be told apart
         code_digest = ""
     return ToolSpec(name, effect, why, code_digest)

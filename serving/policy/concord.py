@@ -28,6 +28,7 @@ from itertools import filterfalse, islice
 from math import exp
 
 from ramify.serving.policy.displace import Displacement, displace
+from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.job import NEVER, Job
 from ramify.serving.policy.jobs import ByDeadline, JobBook
 from ramify.serving.policy.keep import keep
@@ -48,6 +49,7 @@ _NO_BUDGET = 1_000_000  # no step computes so many
 
 @dataclass(frozen=True, slots=True)
 class ConcordOptions:
+    goodput: Goodput = Goodput.WORKFLOW  # what is to be in time: programs, or their tokens
     rank_quantile: float = 0.5  # of the length, for price and order
     reject_quantile: float = 0.1  # of the length, for saying that a deadline cannot be met
     floors: Mapping[SloClass, float] = field(
@@ -77,6 +79,7 @@ class Concord:
             self.options.reject_quantile,
             self.options.best_effort_s,
             self.options.best_effort_weight,
+            self.options.goodput,
         )
         self._displaced_at = float("-inf")
         self._prompt_s, self._prompts_at = 0.0, 0.0  # GPU time of the prompts begun until then, decaying

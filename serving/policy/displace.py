@@ -107,7 +107,7 @@ def pays(
     has its price (docs/decisions/211).
     """
     contested = contested_margin is not None
-    if contested_margin is not None and job.weight <= victim.weight:
+    if contested_margin is not None and job.given <= victim.given:
         margin = contested_margin
     elif victim.late_at <= now:
         return True

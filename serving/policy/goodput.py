@@ -30,3 +30,14 @@ def worth(goodput: Goodput, view: RequestView, output_left: float) -> float:
     if is_latency(view):
         return view.weight * output_left
     return view.weight * (view.prompt_tokens + view.generated + output_left)
+
+
+def rest_worth(goodput: Goodput, view: RequestView) -> float:
+    """The same of the calls of the stages that follow, for a weight of 1; 0 where they are not known, and where only
+    programs count."""
+    if view.compound is None or goodput is Goodput.WORKFLOW:
+        return 0.0
+    rest = view.compound.rest
+    if goodput is Goodput.REQUEST:
+        return sum(stage.calls for stage in rest)
+    return sum(stage.calls * (stage.prefill + stage.output_median) for stage in rest)

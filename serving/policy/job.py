@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ramify.serving.policy.goodput import Goodput, rest_worth, worth
 from ramify.serving.policy.types import Capacity, RequestId, RequestView, SloClass, State
 from ramify.serving.policy.work import (
     LengthPrior,
@@ -36,9 +37,10 @@ class Later(NamedTuple):
     gpu_s: float
     wall_s: float
     least_wall_s: float
+    worth: float  # where goodput counts more than programs: 1 for each call, or for each token
 
 
-_NOTHING_LATER = Later(0.0, 0.0, 0.0, 0.0)
+_NOTHING_LATER = Later(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +56,9 @@ class Job:
     gpu_s: float  # GPU time of its own answer
     later: Later  # the stages that follow
     work_s: float  # GPU time of its own, and its part of the stages that follow
-    weight: float
+    given: float  # what it is worth to the operator; of best effort, a part of that
+    own: float  # what it adds to its program's worth; 0 where goodput counts programs
+    weight: float  # what its program is worth in time
     counts: bool  # has an SLO: may be late, and is looked at in the test whether everything fits
     waits: bool  # holds no slot: waiting, preempted or paused
     shared: bool = False  # more of its unit wait
@@ -87,6 +91,7 @@ class Reckoner:
     optimistic: float  # and for saying that a deadline cannot be met
     best_effort_s: float
     best_effort_weight: float
+    goodput: Goodput = Goodput.WORKFLOW
 
     def job(self, call: RequestView, capacity: Capacity, token_s: float, old: Job | None = None) -> Job:
         """`old`: the same call's, from an earlier view and the same capacity."""
@@ -106,11 +111,14 @@ class Reckoner:
             if old is not None and old.view.compound is compound and old.later.token_s == token_s:
                 later = old.later
             elif compound.rest:
-                later = _later(call, capacity, token_s)
+                later = _later(call, capacity, token_s, self.goodput)
         best_effort = call.slo_class is SloClass.BEST_EFFORT
         same_unit = old is not None and old.view.compound is compound and old.view.group is group
         unit = old.unit if old is not None and same_unit else _unit(call)
-        weight = call.weight * (self.best_effort_weight if best_effort else 1.0)
+        part = self.best_effort_weight if best_effort else 1.0
+        given = call.weight * part
+        adds = 0.0 if self.goodput is Goodput.WORKFLOW else part * worth(self.goodput, call, own)
+        weight = self.worth(call, given, adds, later)
         work = prefill + gpu + later.gpu_s / width
         density = weight / (prefill + gpu + later.gpu_s)
         job = Job(
@@ -125,6 +133,8 @@ class Reckoner:
             gpu,
             later,
             work,
+            given,
+            adds,
             weight,
             not best_effort,
             call.state is not State.RUNNING,
@@ -134,6 +144,18 @@ class Reckoner:
         )
         job.set_pace(token_s)
         return job
+
+    def worth(self, call: RequestView, given: float, adds: float, later: Later) -> float:
+        """Of the program that `call` belongs to; `adds`: the sum over the calls of its stage.
+
+        A workflow is in time as a whole or not at all: what its stages so far were worth is at stake too. They are
+        taken to be worth as much each as those still to come, where it is known how many there are."""
+        if self.goodput is Goodput.WORKFLOW:
+            return given
+        whole, compound = adds + later.worth * given, call.compound
+        if compound is not None and compound.stages is not None and compound.stages > compound.stage:
+            whole *= compound.stages / (compound.stages - compound.stage)
+        return whole
 
     def _binding(
         self, call: RequestView, later: Later, own: float, least: float, prefill: float, token_s: float
@@ -158,9 +180,10 @@ class Reckoner:
         return Binding(call.arrived + self.best_effort_s, own, prefill, 0.0, -NEVER)
 
 
-def _later(call: RequestView, capacity: Capacity, token_s: float) -> Later:
+def _later(call: RequestView, capacity: Capacity, token_s: float, goodput: Goodput) -> Later:
     wall_s = rest_wall_s(call, capacity, token_s)
-    return Later(token_s, rest_gpu_s(call, capacity), wall_s, rest_wall_s(call, capacity, token_s, _LEAST_SHARE))
+    least_s = rest_wall_s(call, capacity, token_s, _LEAST_SHARE)
+    return Later(token_s, rest_gpu_s(call, capacity), wall_s, least_s, rest_worth(goodput, call))
 
 
 def _unit(call: RequestView) -> str | None:

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from ramify.serving.policy.changes import changes
+from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.job import NEVER, Job, Reckoner
 from ramify.serving.policy.running import Running
 from ramify.serving.policy.shelf import Shelf
@@ -60,9 +61,16 @@ _DENSITY = len(_IN_SWEEP) - 1  # its place among them
 class JobBook:
     """All jobs of one engine. `follow` takes the view of a decision; then the rest answers about it."""
 
-    def __init__(self, median: float, optimistic: float, best_effort_s: float, best_effort_weight: float) -> None:
+    def __init__(
+        self,
+        median: float,
+        optimistic: float,
+        best_effort_s: float,
+        best_effort_weight: float,
+        goodput: Goodput = Goodput.WORKFLOW,
+    ) -> None:
         self._prior = LengthPrior()
-        self._reckoner = Reckoner(self._prior, median, optimistic, best_effort_s, best_effort_weight)
+        self._reckoner = Reckoner(self._prior, median, optimistic, best_effort_s, best_effort_weight, goodput)
         self.started_s = 0.0  # GPU time of the prompts of what has got a slot; whoever reads it sets it back
         self._reset()
 
@@ -216,6 +224,8 @@ class JobBook:
         if members:  # at the unit's price until it is weighed again
             first = next(iter(members.values()))
             job.density, job.rank = first.density, (*first.rank[:2], job.id)
+            if job.own:
+                job.weight = first.weight
         members[job.id] = job
         dirty.add(unit)
 
@@ -232,9 +242,7 @@ class JobBook:
         if job.waits:
             for shelf in self._shelves(job):
                 shelf.remove(job)
-            self._weights[job.weight] -= 1
-            if not self._weights[job.weight]:
-                del self._weights[job.weight]
+            self._unweigh(job)
         else:
             self.running.remove(job)
         if job.unit is not None:
@@ -260,7 +268,10 @@ class JobBook:
         prefills = [job.prefill_s for job in members]
         prefill = max(prefills) if first.view.group is not None else sum(prefills)
         price = sum([job.gpu_s for job in members]) + prefill + first.later.gpu_s
-        density = max([job.weight for job in members]) / price
+        worth = max([job.given for job in members])
+        if first.own:
+            worth = self._reckoner.worth(first.view, worth, sum([job.own for job in members]), first.later)
+        density = worth / price
         if len(members) > 1 and abs(density - first.density) <= 0.01 * density:
             return  # a running sibling moved on a little: no reason to move them all
         arrived = min([job.view.arrived for job in members])
@@ -268,12 +279,25 @@ class JobBook:
         for job in members:
             if job.waits and in_place:
                 self._ranked.remove(job)
+            if job.weight != worth and job.own:
+                self._reweigh(job, worth)
             job.density = density
             job.rank = (-density, arrived, job.id)
             if job.waits and in_place:
                 self._ranked.add(job)
             if job.waits and job.counts and not shared:
                 self._promised.renew(job, _DENSITY)
+
+    def _reweigh(self, job: Job, weight: float) -> None:
+        if job.waits:
+            self._unweigh(job)
+            self._weights[weight] += 1
+        job.weight = weight
+
+    def _unweigh(self, job: Job) -> None:
+        self._weights[job.weight] -= 1
+        if not self._weights[job.weight]:
+            del self._weights[job.weight]
 
 
 def _held(call: RequestView | None) -> int:

@@ -21,16 +21,18 @@ class UnknownPolicy(ValueError):
 
 
 def _calm(options: _Options) -> Policy:
-    if "goodput" in options:
-        options = {**options, "goodput": Goodput(str(options["goodput"]))}
-    return Calm(CalmOptions(**options))  # type: ignore[arg-type]
+    return Calm(CalmOptions(**_goodput(options)))  # type: ignore[arg-type]
 
 
 def _concord(options: _Options) -> Policy:
     floors = options.get("floors")
     if isinstance(floors, dict):
         options = {**options, "floors": {SloClass(k): v for k, v in floors.items()}}
-    return Concord(ConcordOptions(**options))  # type: ignore[arg-type]
+    return Concord(ConcordOptions(**_goodput(options)))  # type: ignore[arg-type]
+
+
+def _goodput(options: _Options) -> _Options:
+    return {**options, "goodput": Goodput(str(options["goodput"]))} if "goodput" in options else options
 
 
 def _edf(options: _Options) -> Policy:

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import time
+import traceback
 import warnings
 from dataclasses import asdict
 from functools import lru_cache
@@ -73,7 +74,8 @@ def answer(line: str, folder: Path) -> dict[str, Any]:
         asks = [Ask(**one) for one in live["asks"]]
         served = replayed(asks, StepModel(**live["step"]), Frame(**live["frame"]), folder)
         return {"served": [asdict(one) for one in served]}
-    from ramify.serving.replay.fidelity import judge, read_run
+    from ramify.serving.replay.fidelity import judge
+    from ramify.serving.replay.measured import read_run
 
     return asdict(judge(read_run(Path(asked["fidelity"])), folder))
 
@@ -88,6 +90,9 @@ def main() -> None:
                 said = answer(line, Path(folder))
             except ReplayError as error:
                 said = {"error": str(error), "kind": type(error).__name__}
+            except Exception as error:  # noqa: BLE001  # vLLM's own: whoever asked is told, and the log has the place
+                traceback.print_exc()
+                said = {"error": str(error) or repr(error), "kind": type(error).__name__}
             out.write(json.dumps(said) + "\n")
             out.flush()
 

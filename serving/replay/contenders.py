@@ -10,6 +10,7 @@ from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.types import Contender, Knowledge, Lengths, Structure
 
 _CONCORD = partial(make_policy, "concord")
+_TOKENS = partial(_CONCORD, goodput="token")
 
 # The best of what was varied in simulation (docs/decisions/136): above all preemption had cost it.
 _CALM = partial(
@@ -26,6 +27,8 @@ _TRUE = Knowledge().as_oracle()
 OURS: tuple[Contender, ...] = (
     Contender("concord", _CONCORD, ours=True, about="the default"),
     Contender("concord-oracle", _CONCORD, _TRUE, ours=True, about="the same with true lengths and tool times"),
+    Contender("concord-tokens", _TOKENS, ours=True, about="the default for token goodput"),
+    Contender("concord-tokens-oracle", _TOKENS, _TRUE, ours=True, about="the same with true lengths and tool times"),
     Contender("calm-thesis", _CALM, ours=True, about="algorithm 4.1 for request goodput, at its best"),
     Contender("calm-thesis-oracle", _CALM, _TRUE, ours=True, about="the same with true lengths"),
 )
@@ -47,25 +50,21 @@ ABLATED: tuple[Contender, ...] = (
     ),
     Contender(
         "concord, nothing refused",
-        partial(make_policy, "concord", refuse=False),
+        partial(_CONCORD, refuse=False),
         ours=True,
         about="late work goes last",
     ),
-    Contender(
-        "concord, no floors", partial(make_policy, "concord", floors={}), ours=True, about="no share for a class"
-    ),
+    Contender("concord, no floors", partial(_CONCORD, floors={}), ours=True, about="no share for a class"),
     Contender(
         "concord, density alone",
-        partial(make_policy, "concord", headroom=float("inf"), reserve=float("inf")),
+        partial(_CONCORD, headroom=float("inf"), reserve=float("inf")),
         ours=True,
         about="never by laxity",
     ),
-    Contender(
-        "concord, frames", partial(make_policy, "concord", frame_s=1.0), ours=True, about="displaces once a second"
-    ),
+    Contender("concord, frames", partial(_CONCORD, frame_s=1.0), ours=True, about="displaces once a second"),
     Contender(
         "concord, paced streams",
-        partial(make_policy, "concord", pace_streams=True),
+        partial(_CONCORD, pace_streams=True),
         ours=True,
         about="a stream ahead of its schedule may stand aside",
     ),

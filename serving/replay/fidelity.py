@@ -1,8 +1,5 @@
 """How near a replay comes to a measured run of vLLM: fitted on the run's first half, judged on its second.
 
-A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens) and `requests.jsonl`, gzipped or
-not: for each request its lengths and when it arrived, was queued, and gave its first and last token.
-
 Fitting alternates. Replayed with the model so far, each request's time from its first token to its last is a known
 number of steps that held known sequences, contexts and prompt tokens: linear in the coefficients. A new model gives
 a new schedule, and so on until it stands still. Only the first half's times are fitted to; of the second half
@@ -11,8 +8,6 @@ the fit sees what an operator would: when requests came and how long they are.
 
 from __future__ import annotations
 
-import gzip
-import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from ramify.serving.policy.types import StepModel
-from ramify.serving.replay.errors import BadTrace
+from ramify.serving.replay.measured import Run, Served
 from ramify.serving.replay.steps import Span, fit
 
 if TYPE_CHECKING:
@@ -29,37 +24,6 @@ if TYPE_CHECKING:
 
 _SCALINGS, _ROUNDS = 2, 8
 _STILL = 0.002  # a round that moves a full step's time by no more than this share is the last
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One request: times in seconds since the run began."""
-
-    prompt: int
-    output: int
-    arrived: float
-    first: float
-    last: float
-
-    @property
-    def ttft(self) -> float:
-        return self.first - self.arrived
-
-    @property
-    def tpot(self) -> float:
-        return (self.last - self.first) / max(1, self.output - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A measured run, its requests in the order of their arrival."""
-
-    name: str
-    slots: int
-    step_tokens: int
-    requests: tuple[Served, ...]
-    overlap: bool = True  # a step was scheduled while the one before it ran, as with --async-scheduling
-    chunked_prefill: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,38 +47,6 @@ class Fidelity:
     ttft: Error  # of the second half
     tpot: Error
     residuals: tuple[tuple[float, float, float, float], ...]  # of the second half: TTFT, TPOT measured and replayed
-
-
-def read_run(folder: Path) -> Run:
-    """Raises BadTrace."""
-    meta, lines = _open(folder, "meta.json"), _open(folder, "requests.jsonl").splitlines()
-    try:
-        engine = json.loads(meta)["engine_kwargs"]
-        slots, step_tokens = int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])
-        rows = sorted((json.loads(line) for line in lines if line.strip()), key=lambda row: row["queued_ts"])
-        # Arrivals are on the client's clock, the rest on the engine's: who waited least tells the offset.
-        offset = min(float(row["queued_ts"]) - float(row.get("arrival_time", row["queued_ts"])) for row in rows)
-        begin = float(rows[0].get("arrival_time", rows[0]["queued_ts"])) + offset
-        requests = tuple(sorted((_served(row, begin, offset) for row in rows), key=lambda one: one.arrived))
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise BadTrace(folder, f"not a measured run of vLLM: {error!r}") from error
-    if len(requests) < 8:
-        raise BadTrace(folder, f"{len(requests)} requests are too few to fit on a half and judge on the other")
-    return Run(folder.name, slots, step_tokens, requests)
-
-
-def _open(folder: Path, name: str) -> str:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.exists():
-            data = path.read_bytes()
-            return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    raise BadTrace(folder, f"has neither {name} nor {name}.gz")
-
-
-def _served(row: dict[str, Any], begin: float, offset: float) -> Served:
-    queued, first, last = (float(row[name]) - begin for name in ("queued_ts", "first_token_ts", "last_token_ts"))
-    arrived = float(row["arrival_time"]) + offset - begin if "arrival_time" in row else queued
-    return Served(int(row["input_toks"]), max(1, int(row["output_toks"])), arrived, first, last)
 
 
 def judge(run: Run, folder: Path, start: StepModel | None = None) -> Fidelity:
@@ -205,7 +137,10 @@ def again(run: Run, step: StepModel, folder: Path, upto: int | None = None) -> t
 
     log = StepLog(step)
     context = max(r.prompt + r.output for r in run.requests) + 16
-    blocks = 2 * run.slots * -(-context // 16)
+    # As many as all slots could fill twice; in all there is no more than the run's requests.
+    blocks = 1 + min(
+        2 * run.slots * -(-context // 16), sum(-(-(r.prompt + r.output) // 16) + 1 for r in run.requests)
+    )
     settings = BareSettings(
         slots=run.slots,
         room=0,

@@ -18,7 +18,8 @@ from statistics import fmean
 
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay.errors import BadProbe, BadTrace
-from ramify.serving.replay.fidelity import Run, Served, again
+from ramify.serving.replay.fidelity import again
+from ramify.serving.replay.measured import Run, Served
 from ramify.serving.replay.probe import Endpoint
 from ramify.serving.replay.trace import Trace
 from ramify.serving.replay.types import Setting

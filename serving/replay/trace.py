@@ -10,10 +10,8 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,11 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from ramify.serving.replay.errors import BadTrace
+from ramify.serving.replay.files import LONGEST, MISSHAPEN, text
 from ramify.serving.replay.types import Call
 
 _MOONCAKE_BLOCK = 512
-_LONGEST = 10_000_000  # tokens of a call: what is above is a slip in the file, and would fill the memory
-_UNREADABLE = (OSError, UnicodeDecodeError, EOFError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +59,11 @@ def read(path: Path) -> Trace:
         if not files:
             raise BadTrace(path, "a folder without a .json or .json.gz: agent sessions are one file each")
         return _sessions(path, files)
-    try:
-        text = _text(path)
-    except _UNREADABLE as error:
-        raise BadTrace(path, f"cannot be read: {error}") from error
-    first = text[:4096].lstrip()
-    if first.startswith("{") and '"requests"' in first and '"input_length"' not in first:
+    whole = text(path)
+    is_json = whole.lstrip().startswith("{")
+    if is_json and _is_session(whole):
         return _sessions(path, [path])
-    rows = list(_mooncake(path, text) if first.startswith("{") else _azure(path, text))
+    rows = list(_mooncake(path, whole) if is_json else _azure(path, whole))
     if len(rows) < 2:
         raise BadTrace(path, f"{len(rows)} arrivals: a trace needs two at least")
     rows.sort(key=lambda row: row.at)
@@ -77,23 +71,26 @@ def read(path: Path) -> Trace:
     return Trace(path.name, tuple(Arrival(row.at - begin, row.call) for row in rows))
 
 
-def _text(path: Path) -> str:
-    data = path.read_bytes()
-    return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
-
-
-def _azure(path: Path, text: str) -> Iterator[Arrival]:
-    reader = csv.DictReader(text.splitlines())
+def _azure(path: Path, whole: str) -> Iterator[Arrival]:
+    reader = csv.DictReader(whole.splitlines())
     wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    missing = [name for name in wanted if name not in (reader.fieldnames or [])]
-    if missing:
+    try:
+        names = [name.strip() for name in reader.fieldnames or []]
+    except csv.Error:  # a quote that is never closed
+        names = []
+    if not set(wanted) <= set(names):
         raise BadTrace(path, f"neither JSON nor a CSV with the columns {', '.join(wanted)}")
-    for row in reader:
-        try:
+    reader.fieldnames = names
+    try:
+        for row in reader:
+            if None in row.values():
+                raise ValueError(f"fewer than the header's {len(names)} columns")
             at = _clock(row["TIMESTAMP"])
             yield Arrival(at, Call(_length(row["ContextTokens"]), _length(row["GeneratedTokens"])))
-        except (ValueError, TypeError, csv.Error) as error:
-            raise BadTrace(path, f"line {reader.line_num}: {error}") from error
+    except csv.Error as error:  # of the line that it could not get
+        raise BadTrace(path, f"line {reader.line_num + 1}: {error}") from error
+    except ValueError as error:
+        raise BadTrace(path, f"line {reader.line_num}: {error}") from error
 
 
 _CLOCK = re.compile(r"(?P<second>[^.+Z]+?)(?P<fraction>\.\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?")
@@ -108,8 +105,8 @@ def _clock(text: str) -> float:
     return begin.timestamp() + float(f"0{found['fraction']}" if found["fraction"] else 0)
 
 
-def _mooncake(path: Path, text: str) -> Iterator[Arrival]:
-    for number, line in enumerate(text.splitlines(), start=1):
+def _mooncake(path: Path, whole: str) -> Iterator[Arrival]:
+    for number, line in enumerate(whole.splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -117,19 +114,30 @@ def _mooncake(path: Path, text: str) -> Iterator[Arrival]:
             blocks = tuple(int(b) for b in row.get("hash_ids", ()))
             call = Call(_length(row["input_length"]), _length(row["output_length"]), blocks, _MOONCAKE_BLOCK)
             yield Arrival(_time(row["timestamp"]) / 1000, call)
-        except (ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
+        except MISSHAPEN as error:
             raise BadTrace(path, f"line {number}: {error!r}; an arrival has {_MOONCAKE_FIELDS}") from error
 
 
 _MOONCAKE_FIELDS = "timestamp (ms), input_length, output_length"
 
 
+def _is_session(whole: str) -> bool:
+    """Does it begin with one object that holds requests, wherever in it, and be it broken off?"""
+    try:
+        first, _ = json.JSONDecoder().raw_decode(whole.lstrip())
+    except (ValueError, RecursionError):
+        head = whole[:4096]
+        return '"requests"' in head and '"input_length"' not in head
+    return "requests" in first and "input_length" not in first
+
+
 def _sessions(path: Path, files: Sequence[Path]) -> Trace:
     sessions, arrivals = [], list[Arrival]()
     for number, file in enumerate(files):
+        whole = text(file)
         try:
-            spans = sorted(_spans(json.loads(_text(file)), number), key=lambda span: span[0])
-        except (*_UNREADABLE, ValueError, OverflowError, TypeError, KeyError, AttributeError) as error:
+            spans = sorted(_spans(json.loads(whole), number), key=lambda span: span[0])
+        except MISSHAPEN as error:
             raise BadTrace(file, f"not an agent session: {error!r}") from error
         arrivals += [Arrival(begin, call) for begin, _, call in spans]
         sessions.append(Session(tuple(_turns(spans))))
@@ -142,7 +150,7 @@ def _sessions(path: Path, files: Sequence[Path]) -> Trace:
 def _length(raw: Any) -> int:
     """Tokens; one where a trace has none."""
     tokens = int(raw)
-    if not 0 <= tokens <= _LONGEST:
+    if not 0 <= tokens <= LONGEST:
         raise ValueError(f"a length of {tokens} tokens")
     return max(1, tokens)
 

@@ -32,6 +32,39 @@ async def slow(sandbox: Sandbox) -> None:
     await asyncio.sleep(60)
 
 
+@step(effect="pure")
+async def hangs() -> None:
+    STRAY[0].set()
+    await asyncio.sleep(600)
+
+
+@step(effect="pure")
+async def breaks_beside() -> None:
+    await STRAY[0].wait()
+    raise ValueError("as it should")
+
+
+@workflow
+async def leaves_a_step(how: str) -> str:
+    STRAY.append(asyncio.Event())
+    if how == "dropped":
+        STRAY.append(hangs())
+        return "done"
+    if how == "in a failed gather":
+        with suppress(ValueError):
+            await asyncio.gather(hangs(), breaks_beside())
+        return "done"
+    task = asyncio.ensure_future(touch("x") if how == "awaited" else hangs())
+    if how in ("running", "cancelled"):
+        await STRAY[0].wait()
+    if how.startswith("cancelled"):
+        task.cancel()
+    if how == "awaited":
+        await task
+    STRAY.append(task)
+    return "done"
+
+
 @step
 async def odd(sandbox: Sandbox) -> object:
     (sandbox.path / "odd").touch()

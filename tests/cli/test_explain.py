@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,12 @@ def test_the_plan_beside_what_happened(ramify: Any, tmp_path: Path, workspace: P
     assert (found["run.2"]["done"], found["merge.1"]["done"], found["break.unseen"]["done"]) == (3, 1, 0)
     assert found["run.1"]["predicted_s"] > 0  # from the other run
     assert found["llm.1"]["predicted_s"] is not None
-    nothing: dict[str, object] = {"known": True, "why": "", "workflow": False, "steps": [], "ops": [], "readers": {}}
-    assert said.json["changed"] == nothing
+    nothing: dict[str, object] = {"known": True, "why": "", "workflow": False, "steps": [], "ops": []}
+    assert said.json["changed"] == nothing | {"parts": [], "readers": {}}
     text = ramify("explain").out
     assert "break.unseen" in text
     assert "skipped" in text
-    assert "the workflow and its steps are what the plan was compiled from" in text
+    assert "the workflow, its steps and what they use are what the plan was compiled from" in text
 
 
 def test_what_was_chosen_by_cost_and_what_that_cost(ramify: Any, tmp_path: Path, workspace: Path) -> None:
@@ -61,13 +62,15 @@ def test_what_was_chosen_by_cost_and_what_that_cost(ramify: Any, tmp_path: Path,
 
 def test_code_that_has_changed_since_is_named(ramify: Any, tmp_path: Path, workspace: Path, monkeypatch: Any) -> None:
     asyncio.run(scripted(lambda model: run_once(tmp_path / "home", workspace, model)))
-    from ramify.compiler.frontend import decorators
+    from ramify.compiler.frontend import code
 
-    whole = decorators.digest
-    monkeypatch.setattr(decorators, "digest", lambda nodes: whole(nodes) + "x")
+    whole = code.dumped  # as if the text of every statement were another
+    monkeypatch.setattr(code, "dumped", lambda node: whole(node) + "x")
     changed = ramify("explain", "--json").json["changed"]
     assert (changed["workflow"], changed["steps"], changed["ops"]) == (True, ["write"], ["run.1", "run.2"])
     assert "changed since: write; affected: run.1, run.2" in ramify("explain").out
+    said = r"changed since: write \(.*passes_app.py:\d+\); steps that may be affected: write"
+    assert re.search(said, ramify("explain").out)
     told = change_lines(Changed(True, "", steps=("write",), ops=(OpId("run.1"),), readers={OpId("run.3"): ("log",)}))
     assert told[-1] == "after them, reading what they may write: run.3 (log)"
 

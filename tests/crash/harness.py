@@ -321,6 +321,29 @@ def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> li
     return [replace(one, passed=[], wrong=[]) for one in itertools.islice(itertools.cycle(drawn), points)]
 
 
+def until_killed(
+    known: dict[tuple[Scenario, str], Trial],
+    databases: dict[str, str | None],
+    folder: Path,
+    *,
+    points: int,
+    seed: int,
+    workers: int,
+    log: Path,
+) -> list[Trial]:
+    """Trials until so many were killed: for each whose point fell away this time (siblings shared a commit) there is
+    one more. Fewer where a whole round of them met no point."""
+    asked, missing, killed = 0, points, -1
+    while missing > 0:
+        asked += missing
+        done = list(in_parallel(plan(known, asked, seed), known, databases, folder, workers, log))
+        before, killed = killed, sum(bool(trial.killed_at) for trial in done)
+        if killed == before:
+            break
+        missing = points - killed
+    return done
+
+
 def in_parallel(
     trials: Sequence[Trial],
     known: dict[tuple[Scenario, str], Trial],

@@ -16,6 +16,7 @@ from ramify.runtime.errors import (
     BadArguments,
     BranchReleased,
     NestedWorkflow,
+    NotAwaited,
     NotInARun,
     NotSerialisable,
     PlanMismatch,
@@ -83,6 +84,20 @@ async def test_a_task_does_not_outlive_its_fork(runtime: Runtime, workspace: Pat
     assert await runtime.run(edge_app.leaves_a_task_behind, workspace=workspace) == ["hello.txt"]
     assert edge_app.STRAY[0].cancelled()
     assert not [r for r in await runtime.journal() if r.step == "slow"]
+
+
+@pytest.mark.parametrize("how", ["dropped", "not begun", "running", "in a failed gather"])
+async def test_a_workflow_waits_for_what_it_begins(runtime: Runtime, workspace: Path, how: str) -> None:
+    cause = await cause_of(runtime, edge_app.leaves_a_step, how, workspace=workspace)
+    assert isinstance(cause, NotAwaited)
+    assert "returned while step 'hangs' had not ended" in str(cause)
+    assert (await runtime.record()).status is RunStatus.FAILED
+    assert not [row for row in await runtime.journal() if row.step == "hangs"]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "cancelled before it began", "awaited"])
+async def test_a_step_that_was_cancelled_is_waited_for_no_more(runtime: Runtime, workspace: Path, how: str) -> None:
+    assert await runtime.run(edge_app.leaves_a_step, how, workspace=workspace) == "done"
 
 
 @pytest.mark.parametrize("how", ["run", "adopt"])

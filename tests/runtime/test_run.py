@@ -15,7 +15,7 @@ import small_app
 from ramify import Runtime
 from ramify.compiler.plan import OpKind, Plan
 from ramify.fork_engine.errors import MergeConflict, WorkspaceError
-from ramify.runtime.errors import NotInARun, RunFailed, StepFailed, WorkflowChanged
+from ramify.runtime.errors import NotInARun, RunFailed, StepFailed
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.session import compile_plan
 
@@ -170,16 +170,6 @@ async def test_outside_a_run_there_are_no_steps() -> None:
 async def test_a_step_cannot_fork(runtime: Runtime, workspace: Path) -> None:
     with pytest.raises(StepFailed, match=r"fork\(\) was called inside step"):
         await runtime.run(small_app.forks_in_a_step, workspace=workspace)
-
-
-async def test_changed_code_is_not_resumed(
-    runtime: Runtime, workspace: Path, flag: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(StepFailed):
-        await runtime.run(small_app.failing, workspace=workspace)
-    monkeypatch.setattr("ramify.session.code_digest", lambda _: compile_plan(small_app.caught).code_digest)
-    with pytest.raises(WorkflowChanged, match="has changed"):
-        await runtime.resume(str(runtime.last_run_id))
 
 
 async def test_a_finished_run_gives_its_result_again(runtime: Runtime, workspace: Path) -> None:

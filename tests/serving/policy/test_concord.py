@@ -9,7 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.concord import Concord, ConcordOptions
-from ramify.serving.policy.table import POLICIES, UnknownPolicy, make_policy
+from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.jobs import JobBook
+from ramify.serving.policy.table import POLICIES, OptionValue, UnknownPolicy, make_policy
 from ramify.serving.policy.types import (
     Capacity,
     CompoundView,
@@ -47,6 +49,30 @@ def test_while_everything_fits_who_must_start_first_is_first() -> None:
 def test_when_not_everything_fits_the_densest_is_first() -> None:
     calls = [view(1, deadline=NOW + 11, length=1000), *(view(i, deadline=NOW + 12, length=300) for i in range(2, 8))]
     assert Concord().decide(View(capacity(1), calls), NOW).order == (2, 3, 4, 5, 6, 7, 1)
+
+
+@pytest.mark.parametrize(("goodput", "first"), [("workflow", 2), ("request", 2), ("token", 1)])
+def test_what_is_worth_something_is_the_operators_choice(goodput: str, first: int) -> None:
+    """The first has fifty times the tokens of another, for half again its time."""
+    calls = [view(1, deadline=NOW + 4, prompt_tokens=5000), *(view(i, deadline=NOW + 4) for i in range(2, 6))]
+    order = make_policy("concord", goodput=goodput).decide(View(capacity(1), calls), NOW).order
+    assert (order[0], order.index(RequestId(1))) == (first, 0 if first == 1 else 4)
+
+
+def test_a_workflows_tokens_are_those_of_all_its_stages() -> None:
+    """Two siblings of 200 tokens, one call of 300 to come; of three stages one is over."""
+    stage = CompoundView("run", 1, 3, 2, False, NOW + 60, (StageEstimate(1, 200, 100),))
+    calls = [view(i, SloClass.COMPOUND, compound=stage) for i in (1, 2)]
+    book = JobBook(0.5, 0.1, 120.0, 0.25, Goodput.TOKEN)
+    book.follow(View(capacity(1), [*calls, view(3, SloClass.LATENCY, ttft=NOW + 1)]))
+    one, other, stream = book.jobs([RequestId(i) for i in (1, 2, 3)])
+    assert one.weight == other.weight == pytest.approx((200 + 200 + 300) * 3 / 2)
+    assert stream.weight == 100, "of a stream the answer counts"
+    assert one.density == pytest.approx(one.weight / (one.work_s + other.work_s))
+    book.follow(View(capacity(1), calls[1:]))
+    assert book.heaviest() == book.worth() == pytest.approx((200 + 300) * 3 / 2)
+    book.follow(View(capacity(1)))
+    assert book.worth() == 0
 
 
 def test_the_price_is_the_whole_remaining_program() -> None:
@@ -291,11 +317,13 @@ def situations(draw: st.DrawFn) -> View:
     return View(room, by[State.WAITING] + by[State.PREEMPTED], by[State.RUNNING], by[State.PAUSED])
 
 
-@pytest.mark.parametrize("name", sorted(POLICIES))
+@pytest.mark.parametrize(
+    ("name", "options"), [*((name, {}) for name in sorted(POLICIES)), ("concord", {"goodput": "token"})]
+)
 @given(situations())
 @settings(max_examples=60, deadline=None)
-def test_every_verdict_keeps_its_invariants(name: str, seen: View) -> None:
-    policy = make_policy(name)
+def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, OptionValue], seen: View) -> None:
+    policy = make_policy(name, **options)
     verdict = policy.decide(seen, NOW)
     waiting, ran = {c.id for c in seen.waiting}, {c.id for c in seen.running}
     dropped = {refusal.id for refusal in verdict.drop}
@@ -312,7 +340,7 @@ def test_every_verdict_keeps_its_invariants(name: str, seen: View) -> None:
     assert not any(
         c.slo_class is SloClass.BEST_EFFORT and c.admit_by is None and c.id in dropped for c in seen.waiting
     )
-    assert verdict == make_policy(name).decide(seen, NOW)
+    assert verdict == make_policy(name, **options).decide(seen, NOW)
 
 
 @given(situations(), situations(), st.floats(0, 30))

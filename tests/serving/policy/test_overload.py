@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from ramify.serving.policy.table import make_policy
+from ramify.serving.policy.table import OptionValue, make_policy
 from ramify.serving.policy.types import Finished, Refusal, Verdict, View
 from ramify.serving.policy.work import (
     LengthPrior,
@@ -53,8 +53,8 @@ class ShortestProgramFirst:
 
 
 @cache
-def attained(policy: str, load: float) -> dict[str, float]:
-    made = ShortestProgramFirst() if policy == "shortest" else make_policy(policy)
+def attained(policy: str, load: float, **options: OptionValue) -> dict[str, float]:
+    made = ShortestProgramFirst() if policy == "shortest" else make_policy(policy, **options)
     machine = Machine(made, programs(CAPACITY * load, 150.0, seed=1), SLOTS)
     machine.run()
     assert machine.met.keys() == set(range(len(machine.work))), "every program has come to an end"
@@ -68,6 +68,8 @@ def test_concord_loses_to_none_of_the_plain_policies(load: float) -> None:
         assert ours["all"] >= attained(other, load)["all"] - 0.01, other
 
 
-@pytest.mark.parametrize("load", [1.1, 1.3, 2.0])
-def test_latency_sensitive_requests_are_not_starved(load: float) -> None:
-    assert attained("concord", load)["latency"] >= 0.95
+@pytest.mark.parametrize(
+    ("goodput", "load"), [("workflow", 1.1), ("workflow", 1.3), ("workflow", 2.0), ("token", 1.1), ("token", 1.3)]
+)
+def test_latency_sensitive_requests_are_not_starved(goodput: str, load: float) -> None:
+    assert attained("concord", load, goodput=goodput)["latency"] >= 0.95

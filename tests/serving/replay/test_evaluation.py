@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,29 @@ def test_what_a_clairvoyant_reached_is_held_against_the_same_baseline(base: Job)
     assert base.but(contender="clairvoyant").key != base.but(contender="concord-oracle").key
 
 
+def test_token_goodput_is_also_that_of_the_form_for_it(base: Job) -> None:
+    results = [result(base, 0.8), result(base.but(contender="concord-tokens"), 0.9)]
+    by_name = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
+    row = "load 1.1, loose: share of the LP bound, token goodput"
+    assert (by_name[row]["ours"], by_name[row]["met"]) == (pytest.approx(0.8), False)
+    assert (by_name[f"{row}, by the form for it"]["ours"], by_name[f"{row}, by the form for it"]["met"]) == (
+        0.9,
+        True,
+    )
+    assert by_name["load 1.1, loose: latency-sensitive attainment, by the form for tokens"]["met"] is True
+
+
+def test_engines_saved_are_said_only_of_loads_that_ran(base: Job) -> None:
+    name = "load 1.1: engines saved at the goodput of FCFS"
+    results = [result(base, 0.9), result(base.but(contender="fcfs"), 0.5)]
+    only = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}[name]
+    assert only["ours"] is None and "did not run at a higher one" in only["note"]
+    results += [result(base.but(load=load), request) for load, request in ((1.6, 0.7), (2.6, 0.3))]
+    found = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}[name]
+    assert found["ours"] == pytest.approx(1 - 1.1 / 2.1)
+    assert found["note"].startswith("concord has no more than that from load 2.10 on")
+
+
 def test_a_bound_is_kept_and_is_of_the_whole_run_too(base: Job, tmp_path: Path) -> None:
     kept = Bounds(tmp_path).of(base, [0])
     (path,) = tmp_path.glob("bound-*.json")
@@ -117,6 +141,14 @@ def test_a_bound_is_kept_and_is_of_the_whole_run_too(base: Job, tmp_path: Path) 
     assert Bounds(tmp_path).of(base, [0]).whole == 0.5
     assert Bounds(tmp_path).of(base.but(contender="fcfs"), [0]).whole == 0.5, "the same for every contender"
     assert Bounds(tmp_path).of(base.but(seed=1), [0, 1]).whole == 0.75
+
+
+def test_whatever_ends_a_replay_is_told_and_the_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "interpreter", lambda: sys.executable)
+    with pool.child() as one:
+        for _ in range(2):
+            with pytest.raises(ReplayError, match=r"TypeError: .*nonsense"):
+                one.ask({"replay": {"nonsense": 1, "mix": []}})
 
 
 def test_without_vllm_a_replay_says_so(monkeypatch: pytest.MonkeyPatch, base: Job, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -91,6 +92,12 @@ def test_calls_of_a_session_that_overlap_are_one_turn(tmp_path: Path) -> None:
         ('{"block_size": 0, "requests": [{"t": 1, "in": 1, "out": 1}]}', "not an agent session"),
         ('{"requests": []}', "0 calls"),
         ("", "neither JSON nor a CSV"),
+        (AZURE.splitlines()[0], "0 arrivals"),
+        (AZURE.replace("396,109", "396"), "line 3: fewer than the header's 3 columns"),
+        ('TIMESTAMP,ContextTokens,GeneratedTokens\n"' + "x" * 200_000, "line 2: field larger"),
+        ('TIMESTAMP,"' + "x" * 200_000, "neither JSON nor a CSV"),
+        ('{"a": ' + "[" * 100_000, "line 1"),
+        ('{"requests": [{"t": 0, "in": 1, "out": 1}, {"t": 1, ', "not an agent session"),
     ],
 )
 def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, said: str) -> None:
@@ -99,6 +106,30 @@ def test_what_is_no_trace_is_refused_with_its_place(tmp_path: Path, text: str, s
     with pytest.raises(BadTrace, match=said) as caught:
         read(path)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace(",", " , ", 2),
+        lambda text: text.replace("TIMESTAMP", "Model,TIMESTAMP").replace("2023", "x,2023"),
+        lambda text: "\n".join([text.splitlines()[0], *text.splitlines()[:0:-1]]),
+        lambda text: text + "\n\n",
+    ],
+    ids=["CRLF", "BOM", "spaces in the header", "a column more", "unsorted", "blank lines"],
+)
+def test_a_csv_may_be_written_otherwise(tmp_path: Path, written: Callable[[str], str]) -> None:
+    (tmp_path / "plain").write_text(AZURE)
+    (tmp_path / "other").write_bytes(written(AZURE).encode())
+    assert read(tmp_path / "other").arrivals == read(tmp_path / "plain").arrivals
+
+
+def test_a_session_is_told_by_its_requests_wherever_they_stand(tmp_path: Path) -> None:
+    requests = [{"t": t, "in": 10, "out": 5} for t in (0.0, 9.0)]
+    (tmp_path / "late.json").write_text(json.dumps({"about": "x" * 9000, "requests": requests}))
+    assert len(read(tmp_path / "late.json").sessions[0].turns) == 2
 
 
 @pytest.mark.parametrize("name", ["trace.gz", "session.json.gz"])

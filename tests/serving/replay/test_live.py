@@ -20,8 +20,8 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay import made_up
 from ramify.serving.replay.errors import BadProbe, BadTrace
-from ramify.serving.replay.fidelity import Served
 from ramify.serving.replay.live import Ask, Frame, Sizes, compared, plan, replayed, serve
+from ramify.serving.replay.measured import Served
 from ramify.serving.replay.probe import Stream
 from ramify.serving.replay.trace import Trace, read
 

@@ -1,0 +1,228 @@
+"""The parts of a project's code that a workflow or a step uses, each with a digest: functions, classes, constants and
+imports, by name and through the project's own modules, as far as names lead.
+
+Not seen: what is only reached through an object (a method of a value that nobody annotated), values in closures that
+are no functions, what changes while running, names made by `setattr` or `exec`. A digest is of one version of
+Python's syntax tree; layout and comments leave it as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+
+from ramify.compiler.errors import SourceError
+from ramify.compiler.frontend.digest import bindings, dumped
+from ramify.compiler.frontend.resolve import plain_function, step_info
+from ramify.compiler.frontend.sources import Function, Sources, same_home
+from ramify.compiler.frontend.uses import Use, uses_of
+from ramify.compiler.plan import CodePart, site_file
+
+Key = tuple[str, str]  # a file, and a name in it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Module:
+    """A module of the project, or a function's surroundings in one."""
+
+    name: str
+    path: str
+    package: str
+    values: Mapping[str, object]
+    table: Mapping[str, list[ast.AST]]  # the statements that bind each name
+    home: Function  # whose project it is
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """What binds one name."""
+
+    name: str
+    where: str
+    texts: tuple[str, ...]
+    nodes: tuple[ast.AST, ...]
+    module: _Module
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
+
+
+class Codes:
+    """What one compilation found out of the project's code."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._modules: dict[tuple[str, str, str], _Module | None] = {}
+        self._uses: dict[Key, tuple[tuple[Use, Key], ...]] = {}
+        self.parts: dict[Key, Part] = {}
+        self.steps: dict[Key, str] = {}  # names that are steps, and how these are called
+        self.used_by: dict[Key, set[str]] = {}  # by which steps
+
+    def part(self, function: Function) -> Key:
+        """The part that a function is."""
+        key = (function.path, function.name)
+        if key not in self.parts:
+            table = bindings(function.path, self._sources)
+            package = function.outer.get("__package__")
+            package = package if isinstance(package, str) else ""
+            module = _Module(function.module, function.path, package, function.outer, table, function)
+            text = (dumped(function.node),)
+            self.parts[key] = Part(function.name, function.where(), text, (function.node,), module)
+        return key
+
+    def closure(self, starts: Iterable[Key], *, into_steps: bool) -> set[Key]:
+        """These parts and what they use, in turn. `into_steps`: what a step calls of other steps is part of it."""
+        found, todo = set[Key](), list(starts)
+        while todo:
+            key = todo.pop()
+            if key not in found:
+                found.add(key)
+                todo += (to for _, to in self.uses(key) if into_steps or to not in self.steps)
+        return found
+
+    def digest(self, keys: Iterable[Key]) -> str:
+        texts = sorted(text for key in keys for text in self.parts[key].texts)
+        return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+    def told(self) -> tuple[CodePart, ...]:
+        """The parts that steps use, or come after, for the plan."""
+        found = ((self.parts[key], steps) for key, steps in self.used_by.items())
+        told = (CodePart(part.name, part.where, part.digest, tuple(sorted(steps))) for part, steps in found)
+        return tuple(sorted(told, key=lambda part: (part.name, part.where)))
+
+    def uses(self, key: Key) -> tuple[tuple[Use, Key], ...]:
+        """Where a part uses others."""
+        known = self._uses.get(key)
+        if known is None:
+            part = self.parts[key]
+            seen = (use for node in part.nodes for use in uses_of(node))
+            found = ((use, to) for use in seen for to in self._meant(part.module, use.name, use.chain, use.module))
+            known = self._uses[key] = tuple((use, to) for use, to in found if to != key)
+        return known
+
+    def _meant(self, module: _Module, name: str, chain: tuple[str, ...], base: str | None = None) -> Iterator[Key]:
+        """The parts that a dotted name is. What is imported only while running (`base`: from there) may not be loaded
+        yet, and is known by its name alone."""
+        if base is not None:
+            yield self._outside(module, name, f"from {base} import {name}")
+            return
+        statements = module.table.get(name, ())
+        plain = [node for node in statements if not isinstance(node, ast.Import | ast.ImportFrom)]
+        if plain:
+            yield self._bound(module, name, plain)
+        for node in statements:
+            if isinstance(node, ast.Import):
+                yield from self._of_import(module, node, name, chain)
+            elif isinstance(node, ast.ImportFrom):
+                origin = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+                yield from self._imported(module, node, origin, chain, name)
+        if not statements:
+            yield from self._by_value(module, module.values.get(name))
+
+    def _bound(self, module: _Module, name: str, nodes: list[ast.AST]) -> Key:
+        key = (module.path, name)
+        if key not in self.parts:
+            where = f"{site_file(module.path)}:{getattr(nodes[0], 'lineno', 1)}"
+            self.parts[key] = Part(name, where, tuple(map(dumped, nodes)), tuple(nodes), module)
+        info = step_info(module.values.get(name))
+        if info is not None:
+            self.steps[key] = info.name
+        return key
+
+    def _of_import(self, module: _Module, node: ast.Import, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+        for alias in node.names:
+            if (alias.asname or alias.name.partition(".")[0]) == name:
+                start = alias.name if alias.asname else name
+                yield from self._in_module(module, start, chain, f"import {start}", name)
+
+    def _imported(
+        self, module: _Module, node: ast.ImportFrom, origin: str, chain: tuple[str, ...], name: str
+    ) -> Iterator[Key]:
+        above = module.package.split(".") if node.level else []
+        source = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
+        text, inner = f"from {source} import {origin}", f"{source}.{origin}"
+        there = self._module(module.home, source)
+        if inner in sys.modules and (there is None or origin not in there.table):
+            yield from self._in_module(module, inner, chain, text, name)
+        elif there is None:
+            yield self._outside(module, name, text)
+        else:
+            yield from self._meant(there, origin, chain)
+
+    def _in_module(self, module: _Module, start: str, chain: tuple[str, ...], text: str, name: str) -> Iterator[Key]:
+        """What attributes of a module are; all that it binds, where it is handed on whole."""
+        while chain and f"{start}.{chain[0]}" in sys.modules:
+            start, chain = f"{start}.{chain[0]}", chain[1:]
+        there = self._module(module.home, start)
+        if there is None:
+            yield self._outside(module, name, text)
+            return
+        for each in chain[:1] or list(there.table):
+            yield from self._meant(there, each, chain[1:])
+
+    def _outside(self, module: _Module, name: str, text: str) -> Key:
+        """Of another project only the name is known."""
+        key = (module.path, f"{name} ({text})")
+        if key not in self.parts:
+            self.parts[key] = Part(name, site_file(module.path), (text,), (), module)
+        return key
+
+    def _by_value(self, module: _Module, value: object) -> Iterator[Key]:
+        """A function or class that no statement of the module binds: of a closure, or of `import *`."""
+        plain = plain_function(value)
+        if isinstance(plain, FunctionType) and _near(module.home, plain):
+            try:
+                key = self.part(self._sources.function(plain))
+            except SourceError:  # made by exec
+                return
+            if (info := step_info(value)) is not None:
+                self.steps[key] = info.name
+            yield key
+        elif isinstance(value, type) and (there := self._module(module.home, value.__module__)) is not None:
+            name = value.__qualname__.partition(".")[0]
+            if name in there.table:
+                yield from self._meant(there, name, ())
+
+    def _module(self, home: Function, name: str) -> _Module | None:
+        """A module of the same project; None of any other."""
+        key = (home.path, home.module, name)
+        if key not in self._modules:
+            self._modules[key] = self._read(home, name)
+        return self._modules[key]
+
+    def _read(self, home: Function, name: str) -> _Module | None:
+        module = sys.modules.get(name)
+        path = getattr(module, "__file__", None)
+        if not isinstance(module, ModuleType) or path is None or not path.endswith(".py"):
+            return None
+        if not same_home(home, name, path):
+            return None
+        try:
+            table = bindings(path, self._sources)
+        except SyntaxError:  # changed since it was imported
+            return None
+        return _Module(name, path, module.__package__ or "", vars(module), table, home)
+
+
+def _near(home: Function, function: FunctionType) -> bool:
+    return same_home(home, function.__module__, function.__code__.co_filename)
+
+
+def codes_of(sources: Sources) -> Codes:
+    if sources.codes is None:
+        sources.codes = Codes(sources)
+    return sources.codes
+
+
+def digest_of(function: Function, sources: Sources, step: str) -> str:
+    """Of a step or node with all that it uses."""
+    codes = codes_of(sources)
+    keys = codes.closure([codes.part(function)], into_steps=True)
+    for key in keys:
+        codes.used_by.setdefault(key, set()).add(step)
+    return codes.digest(keys)

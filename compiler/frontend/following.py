@@ -1,0 +1,57 @@
+"""Which steps a change of the workflow's own code may affect: of what it uses between its steps, those that come
+after a use, in its text or in a loop around it. Whether one is on another arm is not looked at."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+
+from ramify.compiler.frontend.code import Codes, Key
+from ramify.compiler.frontend.sources import Definition, Function
+
+
+def follow(codes: Codes, workflow: Function, helpers: Mapping[Definition, Function]) -> str:
+    """The digest of a workflow and of all that it uses but its steps. Its parts are marked with what may follow."""
+    root = codes.part(workflow)
+    named = codes.closure([root], into_steps=False)
+    apart = [each for each in helpers.values() if not _is_within(each, codes, named)]  # only an object leads there
+    starts = [root, *map(codes.part, apart)]
+    keys = codes.closure(starts, into_steps=False)
+    uses = {key: codes.closure([key], into_steps=False) for key in keys}
+    steps = {key: _steps(codes, uses[key]) for key in keys}
+    for part in keys:
+        found = set(steps[part]) if part in starts else set[str]()
+        for key in keys:
+            found |= _after(codes, key, part, uses, steps)
+        codes.used_by.setdefault(part, set()).update(found)
+    return codes.digest(keys)
+
+
+def _after(
+    codes: Codes, key: Key, part: Key, uses: Mapping[Key, set[Key]], steps: Mapping[Key, set[str]]
+) -> set[str]:
+    """The steps that may come after `key` uses `part`. Where a function of its own does, that one says what follows
+    inside it."""
+    found = set[str]()
+    named = codes.uses(key)
+    for use, to in named:
+        if part in uses.get(to, ()):
+            for other, target in named:
+                if other.may_follow(use) and (other is not use or to == part or use.loops):
+                    found |= {codes.steps[target]} if target in codes.steps else steps[target]
+    return found
+
+
+def _steps(codes: Codes, parts: Iterable[Key]) -> set[str]:
+    return {codes.steps[to] for part in parts for _, to in codes.uses(part) if to in codes.steps}
+
+
+def _is_within(helper: Function, codes: Codes, keys: Iterable[Key]) -> bool:
+    """Whether its text is that of a part, or inside it."""
+    first, last = helper.node.lineno, helper.node.end_lineno or helper.node.lineno
+    return any(
+        part.module.path == helper.path and node.lineno <= first and last <= (node.end_lineno or 0)
+        for part in (codes.parts[key] for key in keys)
+        for node in part.nodes
+        if isinstance(node, ast.stmt | ast.Lambda)
+    )

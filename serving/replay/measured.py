@@ -1,0 +1,124 @@
+"""Measured runs of vLLM as files.
+
+A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens) and `requests.jsonl`, gzipped or
+not: for each request its lengths and when it arrived, was queued, and gave its first and last token.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ramify.serving.replay.errors import BadTrace
+from ramify.serving.replay.files import LONGEST, MISSHAPEN, text
+
+_ENGINE = "max_num_seqs and max_num_batched_tokens"
+_FIELDS = "input_toks, output_toks, queued_ts, first_token_ts, last_token_ts"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request: times in seconds since the run began."""
+
+    prompt: int
+    output: int
+    arrived: float
+    first: float
+    last: float
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.arrived
+
+    @property
+    def tpot(self) -> float:
+        return (self.last - self.first) / max(1, self.output - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A measured run, its requests in the order of their arrival."""
+
+    name: str
+    slots: int
+    step_tokens: int
+    requests: tuple[Served, ...]
+    overlap: bool = True  # a step was scheduled while the one before it ran, as with --async-scheduling
+    chunked_prefill: bool = True
+
+
+def read_run(folder: Path) -> Run:
+    """Raises BadTrace, with the line."""
+    meta, lines = _open(folder, "meta.json"), _open(folder, "requests.jsonl").splitlines()
+    try:
+        engine = json.loads(meta)["engine_kwargs"]
+        slots, step_tokens = int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])
+    except MISSHAPEN as error:
+        raise BadTrace(folder, f"meta.json names no engine: {error!r}; it has engine_kwargs, {_ENGINE}") from error
+    if not 1 <= slots <= step_tokens:
+        raise BadTrace(folder, f"meta.json: {slots} sequences in steps of {step_tokens} tokens: no vLLM runs so")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                rows.append(_row(json.loads(line)))
+            except MISSHAPEN as error:
+                raise BadTrace(
+                    folder, f"requests.jsonl, line {number}: {error!r}; a request has {_FIELDS}"
+                ) from error
+    if len(rows) < 8:
+        raise BadTrace(folder, f"{len(rows)} requests are too few to fit on a half and judge on the other")
+    # Arrivals are on the client's clock, the rest on the engine's: who waited least tells the offset.
+    offset = min((row.queued - row.arrived for row in rows if row.arrived is not None), default=0.0)
+    arrivals = [row.queued if row.arrived is None else row.arrived + offset for row in rows]
+    begin = min(arrivals)
+    served = [
+        Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin)
+        for row, at in zip(rows, arrivals, strict=True)
+    ]
+    return _timed(folder, Run(folder.name, slots, step_tokens, tuple(sorted(served, key=lambda one: one.arrived))))
+
+
+def _open(folder: Path, name: str) -> str:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.exists():
+            return text(path)
+    raise BadTrace(folder, f"has neither {name} nor {name}.gz")
+
+
+class _Row(NamedTuple):
+    """A request as it stands in the file."""
+
+    prompt: int
+    output: int
+    queued: float
+    first: float
+    last: float
+    arrived: float | None  # by the client's clock
+
+
+def _row(raw: Mapping[str, Any]) -> _Row:
+    """Raises one of MISSHAPEN."""
+    prompt, output = int(raw["input_toks"]), int(raw["output_toks"])
+    if not (0 <= prompt <= LONGEST and 0 <= output <= LONGEST):
+        raise ValueError(f"lengths of {prompt} and {output} tokens")
+    queued, first, last = (float(raw[name]) for name in ("queued_ts", "first_token_ts", "last_token_ts"))
+    arrived = float(raw["arrival_time"]) if raw.get("arrival_time") is not None else None
+    if not (isfinite(arrived or 0.0) and -inf < queued <= first <= last < inf):
+        raise ValueError(f"queued at {queued}, tokens from {first} to {last}: no order of times")
+    return _Row(max(1, prompt), max(1, output), queued, first, last, arrived)
+
+
+def _timed(folder: Path, run: Run) -> Run:
+    """`run`, each of whose halves has something to hold a replay against. Raises BadTrace."""
+    half = len(run.requests) // 2
+    for name, ones in (("first", run.requests[:half]), ("second", run.requests[half:])):
+        if not any(one.output > 1 and one.last > one.first for one in ones):
+            raise BadTrace(folder, f"no request of its {name} half took time from its first token to its last")
+        if not any(one.ttft > 0 for one in ones):
+            raise BadTrace(folder, f"every request of its {name} half has its first token as it arrives")
+    return run

@@ -1,0 +1,130 @@
+"""Measured runs as files: what is read of them, and what is refused with its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.serving.replay.errors import BadTrace
+from ramify.serving.replay.measured import read_run
+
+ENGINE: dict[str, Any] = {"max_num_seqs": 4, "max_num_batched_tokens": 256}
+_EPOCH = 1_777_000_000.0  # the client's clock; the engine's began at 500
+
+
+def rows(count: int = 10) -> list[dict[str, Any]]:
+    return [
+        {
+            "input_toks": 100 + i,
+            "output_toks": 10,
+            "arrival_time": _EPOCH + i,
+            "queued_ts": 500.002 + i,
+            "first_token_ts": 500.1 + i,
+            "last_token_ts": 501.0 + i,
+        }
+        for i in range(count)
+    ]
+
+
+def written(folder: Path, requests: list[Any], engine: Any = None) -> Path:
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": ENGINE if engine is None else engine}))
+    (folder / "requests.jsonl").write_text("\n".join(map(json.dumps, requests)))
+    return folder
+
+
+def test_a_run_is_read_in_the_order_of_its_arrivals_on_one_clock(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path, rows()[::-1]))
+    assert (run.slots, run.step_tokens, len(run.requests)) == (4, 256, 10)
+    assert [one.prompt for one in run.requests] == [100 + i for i in range(10)]
+    assert [one.arrived for one in run.requests] == pytest.approx([float(i) for i in range(10)], abs=1e-3)
+    assert run.requests[3].ttft == pytest.approx(0.098, abs=1e-3)
+
+
+def test_gzip_crlf_and_a_byte_order_mark_change_nothing(tmp_path: Path) -> None:
+    plain = read_run(written(tmp_path, rows())).requests
+    for name in ("meta.json", "requests.jsonl"):
+        text = "\ufeff" + (tmp_path / name).read_text().replace("\n", "\r\n")
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(text.encode()))
+        (tmp_path / name).unlink()
+    assert read_run(tmp_path).requests == plain
+
+
+def test_a_request_without_an_arrival_arrived_when_it_was_queued(tmp_path: Path) -> None:
+    some = rows()
+    del some[3]["arrival_time"]
+    some[4]["arrival_time"] = None
+    for one in some[3:5]:
+        one["queued_ts"] += 0.05
+    at = [one.arrived for one in read_run(written(tmp_path, some)).requests]
+    assert at == pytest.approx([0, 1, 2, 3.05, 4.05, 5, 6, 7, 8, 9], abs=1e-3)
+
+
+def _third(**changes: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
+    return lambda good: [*good[:2], {**good[2], **changes}, *good[3:]]
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (_third(first_token_ts=None), "requests.jsonl, line 3: .*a request has input_toks"),
+        (_third(queued_ts=float("nan")), "line 3: .*no order of times"),
+        (_third(last_token_ts=float("inf")), "line 3: .*no order of times"),
+        (_third(last_token_ts=0.0), "line 3: .*no order of times"),
+        (_third(arrival_time=float("nan")), "line 3: .*no order of times"),
+        (_third(input_toks=-1), "line 3: .*lengths of -1"),
+        (_third(output_toks=10**12), "line 3: .*lengths of 102 and 1000000000000"),
+        (_third(input_toks=float("inf")), "line 3"),
+        (_third(input_toks="many"), "line 3"),
+        (lambda good: [*good[:2], [1, 2], *good[3:]], "line 3"),
+        (lambda good: good[:7], "7 requests are too few"),
+        (lambda good: [], "0 requests are too few"),
+        (lambda good: [{**one, "output_toks": 1} for one in good], "its first half took time"),
+        (
+            lambda good: [*good[:5], *({**one, "last_token_ts": one["first_token_ts"]} for one in good[5:])],
+            "its second half took time",
+        ),
+        (
+            lambda good: [{**one, "arrival_time": 0.0, "queued_ts": 5.0, "first_token_ts": 5.0} for one in good],
+            "first half has its first token as it arrives",
+        ),
+    ],
+)
+def test_what_is_no_run_is_refused_with_its_line(
+    tmp_path: Path, changed: Callable[[list[dict[str, Any]]], list[Any]], said: str
+) -> None:
+    with pytest.raises(BadTrace, match=said) as caught:
+        read_run(written(tmp_path, changed(rows())))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({}, "meta.json names no engine.*max_num_seqs"),
+        ([], "meta.json names no engine"),
+        ({**ENGINE, "max_num_seqs": None}, "meta.json names no engine"),
+        ({**ENGINE, "max_num_seqs": 0}, "0 sequences in steps of 256 tokens"),
+        ({**ENGINE, "max_num_batched_tokens": 3}, "4 sequences in steps of 3 tokens"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(tmp_path: Path, engine: Any, said: str) -> None:
+    with pytest.raises(BadTrace, match=said):
+        read_run(written(tmp_path, rows(), engine))
+
+
+@pytest.mark.parametrize("broken", ["cut", "garbled", "no text"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, broken: str) -> None:
+    written(tmp_path, rows())
+    (tmp_path / "requests.jsonl").unlink()
+    whole = gzip.compress(json.dumps(rows()).encode())
+    wrong = {"cut": whole[:-20], "garbled": whole[:20] + b"\xff" * 20 + whole[40:], "no text": b"\xff\xfe\xfd"}
+    (tmp_path / "requests.jsonl.gz").write_bytes(wrong[broken])
+    with pytest.raises(BadTrace, match=r"requests\.jsonl\.gz: cannot be read"):
+        read_run(tmp_path)
+    with pytest.raises(BadTrace, match=r"neither meta\.json nor meta\.json\.gz"):
+        read_run(tmp_path / "elsewhere")
