@@ -59,6 +59,7 @@ class Codes:
         self._sources = sources
         self._modules: dict[tuple[str, str, str], _Module | None] = {}
         self._uses: dict[Key, tuple[tuple[Use, Key], ...]] = {}
+        self._asked: set[tuple[str, str, tuple[str, ...]]] = set()
         self.parts: dict[Key, Part] = {}
         self.steps: dict[Key, str] = {}  # names that are steps, and how these are called
         self.used_by: dict[Key, set[str]] = {}  # by which steps
@@ -111,8 +112,16 @@ class Codes:
         if base is not None:
             yield self._outside(module, name, f"from {base} import {name}")
             return
+        asked = (module.path, name, chain)
+        if asked in self._asked:  # modules that import each other's names
+            return
+        self._asked.add(asked)
+        yield from self._found(module, name, chain)
+        self._asked.discard(asked)
+
+    def _found(self, module: _Module, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
         statements = module.table.get(name, ())
-        plain = [node for node in statements if not isinstance(node, ast.Import | ast.ImportFrom)]
+        plain = [node for node in statements if not _is_import(node)]
         if plain:
             yield self._bound(module, name, plain)
         for node in statements:
@@ -162,7 +171,8 @@ class Codes:
         if there is None:
             yield self._outside(module, name, text)
             return
-        for each in chain[:1] or list(there.table):
+        own = (name for name, nodes in there.table.items() if not all(map(_is_import, nodes)))
+        for each in chain[:1] or own:
             yield from self._meant(there, each, chain[1:])
 
     def _outside(self, module: _Module, name: str, text: str) -> Key:
@@ -211,6 +221,10 @@ class Codes:
 
 def _near(home: Function, function: FunctionType) -> bool:
     return same_home(home, function.__module__, function.__code__.co_filename)
+
+
+def _is_import(node: ast.AST) -> bool:
+    return isinstance(node, ast.Import | ast.ImportFrom)
 
 
 def codes_of(sources: Sources) -> Codes:

@@ -11,9 +11,11 @@ import datetime
 import inspect
 import os
 import random
+import secrets
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from types import FunctionType, ModuleType
 
 from ramify.compiler.errors import WorkflowError
@@ -42,6 +44,8 @@ def refuse_varying(step: str, function: Function, nodes: Iterable[ast.AST]) -> N
 
 
 def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, str]]:
+    nodes = list(nodes)
+    function = replace(function, outer={**function.outer, **_imported(nodes)})
     known = ((home, name, what) for home, names, what in _VARYING for name in names if hasattr(home, name))
     kinds = {id(_attribute(home, name)): what for home, name, what in known}
     for node in within(nodes):
@@ -51,6 +55,21 @@ def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.e
                 yield node, kinds[id(found)]
             elif _is_chance(found):
                 yield node, "chance"
+
+
+def _imported(nodes: Iterable[ast.AST]) -> dict[str, object]:
+    """What functions import of the modules above, and how they name it."""
+    modules = {home.__name__: home for home in (datetime, os, random, secrets, time, uuid)}
+    found: dict[str, object] = {}
+    for node in within(nodes):
+        if isinstance(node, ast.Import):
+            found |= {
+                alias.asname or alias.name: modules[alias.name] for alias in node.names if alias.name in modules
+            }
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module in modules:
+            home = modules[node.module]
+            found |= {alias.asname or alias.name: getattr(home, alias.name, None) for alias in node.names}
+    return found
 
 
 def _is_chance(found: object) -> bool:

@@ -13,7 +13,9 @@ from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import Plan
 
 FILES = {
-    "shared/__init__.py": "from shared.deep import deep as renamed\n",
+    "shared/__init__.py": "from shared import ring\nfrom shared.deep import deep as renamed\n",
+    "shared/ring.py": "import shared\nfrom shared import link\ndef turned(x):\n    return (shared, link)\n",
+    "shared/link.py": "import shared.ring as ring\ndef linked(x):\n    return repr(ring)\n",
     "shared/deep.py": "LEVEL = 1\ndef deep(x):\n    return x + LEVEL\ndef unused(): ...\n",
     "app.py": """
 import shared.deep
@@ -52,7 +54,8 @@ async def flow(x):
         await one(i)
         x = before(x)
     await pair(x)
-    return await three(x)
+    x = await three(x)
+    return shared.ring.turned(x)
 """,
 }
 
@@ -86,6 +89,8 @@ def test_each_part_and_the_steps_that_a_change_may_affect(load: Any, tmp_path: P
         "one": ("one",),
         "two": ("two",),
         "three": ("three",),
+        "turned": (),
+        "linked": (),
     }
     assert [part.where for part in plan.code if part.name == "LEVEL"] == ["shared/deep.py:1"]
 

@@ -182,6 +182,31 @@ async def flow():
     assert compile_source(text.replace("REUSE", "False")).plan.step("measured") is not None
 
 
+@pytest.mark.parametrize(
+    ("imports", "read", "what"),
+    [
+        ("import time", "time.time()", "the clock"),
+        ("from datetime import datetime as now", "now.now()", "the clock"),
+        ("import random as chance", "chance.random()", "chance"),
+        ("from secrets import token_hex", "token_hex()", "chance"),
+        ("from os import environ", "environ['HOME']", "the host's environment"),
+    ],
+)
+def test_the_same_imported_inside_the_step(
+    compile_source: Callable[..., Any], imports: str, read: str, what: str
+) -> None:
+    with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}"):
+        compile_source(f"""
+@step(reuse=True)
+async def measured(sandbox: Sandbox):
+    {imports}
+    return {read}
+@workflow
+async def flow():
+    await measured()
+""")
+
+
 def test_chance_with_a_seed_is_not_chance(compile_source: Callable[..., Any]) -> None:
     assert compile_source("""
 import random
