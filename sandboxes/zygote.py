@@ -204,6 +204,15 @@ def _enter_user_namespace() -> None:
         os.close(descriptor)
     if os.waitpid(child, 0)[1] != 0:
         sys.exit(1)
+    _leave_some_to_the_host()
+
+
+def _leave_some_to_the_host() -> None:
+    """Of what the kernel counts by user, over all namespaces: a world's user is the host's too."""
+    for kind in ("instances", "watches"):
+        with contextlib.suppress(OSError, ValueError):  # a kernel that has no such limit, or lets nobody set it
+            all_of_it = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())
+            Path(f"/proc/sys/user/max_inotify_{kind}").write_text(str(all_of_it - all_of_it // 4))
 
 
 def _map_ids(pid: int) -> None:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from ramify import Runtime
 from ramify.serving.client import LLMClient
@@ -17,6 +18,10 @@ from ramify.serving.types import ChatRequest
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "apps"), str(HERE)]  # what tests of several packages share
 
+
+# Machines are shared: that an example took long says nothing. One who names checks of their own names this one, too.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

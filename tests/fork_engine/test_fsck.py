@@ -214,7 +214,9 @@ OF_OWN = [*OF_BYTES, *([give] if os.geteuid() == 0 else [])]
 OF_TREES = [*OF_BYTES, touch, note, neighbour]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(seed=st.integers(0, 2**32))
 def test_any_damage_anywhere_is_found(tmp_path_factory: pytest.TempPathFactory, new_bench: Any, seed: int) -> None:
     where = random.Random(seed)

@@ -161,6 +161,19 @@ async def test_descriptors_run_out_for_the_command_alone(make: Make, out: Out) -
     assert await out(world, "echo well") == "well\n"
 
 
+async def test_what_the_kernel_counts_by_user_is_not_the_worlds_alone(make: Make, out: Out) -> None:
+    """Its user is the host's: what it uses up the host lacks, also in another namespace."""
+    world = await make()
+    for kind in ("instances", "watches"):
+        all_of_it = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())
+        allowed = int(await out(world, f"cat /proc/sys/user/max_inotify_{kind}"))
+        assert allowed == all_of_it - all_of_it // 4
+    greedy = "import ctypes; libc = ctypes.CDLL(None); print(sum(libc.inotify_init() >= 0 for _ in range(5000)))"
+    allowed = int(await out(world, "cat /proc/sys/user/max_inotify_instances"))
+    assert 0 <= int(await out(world, f'{sys.executable} -c "{greedy}"')) <= allowed
+    assert not (await world.run("echo 9999 > /proc/sys/user/max_inotify_instances")).ok
+
+
 async def test_processor_time_runs_out(make: Make, out: Out) -> None:
     world = await make(cpu_s=1)
     result = await world.run(f"{sys.executable} -c 'while True: pass'", timeout=PATIENCE)

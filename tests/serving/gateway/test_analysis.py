@@ -21,7 +21,7 @@ from ramify.serving.gateway import logs
 from ramify.serving.gateway.analysis import Analysis
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.server import GatewaySettings, LocalGateway
-from ramify.serving.sketch import LengthSketch
+from ramify.serving.sketch import LEVELS, LengthSketch
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 from ramify.serving.types import ChatResult
 
@@ -176,6 +176,27 @@ async def test_a_limit_beyond_all_reckoning_is_none_for_the_analyzer(tmp_path: P
     for ask in analyzer.asked:
         assert frames.ask_from_json(frames.ask_to_json(ask)) == ask
     assert len(analyzer.ended) == 1
+
+
+class Knows(Teaches):
+    """An analyzer that has learnt."""
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        return [Forecast(LengthSketch.cold(77), Basis.LEARNT) for _ in asks]
+
+
+async def test_what_it_predicts_goes_with_the_call_into_an_engine_that_reads_tags() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway("http://engine", transport=model, forward_xargs=True)
+    analyzer: Any = Knows()
+    app.state.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        await ask(client, app_id="a")
+        own = [float(i) for i in range(len(LEVELS))]
+        await ask(client, length_quantiles=own)
+    await app.state.gateway.aclose()
+    told: list[Any] = [call.body["vllm_xargs"] for call in model.calls]
+    assert [tags["length_quantiles"] for tags in told] == [list(LengthSketch.cold(77).to_wire()), own]
 
 
 class Ponders(Teaches):

@@ -54,7 +54,9 @@ def well_shaped(response: httpx.Response) -> bool:
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.sampled_from(PATHS), bodies, st.none() | st.text('{}[]":,0123456789abcslo_deadline\x7f', max_size=40))
 def test_any_body_gets_an_answer_or_an_error_of_the_right_shape(
     path: str, body: dict[str, object], header: str | None

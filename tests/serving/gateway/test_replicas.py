@@ -208,7 +208,7 @@ async def test_the_losers_of_a_fork_group_are_called_off_at_once() -> None:
     model = ScriptedModel(script)
     app = create_gateway([replica(0, 2, model)])
     async with client_of(app) as client:
-        tags = {"compound_id": "run", "fork_group": "g", "fork_size": 4, "fork_need": 1}
+        tags = {"compound_id": "run", "fork_group": "g", "fork_size": 4, "fork_need": 1, "slo_deadline_s": 600}
         body = {"messages": MESSAGES, "vllm_xargs": tags}
         calls = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(4)]
         for _ in range(2):  # two run, two wait
@@ -220,6 +220,10 @@ async def test_the_losers_of_a_fork_group_are_called_off_at_once() -> None:
         seen = (await client.get("/ramify/requests")).json()["requests"]
         health = (await client.get("http://gateway/health")).json()
         wrong = [await client.post("/ramify/cancel", json=b) for b in ({}, {"fork_group": 3}, {"all": "x"})]
+        figures = (await client.get("http://gateway/metrics")).text
+    assert 'outcome="aborted"} 4.0' in figures and "ramify_slo_total{" not in figures, (
+        "a promise given up is not broken"
+    )
     assert {(a.status_code, a.json()["error"]["code"], a.headers["x-should-retry"]) for a in said} == {
         (499, "aborted", "false")
     }
@@ -300,6 +304,18 @@ def test_the_step_model_is_learnt_from_what_calls_took() -> None:
     assert learnt.step.base_ms == pytest.approx(8.0, rel=0.01)
     assert learnt.step.per_seq_ms == pytest.approx(0.5, rel=0.01)
     assert learnt.step.per_prefill_ms == pytest.approx(0.2, rel=0.01)
+
+
+def test_one_call_that_waited_inside_the_engine_makes_no_prompt_dear() -> None:
+    learnt = ServiceModel()
+    for _ in range(10):
+        learnt.observe(Service(100, 11, 0.010 + 100 * 0.0002, 0.100, 1.0))
+    quick = learnt.step.per_prefill_ms
+    learnt.observe(Service(100, 11, 0.010 + 100 * 0.002, 0.100, 1.0))
+    slow = learnt.step.per_prefill_ms
+    learnt.observe(Service(100, 11, 0.010, 0.100, 1.0))
+    assert quick == pytest.approx(0.2) and quick < slow < 1.25 * quick
+    assert learnt.step.per_prefill_ms < 0.85 * slow, "a quick one says what is possible"
 
 
 def test_no_part_of_it_is_ever_below_nothing() -> None:
