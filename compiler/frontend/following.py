@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ramify.compiler.frontend.code import Codes, Key
 from ramify.compiler.frontend.sources import Definition, Function
+from ramify.compiler.frontend.uses import Place
 
 
 def follow(codes: Codes, workflow: Function, helpers: Mapping[Definition, Function]) -> str:
@@ -32,13 +33,18 @@ def _after(
 ) -> set[str]:
     """The steps that may come after `key` uses `part`. Where a function of its own does, that one says what follows
     inside it."""
-    found = set[str]()
     named = codes.uses(key)
+    there = [(use, to) for use, to in named if part in uses.get(to, ())]
+    if not there:
+        return set()
+    first = min(use.first for use, _ in there)
+    loops = frozenset[Place]().union(*(use.loops for use, _ in there))
+    (use, to), *others = [each for each in there if each[0].first == first]
+    skipped = None if others or to == part or use.loops else use
+    found = set[str]()
     for use, to in named:
-        if part in uses.get(to, ()):
-            for other, target in named:
-                if other.may_follow(use) and (other is not use or to == part or use.loops):
-                    found |= {codes.steps[target]} if target in codes.steps else steps[target]
+        if use is not skipped and (use.last >= first or not loops.isdisjoint(use.loops)):
+            found |= {codes.steps[to]} if to in codes.steps else steps[to]
     return found
 
 

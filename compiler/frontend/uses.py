@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
-_Place = tuple[int, int]  # line and column
-_EVER: _Place = (1 << 31, 0)
+Place = tuple[int, int]  # line and column
+_EVER: Place = (1 << 31, 0)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -20,14 +20,10 @@ class Use:
 
     name: str
     chain: tuple[str, ...]  # the attributes after it
-    first: _Place
-    last: _Place
-    loops: frozenset[_Place]  # around it, by where they begin
+    first: Place
+    last: Place
+    loops: frozenset[Place]  # around it, by where they begin
     module: str | None = None  # it is imported from there, at this place ("": it is a module itself)
-
-    def may_follow(self, other: Use) -> bool:
-        """Whether what it names may happen after the other, or beside it."""
-        return self.last >= other.first or not self.loops.isdisjoint(other.loops)
 
 
 _known: WeakKeyDictionary[ast.AST, tuple[Use, ...]] = WeakKeyDictionary()
@@ -41,7 +37,7 @@ def uses_of(node: ast.AST) -> tuple[Use, ...]:
 
 
 def _uses(root: ast.AST) -> Iterator[Use]:
-    todo: list[tuple[ast.AST, _Place, _Place | None, frozenset[_Place]]] = [(root, (0, 0), None, frozenset())]
+    todo: list[tuple[ast.AST, Place, Place | None, frozenset[Place]]] = [(root, (0, 0), None, frozenset())]
     while todo:
         node, stands, inside, loops = todo.pop()
         place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
