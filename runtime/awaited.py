@@ -1,9 +1,9 @@
 """Whether somebody waited for a task in which steps run, though the wait may have ended before the task did.
 
-A `gather` in which another one fails, a `wait` for the first and a `wait_for` around a `shield` leave what they waited
-for running, and most of them take their callback off it again. So the callbacks that a task has when it is first seen
-are looked at, and each that comes later. A task that is awaited directly is never left: the `await` ends with it, or
-cancels it. A callback of the program's own (`tasks.discard`) is no wait.
+A `gather` in which another one fails, a `wait` for the first and a `wait_for` around a `shield` leave what they
+waited for running, and most of them take their callback off it again. So the callbacks that a task has when it is
+first seen are looked at, and each that comes later. A task that is awaited directly is never left: the `await` ends
+with it, or cancels it. A callback of the program's own (`tasks.discard`) is no wait.
 """
 
 from __future__ import annotations

@@ -258,8 +258,8 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
         raise
     await run.settle(ROOT)
     if left:
-        said = f"left by those who waited, so cancelled as the workflow returned: {_each(str(row.step) for row in left)}"
-        services.emit(Noticed(run.record.id, said))
+        said = "left by those who waited, so cancelled as the workflow returned"
+        services.emit(Noticed(run.record.id, f"{said}: {_each(str(row.step) for row in left)}"))
     _tell_left_aside(run, services, ended=True)
     await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
     services.emit(RunEnded(run.record, RunStatus.DONE))

@@ -122,7 +122,8 @@ class StateLost(RunError):
 
 
 class NotAwaited(RunError):
-    """The workflow returned while steps that it began, and nobody ever waited for, had not ended; they are stopped."""
+    """The workflow returned while steps that it began, and nobody ever waited for, had not ended; they are
+    stopped."""
 
 
 class Diverged(RunError):

@@ -80,9 +80,9 @@ class Run:
         return self.plan.after(op, OpKind.SEAL)
 
     async def end_left(self) -> list[OpRecord]:
-        """The workflow has returned: stop the steps that it waited for and left, where another one failed or a time was
-        up. Their rows, to be told of. Raises `NotAwaited` for those that nobody ever waited for; one that the workflow
-        cancelled is none."""
+        """The workflow has returned: stop the steps that it waited for and left, where another one failed or a time
+        was up. Their rows, to be told of. Raises `NotAwaited` for those that nobody ever waited for; one that the
+        workflow cancelled is none."""
         mine = asyncio.current_task()
         while self.begun:
             await asyncio.sleep(0)  # what was cancelled before it began ends, and what has a task begins
@@ -110,8 +110,8 @@ class Run:
             if not begun.started:
                 begun.step.close()
         raise NotAwaited(
-            f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what it did is "
-            "not kept. Await it, or begin it in an asyncio.TaskGroup or an asyncio.gather, or cancel it"
+            f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what it "
+            "did is not kept. Await it, or begin it in an asyncio.TaskGroup or an asyncio.gather, or cancel it"
         )
 
     async def settle(self, under: BranchPath) -> None:

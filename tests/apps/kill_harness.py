@@ -1,6 +1,6 @@
 """Runs `search` once unkilled, then kills it at random moments and resumes it, in forks of one warm process. A moment
-is one of its CPU time, between its first call of the model and its end, by a kernel timer whose signal nobody handles:
-how busy the machine is changes little, and a run that ended before its kill says how much.
+is one of its CPU time, between its first call of the model and its end, by a kernel timer whose signal nobody
+handles: how busy the machine is changes little, and a run that ended before its kill says how much.
 Prints one JSON object a trial: what the journal holds in the end, and how the trial went.
 
 Usage: kill_harness.py FOLDER SANDBOX TRIALS SEED [learned]
