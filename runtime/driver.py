@@ -8,7 +8,7 @@ import secrets
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -242,7 +242,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
     try:
         with entered(RunScope(run, run.root)):
             result_json = codec.encode(await outcome(function, args, kwargs), "its result")
-        await run.refuse_left()
+        left = await run.end_left()
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
@@ -257,6 +257,9 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
             raise _failure(run, error) from error
         raise
     await run.settle(ROOT)
+    if left:
+        said = "left by those who waited, so cancelled as the workflow returned"
+        services.emit(Noticed(run.record.id, f"{said}: {_each(str(row.step) for row in left)}"))
     _tell_left_aside(run, services, ended=True)
     await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
     services.emit(RunEnded(run.record, RunStatus.DONE))
@@ -280,9 +283,12 @@ async def _stopped(run: Run, error: BaseException, services: Services) -> None:
 def _tell_left_aside(run: Run, services: Services, *, ended: bool) -> None:
     left = run.journal.left_aside(ended=ended)
     if left:
-        each = Counter(f"{row.step} ({why})" for row, why in left)
-        said = ", ".join(f"{what}{f' x {times}' if times > 1 else ''}" for what, times in each.items())
+        said = _each(f"{row.step} ({why})" for row, why in left)
         services.emit(Noticed(run.record.id, f"recorded, but left aside: {said}"))
+
+
+def _each(names: Iterable[str]) -> str:
+    return ", ".join(f"{name}{f' x {times}' if times > 1 else ''}" for name, times in Counter(names).items())
 
 
 def _failure(run: Run, error: Exception) -> RunError:

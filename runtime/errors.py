@@ -15,7 +15,7 @@ RunError
 ├── StoreError            the database is missing, of another version, or refuses to write
 ├── BranchReleased        a branch used after its fork, or its run, was over
 ├── StateLost             a world with unsealed changes is gone
-├── NotAwaited            the workflow returned while steps that it began were still to be done
+├── NotAwaited            the workflow returned while steps that nobody waited for had not ended
 ├── Diverged              an irreversible step met again in another state than the one it was done in
 ├── EffectInDoubt         an irreversible step was begun, and nobody knows whether it happened
 ├── WrongReuse            what was taken for equal was computed again and differs
@@ -122,7 +122,8 @@ class StateLost(RunError):
 
 
 class NotAwaited(RunError):
-    """The workflow returned while steps that it began were running, or had not started; they are stopped."""
+    """The workflow returned while steps that it began, and nobody ever waited for, had not ended; they are
+    stopped."""
 
 
 class Diverged(RunError):

@@ -58,7 +58,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """What people should know of a resumed run, which goes on all the same."""
+    """What people should know of a run, which goes on all the same."""
 
     run: RunId
     what: str

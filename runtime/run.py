@@ -15,12 +15,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from inspect import CORO_CLOSED, CORO_CREATED, getcoroutinestate
-from types import CoroutineType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.awaited import LEFT, Begun, Waits
 from ramify.runtime.calls import LLMCalls
 from ramify.runtime.costs import CostModel
 from ramify.runtime.errors import NotAwaited
@@ -64,7 +63,10 @@ class Run:
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 
     # the steps that were begun and are not done, by their keys
-    begun: dict[str, CoroutineType[Any, Any, Any]] = field(default_factory=dict)
+    begun: dict[str, Begun] = field(default_factory=dict)
+    # which of their tasks somebody waited for, and the rows of those that were stopped after they were left
+    waits: Waits = field(default_factory=Waits)
+    left: list[OpRecord] = field(default_factory=list)
     # the tasks that make worlds ready while the model thinks
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -77,25 +79,40 @@ class Run:
             return op if op.attrs.get("seal", True) else None
         return self.plan.after(op, OpKind.SEAL)
 
-    async def refuse_left(self) -> None:
-        """The workflow has returned. Raises `NotAwaited` for steps that it began and nobody waited for; one that was
-        cancelled is none."""
-        if self.begun:
+    async def end_left(self) -> list[OpRecord]:
+        """The workflow has returned: stop the steps that it waited for and left, where another one failed or a time
+        was up. Their rows, to be told of. Raises `NotAwaited` for those that nobody ever waited for; one that the
+        workflow cancelled is none."""
+        mine = asyncio.current_task()
+        while self.begun:
             await asyncio.sleep(0)  # what was cancelled before it began ends, and what has a task begins
-        cancelled = [task for task in self.working if task.cancelling()]
-        if cancelled:
-            await asyncio.wait(cancelled)
-        left = [begun for begun in self.begun.values() if getcoroutinestate(begun) != CORO_CLOSED]
-        if left:
-            names = ", ".join(sorted({each.__qualname__ for each in left}))
-            for each in left:
-                if getcoroutinestate(each) == CORO_CREATED:
-                    each.close()
-            raise NotAwaited(
-                f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what "
-                "it did is not kept. Await it, or begin it in an asyncio.TaskGroup, or in asyncio.gather with "
-                "return_exceptions=True (without it, the others run on where one fails)"
-            )
+            left = [begun for begun in self.begun.values() if not begun.ended]
+            stopping = {begun.task for begun in left if begun.task is not None and begun.task.cancelling()}
+            running = [begun for begun in left if begun.started and begun.task not in stopping]
+            forgotten = [begun for begun in running if not self.waits.for_step(begun, mine)]
+            if not stopping and not running:
+                forgotten = left  # never begun: whoever was to begin them would have by now
+            if forgotten:
+                self._refuse(forgotten)
+            for task in {begun.task for begun in running if begun.task is not None}:
+                task.cancel(LEFT)
+                stopping.add(task)
+            if not stopping:
+                break
+            await asyncio.wait(stopping)
+        for row in self.left:
+            await self.journal.record(row)
+        return self.left
+
+    def _refuse(self, forgotten: list[Begun]) -> NoReturn:
+        names = ", ".join(sorted({begun.step.__qualname__ for begun in forgotten}))
+        for begun in forgotten:
+            if not begun.started:
+                begun.step.close()
+        raise NotAwaited(
+            f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what it "
+            "did is not kept. Await it, or begin it in an asyncio.TaskGroup or an asyncio.gather, or cancel it"
+        )
 
     async def settle(self, under: BranchPath) -> None:
         """Stop the steps that still run on a branch or below it: the block that they belong to is left."""

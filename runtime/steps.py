@@ -13,6 +13,7 @@ from typing import Any
 from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime import codec
+from ramify.runtime.awaited import LEFT, Begun
 from ramify.runtime.calling import StepDef, bind
 from ramify.runtime.costs import Choice, Cost
 from ramify.runtime.errors import (
@@ -38,7 +39,7 @@ from ramify.runtime.outcomes import (
 )
 from ramify.runtime.pending import Pending, commands_of, run_attempt
 from ramify.runtime.prints import code_print
-from ramify.runtime.records import OpRecord
+from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.reuse import Question, compare
 from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
@@ -67,7 +68,9 @@ def begin_step(
     performing = _perform(Pending(scope, step, op, key, args_digest, arguments))
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # what Python warns of where it is not awaited
-    scope.run.begun[key] = performing
+    caller = asyncio.current_task()
+    scope.run.waits.watch(caller)
+    scope.run.begun[key] = Begun(performing, caller)
     return performing
 
 
@@ -75,8 +78,10 @@ async def _perform(pending: Pending) -> Any:
     run, branch = pending.scope.run, pending.scope.branch
     task = asyncio.current_task()
     assert task is not None  # an awaitable runs in a task
-    outer = run.working.get(task)
+    outer, began = run.working.get(task), run.clock()
     run.working[task] = branch.path
+    run.begun[pending.key].task = task
+    run.waits.watch(task)
     try:
         if pending.step.effect is Effect.PURE:
             return await _perform_here(pending, on_world=False)
@@ -100,6 +105,11 @@ async def _perform(pending: Pending) -> Any:
             run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
         async with branch.lock:
             return await _perform_on(pending)
+    except asyncio.CancelledError as error:
+        if LEFT in error.args:
+            said = f"CancelledError: {LEFT}"
+            run.left.append(pending.row(status=OpStatus.FAILED, error=said, started_at=began, summary=said))
+        raise
     finally:
         run.begun.pop(pending.key, None)
         del run.working[task]

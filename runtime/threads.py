@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from ramify.runtime.awaited import LEFT
 from ramify.runtime.errors import NotInARun
 
 T = TypeVar("T")
@@ -200,7 +201,7 @@ class _Call:
             self._over = True
         if self._begun:
             for task in self._begun:
-                task.cancel()
+                task.cancel(None if self._abandoned else LEFT)
             await asyncio.wait(self._begun)
 
     def _tell(self, settle: Callable[[Any], None], outcome: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
@@ -50,9 +51,14 @@ async def leaves_a_step(how: str) -> str:
     if how == "dropped":
         STRAY.append(hangs())
         return "done"
-    if how == "in a failed gather":
-        with suppress(ValueError):
-            await asyncio.gather(hangs(), breaks_beside())
+    if how in ("in a forgotten task", "only listened to"):
+
+        async def helper() -> None:
+            await asyncio.gather(hangs())
+
+        forgotten = asyncio.ensure_future(hangs() if how == "only listened to" else helper())
+        forgotten.add_done_callback(STRAY.append)
+        await STRAY[0].wait()
         return "done"
     task = asyncio.ensure_future(touch("x") if how == "awaited" else hangs())
     if how in ("running", "cancelled"):
@@ -62,6 +68,56 @@ async def leaves_a_step(how: str) -> str:
     if how == "awaited":
         await task
     STRAY.append(task)
+    return "done"
+
+
+@workflow
+async def takes_the_first(how: str) -> str:
+    STRAY.append(asyncio.Event())
+    if how == "gather":
+        with suppress(ValueError):
+            await asyncio.gather(hangs(), breaks_beside())
+    elif how == "gather of more than may run":
+        one, waiting = asyncio.Semaphore(1), [hangs(), hangs()]
+
+        async def limited(begun: Awaitable[None]) -> None:
+            async with one:
+                await begun
+
+        with suppress(ValueError):
+            await asyncio.gather(*map(limited, waiting), breaks_beside())
+    elif how == "gather in a gather":
+
+        async def inner() -> None:
+            await asyncio.gather(hangs(), return_exceptions=True)
+            await hangs()
+
+        with suppress(ValueError):
+            await asyncio.gather(inner(), breaks_beside())
+    elif how == "wait":
+        slow = asyncio.ensure_future(hangs())
+        await asyncio.wait([slow, asyncio.ensure_future(touch("x"))], return_when=asyncio.FIRST_COMPLETED)
+    elif how == "as_completed":
+        for first in asyncio.as_completed([hangs(), touch("x")]):
+            await first
+            break
+    else:
+        left = asyncio.ensure_future(hangs())
+        await STRAY[0].wait()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(left), 0)
+    return "done"
+
+
+@workflow
+def takes_the_first_without_async() -> str:
+    STRAY.append(asyncio.Event())
+
+    async def both() -> None:
+        with suppress(ValueError):
+            await asyncio.gather(hangs(), breaks_beside())
+
+    asyncio.run(both())
     return "done"
 
 

@@ -1,5 +1,6 @@
 """Runs `search` once unkilled, then kills it at random moments and resumes it, in forks of one warm process. A moment
-is one of its CPU time, by a kernel timer whose signal nobody handles: how busy the machine is changes nothing.
+is one of its CPU time, between its first call of the model and its end, by a kernel timer whose signal nobody
+handles: how busy the machine is changes little, and a run that ended before its kill says how much.
 Prints one JSON object a trial: what the journal holds in the end, and how the trial went.
 
 Usage: kill_harness.py FOLDER SANDBOX TRIALS SEED [learned]
@@ -32,7 +33,11 @@ from ramify.serving.types import ChatRequest
 NAMES = ["ann", "bob", "cyd"]
 
 
+asked: list[float] = []  # CPU seconds of this process at each call of the model
+
+
 def script(request: ChatRequest) -> str:
+    asked.append(time.process_time())
     return "B" if request.max_tokens == 1 else f"w{request.seed}"
 
 
@@ -42,7 +47,6 @@ async def work(folder: Path, sandbox: str, run_id: str | None) -> dict[str, Any]
         LLMClient("http://model.test/v1", transport=model) as client,
         Runtime(home=folder / "home", sandbox=sandbox, llm=client) as runtime,
     ):
-        opened = time.process_time()
         if run_id is None:
             result = await runtime.run(search_app.search, NAMES, workspace=folder / "workspace")
         else:
@@ -58,7 +62,7 @@ async def work(folder: Path, sandbox: str, run_id: str | None) -> dict[str, Any]
             "calls": sorted((c.key, c.result_digest) for c in calls),
             "tree": last.content_key,
             "status": run.status,
-            "between": (opened, ended),
+            "between": (asked[0] if asked else ended, ended),
         }
 
 
@@ -103,8 +107,14 @@ def main() -> None:
     chance = random.Random(seed)
     whole = trial(folder / "whole", sandbox, 0.0)
     print(json.dumps(whole), flush=True)
-    for number in range(trials):
-        print(json.dumps(trial(folder / str(number), sandbox, chance.uniform(*whole["between"]))), flush=True)
+    between, fell_inside = whole["between"], 0
+    for number in range(4 * trials):
+        if number >= trials and fell_inside >= trials // 4:
+            break  # a busy machine needs more of them
+        one = trial(folder / str(number), sandbox, chance.uniform(*between))
+        between = between if one["resumed"] else one["between"]  # a whole run's: what it takes by now, caches warm
+        fell_inside += one["resumed"]
+        print(json.dumps(one), flush=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from ramify.runtime.errors import (
     PlanMismatch,
     RunFailed,
 )
+from ramify.runtime.events import Noticed
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import DeadlineInfeasible
@@ -40,6 +41,14 @@ async def cause_of(runtime: Runtime, workflow: Any, *args: Any, workspace: Path)
     with pytest.raises(RunFailed) as caught:
         await runtime.run(workflow, *args, workspace=workspace)
     return caught.value.__cause__
+
+
+async def heard_of(runtime: Runtime, workflow: Any, *args: Any, workspace: Path) -> list[str]:
+    """What a run that ends well was told to notice."""
+    heard: list[object] = []
+    runtime._observers.append(heard.append)
+    assert await runtime.run(workflow, *args, workspace=workspace) == "done"
+    return [event.what for event in heard if isinstance(event, Noticed)]
 
 
 async def test_a_cancelled_step_leaves_nothing(runtime: Runtime, workspace: Path) -> None:
@@ -86,7 +95,7 @@ async def test_a_task_does_not_outlive_its_fork(runtime: Runtime, workspace: Pat
     assert not [r for r in await runtime.journal() if r.step == "slow"]
 
 
-@pytest.mark.parametrize("how", ["dropped", "not begun", "running", "in a failed gather"])
+@pytest.mark.parametrize("how", ["dropped", "not begun", "running", "in a forgotten task", "only listened to"])
 async def test_a_workflow_waits_for_what_it_begins(runtime: Runtime, workspace: Path, how: str) -> None:
     cause = await cause_of(runtime, edge_app.leaves_a_step, how, workspace=workspace)
     assert isinstance(cause, NotAwaited)
@@ -98,6 +107,36 @@ async def test_a_workflow_waits_for_what_it_begins(runtime: Runtime, workspace: 
 @pytest.mark.parametrize("how", ["cancelled", "cancelled before it began", "awaited"])
 async def test_a_step_that_was_cancelled_is_waited_for_no_more(runtime: Runtime, workspace: Path, how: str) -> None:
     assert await runtime.run(edge_app.leaves_a_step, how, workspace=workspace) == "done"
+
+
+@pytest.mark.parametrize(
+    ("how", "left"),
+    [
+        ("gather", 1),
+        ("gather of more than may run", 2),
+        ("gather in a gather", 2),
+        ("wait", 1),
+        ("as_completed", 1),
+        ("wait_for of a shield", 1),
+    ],
+)
+async def test_what_was_waited_for_and_left_is_stopped_and_told(
+    runtime: Runtime, workspace: Path, how: str, left: int
+) -> None:
+    heard = await heard_of(runtime, edge_app.takes_the_first, how, workspace=workspace)
+    times = f" x {left}" if left > 1 else ""
+    assert heard == [f"left by those who waited, so cancelled as the workflow returned: hangs{times}"]
+    rows = [row for row in await runtime.journal() if row.step == "hangs"]
+    assert [(row.status, str(row.error).partition(":")[0]) for row in rows] == [
+        (OpStatus.FAILED, "CancelledError")
+    ] * left
+    assert (await runtime.record()).status is RunStatus.DONE
+
+
+async def test_a_workflow_without_async_is_told_of_what_it_left(runtime: Runtime, workspace: Path) -> None:
+    heard = await heard_of(runtime, edge_app.takes_the_first_without_async, workspace=workspace)
+    assert heard == ["left by those who waited, so cancelled as the workflow returned: hangs"]
+    assert [row.status for row in await runtime.journal() if row.step == "hangs"] == [OpStatus.FAILED]
 
 
 @pytest.mark.parametrize("how", ["run", "adopt"])

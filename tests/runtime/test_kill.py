@@ -19,7 +19,7 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, sandbox: str) 
     shown = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert shown.returncode == 0, shown.stderr
     whole, *killed = [json.loads(line) for line in shown.stdout.splitlines()]
-    assert len(killed) == TRIALS
+    assert len(killed) >= TRIALS
     assert sum(trial["resumed"] for trial in killed) >= TRIALS // 4, (
         "too many kills fell before the run's first row, or after it"
     )
