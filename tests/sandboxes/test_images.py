@@ -157,7 +157,13 @@ async def test_an_image_without_a_shell_and_one_that_is_none(
 
 @pytest.mark.parametrize("process", ["self", "1"])
 async def test_a_program_in_the_place_of_bash_is_not_the_hosts(
-    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path, store: SnapshotStore, process: str, root: Path
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    spec: WorldSpec,
+    tmp_path: Path,
+    store: SnapshotStore,
+    process: str,
+    root: Path,
 ) -> None:
     """A shell that ends is started again from a root that is the world's own, by an agent that knows more places."""
     outside = tmp_path / "outside"
