@@ -131,7 +131,8 @@ class Codes:
                 origin = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
                 yield from self._imported(module, node, origin, chain, name)
         if not statements:
-            yield from self._by_value(module, module.values.get(name))
+            starred = [key for node in module.table.get("*", ()) for key in self._starred(module, node, name, chain)]
+            yield from starred or self._by_value(module, module.values.get(name))
 
     def _bound(self, module: _Module, name: str, nodes: list[ast.AST]) -> Key:
         key = (module.path, name)
@@ -152,8 +153,7 @@ class Codes:
     def _imported(
         self, module: _Module, node: ast.ImportFrom, origin: str, chain: tuple[str, ...], name: str
     ) -> Iterator[Key]:
-        above = module.package.split(".") if node.level else []
-        source = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
+        source = _source(module, node)
         text, inner = f"from {source} import {origin}", f"{source}.{origin}"
         there = self._module(module.home, source)
         if inner in sys.modules and (there is None or origin not in there.table):
@@ -162,6 +162,14 @@ class Codes:
             yield self._outside(module, name, text)
         else:
             yield from self._meant(there, origin, chain)
+
+    def _starred(self, module: _Module, node: ast.AST, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+        """What `from ... import *` brings of a module of the project: constants, too, which say not where they are
+        from."""
+        if isinstance(node, ast.ImportFrom) and name in module.values:
+            there = self._module(module.home, _source(module, node))
+            if there is not None and there.values.get(name) is module.values[name]:
+                yield from self._meant(there, name, chain)
 
     def _in_module(self, module: _Module, start: str, chain: tuple[str, ...], text: str, name: str) -> Iterator[Key]:
         """What attributes of a module are; all that it binds, where it is handed on whole."""
@@ -183,7 +191,7 @@ class Codes:
         return key
 
     def _by_value(self, module: _Module, value: object) -> Iterator[Key]:
-        """A function or class that no statement of the module binds: of a closure, or of `import *`."""
+        """A function or class that no statement of the module binds: of a closure, or put there while running."""
         plain = plain_function(value)
         if isinstance(plain, FunctionType) and _near(module.home, plain):
             try:
@@ -221,6 +229,12 @@ class Codes:
 
 def _near(home: Function, function: FunctionType) -> bool:
     return same_home(home, function.__module__, function.__code__.co_filename)
+
+
+def _source(module: _Module, node: ast.ImportFrom) -> str:
+    """The module that an import is from, by its whole name."""
+    above = module.package.split(".") if node.level else []
+    return ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
 
 
 def _is_import(node: ast.AST) -> bool:

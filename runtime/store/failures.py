@@ -22,7 +22,10 @@ ADVICE = {
     "SQLITE_FULL": "the disk is full: free some space, then `ramify resume`",
     "SQLITE_READONLY": "it cannot be written: check the permissions of file and folder, or use another --home",
     "SQLITE_PERM": "it cannot be read: check the permissions of file and folder, or use another --home",
-    "SQLITE_CANTOPEN": "it cannot be opened: check that its folder exists and is yours, or use another --home",
+    "SQLITE_CANTOPEN": (
+        "it cannot be opened: check that its folder exists, is yours and can be written (reading needs that, too), "
+        "or use another --home"
+    ),
     "SQLITE_NOTADB": "it is not a database: move it away, or use another --home",
     "SQLITE_CORRUPT": "it is damaged: move it away (keep its -wal file with it), or use another --home",
     "SQLITE_IOERR": "the disk failed to read or write: check the disk and its free space",

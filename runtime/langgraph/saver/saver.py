@@ -400,7 +400,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints of these runs, and their writes. What later checkpoints need of them stays."""
-        self._keep_house(lambda connection: upkeep.delete_runs(connection, [str(run) for run in run_ids], self.serde))
+        runs = upkeep.several(run_ids, "run_ids")
+        self._keep_house(lambda connection: upkeep.delete_runs(connection, runs, self.serde))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy a thread whole. Raises `ValueError` where the target holds checkpoints already."""
@@ -425,8 +426,9 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         (one that no other checkpoint continues), and what the kept ones stand on.
         "delete" deletes all.
         """
-        rule = upkeep.Rule(strategy, keep, None if older_than_s is None else self._clock() - older_than_s, keep_tags)
-        self._keep_house(lambda connection: upkeep.prune(connection, [str(t) for t in thread_ids], rule, self.serde))
+        threads, tags = upkeep.several(thread_ids, "thread_ids"), upkeep.several(keep_tags, "keep_tags")
+        rule = upkeep.Rule(strategy, keep, None if older_than_s is None else self._clock() - older_than_s, tags)
+        self._keep_house(lambda connection: upkeep.prune(connection, threads, rule, self.serde))
 
     async def adelete_thread(self, thread_id: str) -> None:
         await asyncio.to_thread(self.delete_thread, thread_id)

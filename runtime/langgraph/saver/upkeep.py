@@ -36,6 +36,14 @@ class Rule:
             raise ValueError(f"keep={self.keep}: a thread keeps one checkpoint at least; 'delete' deletes all")
 
 
+def several(given: Sequence[str], what: str) -> list[str]:
+    """What names threads, runs or tags. Raises `TypeError` for a lone string: its letters would be taken for names,
+    and what they name, or what a tag was to keep, deleted."""
+    if isinstance(given, str):
+        raise TypeError(f"{what}={given!r} is a string: give a list, {what}=[{given!r}]")
+    return [str(one) for one in given]
+
+
 def thread_id(connection: Connection, name: str) -> ThreadId | None:
     found: ThreadId | None = connection.execute(select(threads.c.id).where(threads.c.name == name)).scalar()
     return found

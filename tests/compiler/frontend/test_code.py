@@ -16,11 +16,14 @@ FILES = {
     "shared/__init__.py": "from shared import ring\nfrom shared.deep import deep as renamed\n",
     "shared/ring.py": "import shared\nfrom shared import link\ndef turned(x):\n    return (shared, link)\n",
     "shared/link.py": "import shared.ring as ring\ndef linked(x):\n    return repr(ring)\n",
+    "shared/every.py": "from shared.starred import *\n",
+    "shared/starred.py": "SCALE = 2\nunused_too = 1\nscaled = (lambda by: lambda x: x * by)(SCALE)\n",
     "shared/deep.py": "LEVEL = 1\ndef deep(x):\n    return x + LEVEL\ndef unused(): ...\n",
     "app.py": """
 import shared.deep
 from math import sqrt
 from shared import renamed
+from shared.every import *
 from stand_in import Sandbox, step, workflow
 
 class Word(str):
@@ -35,7 +38,7 @@ def between(x):
 def after(x):
     return sqrt(x)
 def in_step(x):
-    return shared.deep.deep(x)
+    return shared.deep.deep(scaled(x))
 def nobody(x):
     return x
 @step
@@ -86,6 +89,8 @@ def test_each_part_and_the_steps_that_a_change_may_affect(load: Any, tmp_path: P
         "after": ("three",),
         "sqrt": ("three",),
         "in_step": ("one",),
+        "scaled": ("one",),
+        "SCALE": ("one",),
         "one": ("one",),
         "two": ("two",),
         "three": ("three",),
@@ -102,7 +107,9 @@ def test_what_changes_a_digest_is_named(load: Any, tmp_path: Path, monkeypatch: 
             ("LEVEL = 1", "LEVEL = 2", "LEVEL", True, True),
             ("x.upper()", "x.lower()", "shout", False, True),
             ("from math import sqrt", "from cmath import sqrt", "sqrt", False, True),
-            ("shared.deep.deep(x)", "shared.deep.deep(x + 1)", "in_step", True, False),
+            ("SCALE = 2", "SCALE = 3", "SCALE", True, False),
+            ("unused_too = 1", "unused_too = 2", None, False, False),
+            ("shared.deep.deep(scaled(x))", "shared.deep.deep(scaled(x) + 1)", "in_step", True, False),
             ("def unused(): ...", "def unused(): pass", None, False, False),
             ("import Sandbox, step, workflow", "import Sandbox, fork, step, workflow", None, False, False),
         ],

@@ -125,6 +125,20 @@ def test_retention_by_count_age_and_tag(address: str) -> None:
                 saver.prune(["1"], **rule)
 
 
+def test_a_lone_string_is_no_list_of_letters(saver: Saver) -> None:
+    app = graph(saver)
+    app.invoke({"log": ["0"]}, {**config(), "metadata": {"gold": True}})
+    app.invoke({"log": ["1"]}, config())
+    every = ids(saver)
+    with pytest.raises(TypeError, match=r"thread_ids=\['1'\]"):
+        saver.prune("1", strategy="delete")
+    with pytest.raises(TypeError, match=r"keep_tags=\['gold'\]"):
+        saver.prune(["1"], keep_tags="gold")
+    with pytest.raises(TypeError, match=r"run_ids=\['abc'\]"):
+        saver.delete_for_runs("abc")
+    assert ids(saver) == every
+
+
 def test_what_lies_in_the_writes_of_ancestors_is_kept(saver: Saver) -> None:
     def built(saver: Any) -> Any:
         made = StateGraph(Delta)
