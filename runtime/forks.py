@@ -127,11 +127,11 @@ class Fork(Generic[T]):
             return  # cancelled: the run goes on from here another time
         release = run.plan.release_of(self.op) or self.op
         key = f"{self._key}|RELEASE"
-        if run.journal.served(key) is not None:
-            return
-        for branch in branches:
+        for branch in branches:  # also where it was left before: by an error, and what was resumed did more since
             if not branch.adopted:
                 await self._compensate(branch.line.path)
+        if run.journal.served(key) is not None:
+            return
         adopted = sum(b.adopted for b in branches)
         now = run.clock()
         count = len(branches)

@@ -202,6 +202,19 @@ async def test_a_branch_that_is_thrown_away_is_compensated(runtime: Runtime, wor
     assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
 
 
+async def test_what_a_resumed_run_does_on_a_branch_that_is_thrown_away_is_compensated(
+    runtime: Runtime, workspace: Path
+) -> None:
+    """Its fork was left by an error before, and that it was left stands in the journal."""
+    effects_app.STOP.append("raise")
+    with pytest.raises(RunFailed):
+        await runtime.run(effects_app.on_branches, workspace=workspace)
+    effects_app.STOP.clear()
+    await runtime.resume(str(runtime.last_run_id))
+    assert effects_app.UNDONE == [("b", "receipt for b")]
+    assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
+
+
 async def test_a_branch_is_given_what_was_recorded(runtime: Runtime, workspace: Path) -> None:
     assert await runtime.run(effects_app.the_recorded_one, workspace=workspace) == ["receipt for a"] * 2
     assert texts() == ["a"]
