@@ -106,14 +106,13 @@ def _with_shell(merged: State, sides: tuple[Snapshot, Snapshot, Snapshot], settl
     """With the shell of the side that changed it, or with what both made of theirs."""
     base, ours, theirs = (side.processes.shell for side in sides)
     ran = merged.processes
-    if ours == theirs or theirs == base:
-        return replace(merged, processes=replace(ran, shell=ours))
-    if ours == base:
-        return replace(merged, processes=replace(ran, shell=theirs))
+    one = ours if ours == theirs or theirs == base else theirs if ours == base else None
+    if one == "":
+        return replace(merged, processes=replace(ran, shell=""))
     try:
-        read = tuple(blobs.get(shell) if shell else b"" for shell in (base, ours, theirs))
-        made, gave_way = merge_shells((read[0], read[1], read[2]), settler)
+        read = [blobs.get(shell) if shell else b"" for shell in (base, ours, theirs)]
+        made, gave_way = merge_shells((read[0], read[1], read[2]), merged.env, settler)
     except UnknownShell:
-        return replace(merged, processes=replace(ran, reason=ran.reason or _FRESH_SHELL))
-    reason = ran.reason or (f"both shells changed {gave_way}: ours stands" if gave_way else "")
-    return replace(merged, made=made, processes=replace(ran, reason=reason))
+        reason = ran.reason or ("" if one else _FRESH_SHELL)
+        return replace(merged, processes=replace(ran, shell=one or "", reason=reason))
+    return replace(merged, made=made, processes=replace(ran, reason=ran.reason or gave_way))

@@ -27,6 +27,8 @@ NAMED = {
 
 _SCRATCH = ("variables", "attributes")
 """What commands leave by the way, as a loop's counter. No merge fails on it, nor on the values: ours stands."""
+_TOLD = 10
+"""So many names a record lists."""
 
 
 class UnknownShell(ValueError):
@@ -37,10 +39,10 @@ Three = tuple[Any, Any, Any]
 """What base, ours and theirs say of one item; None where one has it not."""
 
 
-def merge_shells(blobs: tuple[bytes, bytes, bytes], settler: Settler) -> tuple[bytes, str]:
-    """Base, ours, theirs, each b"" for a fresh shell: (the merged state, what of theirs gave way, for people).
+def merge_shells(blobs: tuple[bytes, bytes, bytes], env: Mapping[str, str], settler: Settler) -> tuple[bytes, str]:
+    """Base, ours, theirs, each b"" for a fresh shell: (the merged state, what gave way, for people).
 
-    Raises `UnknownShell`.
+    `env`: the merged variables that are exported; of them no shell keeps a value to itself. Raises `UnknownShell`.
     """
     base, ours, theirs = map(_decoded, blobs)
     merged: dict[str, Any] = {"format": FORMAT}
@@ -51,7 +53,18 @@ def merge_shells(blobs: tuple[bytes, bytes, bytes], settler: Settler) -> tuple[b
             merged[kind] = _by_name(kind, sides, settler, gave_way)
         else:
             merged[kind] = sides[1] if _both_changed(sides) else _changed(sides)
-    return _encoded(merged), ", ".join(gave_way)
+    variables = merged.get("variables", {})
+    hidden = [name for name, line in variables.items() if name in env and "=" in line]  # else an attribute alone
+    for name in hidden:
+        del variables[name]
+    told = [f"both shells changed {_some(gave_way)}: ours stands"] if gave_way else []
+    told += [f"of {_some(hidden)} the exported value stands"] if hidden else []
+    return _encoded(merged), "; ".join(told)
+
+
+def _some(names: list[str]) -> str:
+    more = [f"and {len(names) - _TOLD} more"] if len(names) > _TOLD else []
+    return ", ".join((*names[:_TOLD], *more))
 
 
 def _by_name(kind: str, sides: Three, settler: Settler, gave_way: list[str]) -> dict[str, Any]:

@@ -187,6 +187,8 @@ class SnapshotStore(ReadableStore):
             return theirs
         if theirs.id == base.id:
             return ours
+        if base.image is None and ours.image == theirs.image:
+            base = replace(base, image=ours.image)  # an imported tree names none: both sides' worlds gave it theirs
         snapshots = (base, ours, theirs)
         if len({one.image for one in snapshots}) > 1:
             raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they stand on different images"),))

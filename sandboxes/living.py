@@ -59,6 +59,7 @@ class LivingWorld(ABC):
         self._id = WorldId(ground.folder.name)
         self._ground, self._folder = ground, ground.folder
         self._snapshot, self._spec = snapshot, spec
+        self._image = snapshot.image  # where a snapshot that names none stands, too: one that no world had sealed yet
         self._lock = asyncio.Lock()
         self._link: AgentLink | None = None
         self._looked: Looked | None = None  # as things stand, where nothing can have changed since
@@ -142,6 +143,8 @@ class LivingWorld(ABC):
                 raise WorldDied("the world was closed")
             await self._abandon()
             await asyncio.to_thread(remove_tree, self._folder)
+            if snapshot.image is None and self._spec.image is not None:
+                snapshot = replace(snapshot, image=self._image)
             self._snapshot = snapshot
             await self.begin()
 

@@ -6,10 +6,11 @@ By name, so that a merge decides about each alone, and so that a secret takes no
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 
 TRAP = re.compile(rb"^trap -- (?:'[^']*'|\\'|\$'(?:[^'\\]|\\.)*')* (\w+)$", re.MULTILINE)
-_FUNCTION = re.compile(rb"^([^\s]+) \(\) ?\n", re.MULTILINE)
+_FUNCTION = re.compile(rb"^(?:function )?(.+) \(\) ?\n", re.MULTILINE)
 _NAMED = re.compile(rb"^declare -([A-Za-z]+) (.+)$", re.MULTILINE)
 _ALIAS = re.compile(rb"^alias (?:-- )?([^=\n]+)=(?:'[^']*'|\\')*$", re.MULTILINE)
 _COMPAT = re.compile(rb"^shopt -[su] compat[0-9]+\n", re.MULTILINE)  # BASH_COMPAT, a variable, says it all
@@ -20,17 +21,14 @@ def text(data: bytes) -> str:
 
 
 def functions(listing: bytes, names: bytes) -> dict[str, str]:
-    """Of `declare -f`, by what `declare -F` lists in the same order: a line in a function may look like a head."""
-    starts: list[tuple[str, int]] = []
-    at = 0
-    for _, name in _NAMED.findall(names):
-        while found := _FUNCTION.search(listing, at):
-            at = found.end()
-            if found[1] == name:
-                starts.append((text(name), found.start()))
-                break
+    """Of `declare -f`, by what `declare -F` lists. A line in a body may look like a head: a function with several
+    lines that may be its head stays in one piece with the one before it, as bash wrote them."""
+    heads = list(_FUNCTION.finditer(listing))
+    often = Counter(head[1] for head in heads)
+    sure = {name for _, name in _NAMED.findall(names) if often[name] == 1}
+    starts = [(text(head[1]), head.start()) for head in heads if head[1] in sure or head.start() == 0]
     ends = [*(start for _, start in starts), len(listing)][1:]
-    return {name: text(listing[start:end]) for (name, start), end in zip(starts, ends, strict=False)}
+    return {name: text(listing[start:end]) for (name, start), end in zip(starts, ends, strict=True)}
 
 
 def attributes(names: bytes) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What a step reads that its key does not hold: the clock, chance, the host's environment.
 
-Read from the syntax of the step and of what it uses in its own module, names resolved to the objects that they are.
+Read from the syntax of the step and of what it uses in its own module, constants that are made of such a thing when
+the module is imported included, names resolved to the objects that they are.
 Not seen: what other modules do, and names that are only known while it runs.
 """
 
@@ -48,13 +49,20 @@ def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.e
     function = replace(function, outer={**function.outer, **_imported(nodes)})
     known = ((home, name, what) for home, names, what in _VARYING for name in names if hasattr(home, name))
     kinds = {id(_attribute(home, name)): what for home, name, what in known}
-    for node in within(nodes):
+    for node in (*within(nodes), *_constants(nodes)):
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
             found = function.names(node)
             if found is not None and id(found) in kinds:
                 yield node, kinds[id(found)]
             elif _is_chance(found):
                 yield node, "chance"
+
+
+def _constants(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All that is said of the module's constants: a key holds how one is made, and not what came of it."""
+    for node in nodes:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+            yield from ast.walk(node)
 
 
 def _imported(nodes: Iterable[ast.AST]) -> dict[str, object]:

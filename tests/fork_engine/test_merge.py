@@ -402,6 +402,29 @@ def test_two_shells_are_merged_item_by_item(bench: Any) -> None:
     assert "f" not in known(bench, bench.store.merge(base, one, back))["functions"]
 
 
+def test_what_one_side_exports_the_other_does_not_keep_to_its_shell(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    kept = shell(bench, variables={"MODE": 'declare -- MODE="test"', "R": "declare -rx R", "i": "1"})
+    one = bench.after(base, {"b": "1"}, processes=kept)
+    two = bench.after(base, {"c": "1"}, env={"MODE": "prod", "R": "1"})
+    also = bench.after(base, {"c": "1"}, env={"MODE": "prod"}, processes=shell(bench, functions={"f": "f"}))
+    for ours, theirs in ((one, two), (two, one), (one, also), (also, one)):
+        merged = bench.store.merge(base, ours, theirs)
+        assert merged.env["MODE"] == "prod"
+        assert known(bench, merged)["variables"] == {"R": "declare -rx R", "i": "1"}
+        assert merged.processes.reason == "of MODE the exported value stands"
+
+
+def test_a_record_names_some_of_what_gave_way(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    one, two = (
+        bench.after(base, {at: "1"}, processes=shell(bench, variables={f"v{n:02}": at for n in range(12)}))
+        for at in "bc"
+    )
+    reason = bench.store.merge(base, one, two).processes.reason
+    assert reason.endswith("variable v09, and 2 more: ours stands")
+
+
 def test_what_two_shells_changed_differently_is_a_conflict(bench: Any) -> None:
     base = bench.base({"a": "1"})
     one = bench.after(base, {"b": "1"}, processes=shell(bench, functions={"f": "one"}, options={"umask": "umask 1"}))
@@ -449,6 +472,12 @@ def test_a_directory_beside_the_workspace_is_merged(bench: Any) -> None:
 
     with pytest.raises(MergeConflict, match="cwd"):
         bench.store.merge(base, one, without_x(base))
+
+
+def test_a_directory_that_its_own_side_removed_is_no_conflict(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    one, two = bench.after(base, {"b": "1"}, cwd="gone"), bench.after(base, {"c": "1"})
+    assert bench.store.merge(base, one, two).cwd == bench.store.merge(base, two, one).cwd == ""
 
 
 def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -> None:

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import functools
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -172,3 +174,29 @@ def standing(scratch: Path) -> Callable[[], list[Path]]:
         return sorted(path for path in scratch.rglob("*") if not any(path.is_relative_to(folder) for folder in ready))
 
     return standing
+
+
+@pytest.fixture
+def root_file_system() -> Callable[..., Path]:
+    """Make an image's root file system: some of this machine's programs, and the libraries that they name and that
+    `beside` does."""
+
+    def make(root: Path, *programs: str, beside: Iterable[str | Path] = ()) -> Path:
+        for folder in ("usr/bin", "etc"):
+            (root / folder).mkdir(parents=True)
+        (root / "bin").symlink_to("usr/bin")
+        found = {name: os.path.realpath(shutil.which(name) or name) for name in programs}
+        for name, path in found.items():
+            shutil.copy(path, root / "usr" / "bin" / name)
+        libraries: set[str] = set()
+        for path in (*found.values(), *beside):
+            told = subprocess.run(["ldd", path], capture_output=True, text=True, check=True).stdout
+            libraries.update(re.findall(r"(/\S+) \(0x", told))
+        for library in libraries:
+            place = root / library.lstrip("/")
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(os.path.realpath(library), place)
+        (root / "etc" / "os-release").write_text("NAME=tiny\n")
+        return root
+
+    return make

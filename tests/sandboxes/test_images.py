@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
-import subprocess
 import tarfile
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -29,30 +27,16 @@ Out = Callable[[World, str], Awaitable[str]]
 PROGRAMS = ("bash", "cat", "ls", "mkdir", "rm", "touch", "env", "id", "sleep", "ln", "readlink")
 
 
-def root_file_system(root: Path) -> Path:
-    """The smallest that bash runs in: some of this machine's programs, and the libraries that they name."""
-    for folder in ("usr/bin", "etc", "opt/tool"):
-        (root / folder).mkdir(parents=True)
-    (root / "bin").symlink_to("usr/bin")
-    libraries: set[str] = set()
-    for name in PROGRAMS:
-        found = shutil.which(name)
-        assert found is not None
-        shutil.copy(os.path.realpath(found), root / "usr" / "bin" / name)
-        told = subprocess.run(["ldd", os.path.realpath(found)], capture_output=True, text=True, check=True).stdout
-        libraries.update(re.findall(r"(/\S+) \(0x", told))
-    for library in libraries:
-        place = root / library.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(os.path.realpath(library), place)
-    (root / "etc" / "os-release").write_text("NAME=tiny\n")
+@pytest.fixture
+def root(tmp_path: Path, root_file_system: Callable[..., Path]) -> Path:
+    root = root_file_system(tmp_path / "image", *PROGRAMS)
+    (root / "opt" / "tool").mkdir(parents=True)
     (root / "opt" / "tool" / "version").write_text("1\n")
     return root
 
 
 @pytest.fixture(params=["folder", "tar"])
-def image(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    root = root_file_system(tmp_path / "image")
+def image(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> Path:
     if request.param == "folder":
         return root
     with tarfile.open(tmp_path / "image.tar.gz", "w:gz", compresslevel=1) as tar:
@@ -80,14 +64,18 @@ async def test_the_root_is_the_images_own(
 
 @pytest.mark.parametrize("own", [None, "", "10.0.0.1\tmine\n"], ids=["none", "empty", "its own"])
 async def test_localhost_has_an_address_where_the_image_says_nothing_of_it(
-    own: str | None, namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, tmp_path: Path, out: Out
+    own: str | None,
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    spec: WorldSpec,
+    root: Path,
+    out: Out,
 ) -> None:
     """What `docker export` and debootstrap write leaves it to whoever runs it."""
-    root = root_file_system(tmp_path / "root")
     if own is not None:
         (root / "etc" / "hosts").write_text(own)
     (root / "etc").chmod(0o751)
-    inside = replace(inside, image=root)
+    inside = replace(spec, mount_at=Path("/work/space"), image=root, env={"PATH": "/usr/bin"})
     world = await namespaces.materialise(base, inside)
     assert await out(world, "cat /etc/hosts") == (own or HOSTS)
     assert await out(world, "ls -A /etc") == "hosts\nos-release\n"
@@ -114,9 +102,22 @@ async def test_what_changes_in_the_root_goes_with_a_snapshot(
     )
     without = await namespaces.materialise(sealed, replace(inside, image=None))  # the snapshot says what it stands on
     assert await out(without, "cat /opt/tool/version") == "2\n"
-    await again.rollback(base)
+    await again.rollback(base)  # which says nothing of an image, as an imported tree does
+    assert await out(again, "cat /opt/tool/version /etc/os-release; ls /opt") == "1\nNAME=tiny\ntool\n"
+    assert (await again.seal()).image == sealed.image
     fresh = await namespaces.materialise(base, inside)
     assert await out(fresh, "cat /opt/tool/version /etc/os-release; ls /opt") == "1\nNAME=tiny\ntool\n"
+
+
+async def test_forks_of_an_imported_tree_are_merged_over_their_image(
+    namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, store: SnapshotStore, out: Out
+) -> None:
+    one, two = await namespaces.fork(base, inside, 2)
+    await out(one, "echo 2 > /opt/tool/version; rm /etc/os-release; echo 1 > one")
+    await out(two, "echo n > /opt/new")
+    merged = store.merge(base, await one.seal(), await two.seal())
+    child = await namespaces.materialise(merged, inside)
+    assert await out(child, "cat one /opt/tool/version /opt/new; ls -A /etc") == "1\n2\nn\nhosts\n"
 
 
 async def test_the_root_can_be_changed_after_a_seal_of_the_tree_alone(
@@ -156,14 +157,19 @@ async def test_an_image_without_a_shell_and_one_that_is_none(
 
 @pytest.mark.parametrize("process", ["self", "1"])
 async def test_a_program_in_the_place_of_bash_is_not_the_hosts(
-    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path, store: SnapshotStore, process: str
+    namespaces: NamespaceBackend,
+    base: Snapshot,
+    spec: WorldSpec,
+    tmp_path: Path,
+    store: SnapshotStore,
+    process: str,
+    root: Path,
 ) -> None:
     """A shell that ends is started again from a root that is the world's own, by an agent that knows more places."""
     outside = tmp_path / "outside"
     shutil.copy(os.path.realpath("/bin/bash"), outside)
     up = os.path.relpath(outside, store.root)
-    image = root_file_system(tmp_path / "image")
-    inside = replace(spec, mount_at=Path("/work/space"), image=image, env={"PATH": "/usr/bin"})
+    inside = replace(spec, mount_at=Path("/work/space"), image=root, env={"PATH": "/usr/bin"})
     world = await namespaces.materialise(base, inside)
     for number in range(3, 24):
         await world.run(f"ln -sfn /proc/{process}/fd/{number}/{up} /usr/bin/bash; exit 3")

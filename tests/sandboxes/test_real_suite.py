@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.contract import Backend, World, WorldSpec
+from ramify.sandboxes.namespaces.backend import NamespaceBackend
 
 SHELLS_ONLY = True
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -69,6 +71,7 @@ def results(report: str) -> Results:
 async def run_suite(world: World) -> Results:
     done = await world.run(SUITE, timeout=120)
     assert done.exit_code in (0, 1), f"pytest could not run: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    assert (world.path / REPORT).exists(), done.stdout[-2000:] + done.stderr[-2000:]
     found = results((world.path / REPORT).read_text())
     await world.run(["rm", REPORT])
     return found
@@ -78,7 +81,31 @@ async def test_the_suite_says_the_same_everywhere(
     backend: Backend, project: Path, outside: Results, store: SnapshotStore, spec: WorldSpec
 ) -> None:
     visible = (Path(sys.prefix), Path(sys.base_prefix))
-    spec = replace(spec, mount_at=project, visible=visible, env={**spec.env, **PLAIN})
+    await says_the_same(backend, project, outside, store, replace(spec, mount_at=project, visible=visible))
+
+
+@pytest.mark.linux_ns
+async def test_and_over_an_image(
+    namespaces: NamespaceBackend,
+    project: Path,
+    outside: Results,
+    store: SnapshotStore,
+    spec: WorldSpec,
+    tmp_path: Path,
+    root_file_system: Callable[..., Path],
+) -> None:
+    """Of the host there are Python and its packages alone."""
+    visible = tuple({Path(sys.prefix), Path(sys.base_prefix), Path(pytest.__file__).parent.parent})
+    modules = [module for place in sys.path if place.endswith("lib-dynload") for module in Path(place).glob("*.so")]
+    image = root_file_system(tmp_path / "image", "bash", "rm", "sed", beside=(sys.executable, *modules))
+    spec = replace(spec, mount_at=Path("/project"), visible=visible, image=image, env={"PATH": "/usr/bin"})
+    await says_the_same(namespaces, project, outside, store, spec)
+
+
+async def says_the_same(
+    backend: Backend, project: Path, outside: Results, store: SnapshotStore, spec: WorldSpec
+) -> None:
+    spec = replace(spec, env={**spec.env, **PLAIN})
     base = store.import_tree(project).snapshot
     world = await backend.materialise(base, spec)
     assert await run_suite(world) == outside

@@ -175,3 +175,15 @@ def test_what_is_no_state_is_refused() -> None:
         Kept.decode(b'{"format": 99}')
     with pytest.raises(ValueError, match="parts"):
         Report.parse(b"a\0b")
+
+
+def test_a_line_in_a_function_that_looks_like_a_head_parts_nothing() -> None:
+    """Nor is a function lost whose head bash writes otherwise."""
+    kept = told(
+        b"f() { cat <<E\ng () \n{ \nE\n}; g() { echo 'f () \n'; }; h() { :; }; export -f g; function if { :; }"
+    ).kept("/nowhere")
+    assert list(kept.functions) == ["f", "h", "if"]
+    assert again(kept) == kept
+    assert bash(kept.script("/nowhere") + b"f; g; bash -c g") == b"g () \n{ \n" + 2 * b"f () \n\n"
+    told_of = {"g": "declare -fx g"}
+    assert (kept.without({"TOKEN": "cat <<E"}).functions.keys(), kept.attributes) == ({"h", "if"}, told_of)

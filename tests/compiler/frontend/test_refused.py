@@ -207,6 +207,30 @@ async def flow():
 """)
 
 
+@pytest.mark.parametrize(
+    ("constant", "what"),
+    [
+        ("MODE = os.environ.get('MODE', 'none')", "the host's environment"),
+        ("HOME: str = os.environ['HOME']\nMODE = HOME + '/x'", "the host's environment"),
+        ("MODE = str(time.time())", "the clock"),
+    ],
+)
+def test_a_constant_made_of_what_a_key_lacks(compile_source: Callable[..., Any], constant: str, what: str) -> None:
+    text = f"""
+import os, time
+{constant}
+@step(reuse=True)
+async def measured(sandbox: Sandbox):
+    return USED
+@workflow
+async def flow():
+    await measured()
+"""
+    with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}"):
+        compile_source(text.replace("USED", "MODE"))
+    assert compile_source(text.replace("USED", "1")).plan.step("measured") is not None
+
+
 def test_chance_with_a_seed_is_not_chance(compile_source: Callable[..., Any]) -> None:
     assert compile_source("""
 import random
