@@ -222,22 +222,25 @@ class Runtime:
         """The digests of the steps as their code stands now. Raises `WorkflowChanged` for other code around them; of
         steps that have changed it is said which."""
         from ramify.compiler.affected import changed_parts
+        from ramify.compiler.frontend.decorators import digests_before
 
         now = read_code(workflow)
         parts = changed_parts(plan.code, now.code) if plan.code else ()
         names = tuple(f"{part.name} ({part.where})" for part in parts)
-        if now.code_digest != plan.code_digest:
+        digests = {step.name: step.code_digest for step in now.steps}
+        whole, each = (now.code_digest, digests) if plan.code else digests_before(workflow)
+        if whole != plan.code_digest:
             affected = tuple(sorted({step for part in parts for step in part.steps}))
             named = f": {', '.join(names)}" if names else ""
+            may_be = ", ".join(affected) or ("none" if plan.code else "its plan does not say")
             raise WorkflowChanged(
                 f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
-                f"steps that may be affected: {', '.join(affected) or 'none'}. "
+                f"steps that may be affected: {may_be}. "
                 "Bring the code back as it was, or start anew with `ramify run`",
                 parts=names,
                 steps=affected,
             )
-        digests = {step.name: step.code_digest for step in now.steps}
-        other = [step.name for step in plan.steps if digests.get(step.name, "") != step.code_digest]
+        other = [step.name for step in plan.steps if each.get(step.name, "") != step.code_digest]
         if other:
             why = f" ({', '.join(names)})" if names else ""
             what = f"changed since the run began: {', '.join(other)}{why}; what is recorded of them counts as it is"

@@ -47,7 +47,12 @@ def merged_layers(
         merged, merged_beside = merge_views(files), merge_views(beside)
         result, result_beside = _result(files, merged), _result(beside, merged_beside)
         state = merge_states(*snapshots, settler, blobs)
-        state = _standing(state, result, result_beside, settler)
+        was = [_there(state.cwd, files.ours, beside.ours)] if snapshots[1].cwd == state.cwd else []
+        was += [_there(state.cwd, files.theirs, beside.theirs)] if snapshots[2].cwd == state.cwd else []
+        if was and not any(was):  # it was removed by whoever stood in it
+            state = replace(state, cwd="")
+        elif not _there(state.cwd, result, result_beside):
+            state = _at_the_top(state, settler)
         if settler.left:
             raise MergeConflict(tuple(sorted(settler.left, key=lambda c: (c.kind in _OF_STATE, c.path))))
         if state.made:
@@ -63,15 +68,17 @@ def _result(sides: Sides, merged: Merged) -> View:
     return sides.ours.changed(merged.changes, merged.root, sides.theirs.manifests)
 
 
-def _standing(state: State, result: View, beside: View, settler: Settler) -> State:
+def _at_the_top(state: State, settler: Settler) -> State:
     """The directory must be there to stand in; a strategy that settles all settles for the top."""
-    if _stands(beside, state.cwd[1:]) if state.cwd.startswith("/") else result.is_folder(state.cwd):
-        return state
     conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is no folder after the merge")
     answer = settler.answer(conflict, lambda: (None, None, None))
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
         settler.leave(conflict)
     return replace(state, cwd="")
+
+
+def _there(cwd: str, tree: View, beside: View) -> bool:
+    return _stands(beside, cwd[1:]) if cwd.startswith("/") else tree.is_folder(cwd)
 
 
 def _stands(beside: View, path: str) -> bool:

@@ -109,6 +109,8 @@ def what_changed(run: RunRecord, plan: Plan) -> Changed:
         if not is_ours(error) and not isinstance(error, TargetBroken):
             raise
         return Changed(known=False, why=str(error))
+    if run.frontend == DECORATORS and not plan.code:
+        return Changed(known=False, why="the plan is of the version before; `ramify resume` compares what that knew")
     digests = {step.name: step.code_digest for step in now.steps}
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)

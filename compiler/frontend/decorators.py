@@ -7,7 +7,7 @@ from typing import Any
 
 from ramify.compiler.frontend.calls import Calls
 from ramify.compiler.frontend.code import codes_of, digest_of
-from ramify.compiler.frontend.digest import dependencies, used_names
+from ramify.compiler.frontend.digest import dependencies, digest, used_names
 from ramify.compiler.frontend.files import files_of
 from ramify.compiler.frontend.following import follow
 from ramify.compiler.frontend.held_worlds import refuse_worlds
@@ -40,6 +40,17 @@ def read_workflow(
         deadline_s=deadline_s if deadline_s is not None or info is None else info.deadline_s,
         code=codes_of(sources).told(),
     )
+
+
+def digests_before(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """The digests of a workflow and its steps as plans of format 3 have them: of its own text and that of helpers
+    with steps in them, and of what its steps use of their own modules."""
+    sources = Sources()
+    workflow = sources.function(function)
+    calls = Calls(workflow, sources, caught=is_wrapped(function))
+    calls.read()
+    steps = {info.name: digest(dependencies(of, sources)) for info, of in calls.steps.values()}
+    return digest({workflow.node, *calls.helpers}), steps
 
 
 def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources: Sources) -> StepSpec:

@@ -474,6 +474,12 @@ def test_a_directory_beside_the_workspace_is_merged(bench: Any) -> None:
         bench.store.merge(base, one, without_x(base))
 
 
+def test_a_directory_that_its_own_side_removed_is_no_conflict(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    one, two = bench.after(base, {"b": "1"}, cwd="gone"), bench.after(base, {"c": "1"})
+    assert bench.store.merge(base, one, two).cwd == bench.store.merge(base, two, one).cwd == ""
+
+
 def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -> None:
     def timed(tree: Path) -> None:
         for path in (*tree.iterdir(), tree):

@@ -6,14 +6,17 @@ import importlib
 import linecache
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from ramify import Runtime
+from ramify.compiler.frontend.decorators import digests_before
 from ramify.runtime.errors import StepFailed, WorkflowChanged
 from ramify.runtime.events import Noticed
+from ramify.session import compile_plan
 
 HELPERS = """
 SCALE = 2
@@ -183,3 +186,27 @@ async def test_a_resume_says_what_it_left_aside(
         assert await runtime.resume(str(runtime.last_run_id)) == "new"
     said = "recorded, but left aside: write (called with other arguments), extra (not called any more)"
     assert [event.what for event in heard if isinstance(event, Noticed)] == [said]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("", ""), ("await first(1)", "await first(3)"), ("return kept(more", "return (more")]
+)
+async def test_a_run_of_the_version_before_is_resumed_by_its_own_digests(
+    home: Path, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path, old: str, new: str
+) -> None:
+    heard: list[object] = []
+    async with Runtime(home=home, sandbox="copy", observer=heard.append) as runtime:
+        flow = app().flow
+        plan, (whole, each) = compile_plan(flow), digests_before(flow)
+        steps = tuple(replace(step, code_digest=each[step.name]) for step in plan.steps)
+        with pytest.raises(StepFailed):
+            await runtime.run(flow, workspace=workspace, plan=replace(plan, code=(), code_digest=whole, steps=steps))
+        (tmp_path / "app" / "flag").unlink()
+        app(old, new)
+        if "first" in old:
+            with pytest.raises(WorkflowChanged, match="its plan does not say"):
+                await runtime.resume(str(runtime.last_run_id))
+        else:
+            assert await runtime.resume(str(runtime.last_run_id)) == "2"
+    said = ["changed since the run began: second; what is recorded of them counts as it is"]
+    assert [event.what for event in heard if isinstance(event, Noticed)] == (said if "kept" in old else [])
