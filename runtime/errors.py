@@ -22,6 +22,7 @@ RunError
 ├── HiddenWrites          (inside) a step that was seen to write nothing changed files: it is run again in turn
 ├── Unrecoverable         a snapshot is gone, and what made it cannot be done again
 ├── CompensationFailed    the hook that was to undo an effect raised
+├── EffectUndone          a branch to be adopted, of which an effect was undone
 ├── EffectRefused         an irreversible step on a branch that may be thrown away
 ├── NestedWorkflow        a workflow called where it cannot be part of the run: in a step, or of another workspace
 ├── BadArguments          a workflow called with arguments that it does not take
@@ -144,6 +145,10 @@ class CompensationFailed(RunError):
     def __init__(self, message: str, *, run_id: str) -> None:
         self.run_id = run_id
         super().__init__(message)
+
+
+class EffectUndone(RunError):
+    """A branch is to be adopted, and an effect done on it was undone since: its results are no longer so."""
 
 
 class EffectRefused(RunError):

@@ -14,7 +14,7 @@ from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, Snapshot
 from ramify.runtime import codec
 from ramify.runtime.calling import StepDef
 from ramify.runtime.effects import compensate
-from ramify.runtime.errors import BranchReleased, NotInARun
+from ramify.runtime.errors import BranchReleased, EffectUndone, NotInARun
 from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
 from ramify.runtime.recovery import Made
 from ramify.runtime.run import RunScope, new_row
@@ -224,8 +224,27 @@ class Branch(Generic[T]):
                 parent.stands(self._made(merged, strategy))
                 parent.checkpoint = run.journal.checkpoint_of(row)
             else:
+                self._refuse_what_was_undone()
                 await self._merge(op, key, strategy)
+            parent.adopted |= {self.line.path, *self.line.adopted}
         self.adopted = True
+
+    def _refuse_what_was_undone(self) -> None:
+        """An error left the fork, so the branch was thrown away and its effects undone; a resumed run would take
+        their results from the journal, and the branch with them."""
+        run, mine = self.parent.run, {self.line.path, *self.line.adopted}
+        undone = [
+            effect
+            for effect in run.journal.effects_under(self.line.path)
+            if effect.status is EffectStatus.COMPENSATED and effect.branch in mine
+        ]
+        if undone:
+            raise EffectUndone(
+                f"branch {self.path} cannot be adopted: what step {undone[0].step!r} did on it was undone when an "
+                "error left the fork, and its recorded result says that it is done. `ramify log "
+                f"{run.record.id}` shows the checkpoints: `ramify resume {run.record.id} --from` one before the fork "
+                "does the branch anew"
+            )
 
     async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy | Resolver) -> None:
         run, parent = self.parent.run, self.parent.branch

@@ -32,6 +32,7 @@ class Branch:
     unsealed: bool = False  # a step ran after which the plan seals nothing: the world holds more than the snapshot
     lost: bool = False  # … and that world is gone
     released: bool = False  # its fork is over
+    adopted: set[BranchPath] = field(default_factory=set)  # branches below whose work it has
     made: list[Made] = field(default_factory=list)  # its states so far, and how each is made again
     served_s: float = 0.0  # what the steps took that the journal answered for since a world last stood here
 

@@ -147,6 +147,28 @@ async def on_branches() -> list[str]:
     return [outcome.value for outcome in outcomes]
 
 
+@step
+async def need_luck(sandbox: Sandbox) -> None:
+    if "bad luck" in STOP:
+        raise ConnectionError("no luck")
+
+
+@workflow
+async def left_by_an_error(where: str) -> list[str]:
+    receipts = []
+    async with fork(["a"]) as branches:
+        async with branches[0].enter(), fork(["b"]) as below:
+            if where == "below":
+                receipts.append(await below[0].run(post_anywhere, where))
+            await below[0].run(write, "below")
+            await below[0].adopt()
+        if where == "on it":
+            receipts.append(await branches[0].run(post_anywhere, where))
+        await branches[0].run(need_luck)
+        await branches[0].adopt()
+    return receipts
+
+
 @workflow
 async def the_recorded_one() -> list[str]:
     first = await post_once("a")

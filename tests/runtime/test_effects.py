@@ -21,6 +21,7 @@ from ramify.runtime.errors import (
     CompensationFailed,
     EffectInDoubt,
     EffectRefused,
+    EffectUndone,
     RunError,
     RunFailed,
     RunLocked,
@@ -213,6 +214,25 @@ async def test_what_a_resumed_run_does_on_a_branch_that_is_thrown_away_is_compen
     await runtime.resume(str(runtime.last_run_id))
     assert effects_app.UNDONE == [("b", "receipt for b")]
     assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
+
+
+@pytest.mark.parametrize("where", ["on it", "below"])
+async def test_a_branch_whose_effect_was_undone_is_not_adopted(runtime: Runtime, workspace: Path, where: str) -> None:
+    effects_app.STOP.append("bad luck")
+    with pytest.raises(RunFailed):
+        await runtime.run(effects_app.left_by_an_error, where, workspace=workspace)
+    effects_app.STOP.clear()
+    run = await runtime.record()
+    with pytest.raises(
+        RunFailed, match=rf"'post_anywhere' did on it was undone.*ramify resume {run.id} --from"
+    ) as failed:
+        await runtime.resume(run.id)
+    assert isinstance(failed.value.__cause__, EffectUndone)
+    assert await statuses(runtime) == [EffectStatus.COMPENSATED]
+    base = next(c for c in await runtime.store.checkpoints(run.id) if c.seq == 0)
+    assert await runtime.resume(run.id, back_to=base.id) == [f"receipt for {where}"]
+    assert (texts(), effects_app.UNDONE) == ([where, where], [(where, f"receipt for {where}")])
+    assert await statuses(runtime) == [EffectStatus.DONE]
 
 
 async def test_a_branch_is_given_what_was_recorded(runtime: Runtime, workspace: Path) -> None:
