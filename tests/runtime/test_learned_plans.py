@@ -16,11 +16,15 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunFailed, RunWaiting
 
 ELSEWHERE = """
+forgives = True
+
 def forgiving(function):
     async def inner():
         try:
             return await function()
         except ValueError:
+            if not forgives:
+                raise
             return None
     return inner
 """
@@ -69,7 +73,7 @@ async def test_a_run_that_has_failed_keeps_a_state_before_each_step(
 ) -> None:
     """Whatever it was that nobody foresaw, the resume does not meet it twice."""
     with monkeypatch.context() as failing:
-        failing.setattr(app, "forgiven", app.breaks)
+        failing.setattr("of_another_project.forgives", False)
         with pytest.raises(RunFailed):
             await runtime.run(app.by_another_project, workspace=workspace)
     run = str(runtime.last_run_id)

@@ -65,7 +65,8 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
             "atlas",
         ),
         *("srpt-oracle", "program-srpt", "program-srpt-oracle"),
-        *("concord", "concord-oracle", "calm-thesis", "calm-thesis-oracle"),
+        *("concord", "concord-oracle", "concord-tokens", "concord-tokens-oracle"),
+        *("calm-thesis", "calm-thesis-oracle"),
     }
     assert contender("fcfs").engine == Stock(chunked_prefill=True)
     assert contender("fcfs-whole").engine == Stock(chunked_prefill=False)
