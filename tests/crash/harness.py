@@ -381,7 +381,7 @@ def _worker(
     folder: Path,
     log: TextIO,
 ) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)  # there since the round before, if trials are made up for
     for number, trial in trials:
         whole = known[trial.scenario, trial.database].left
         assert whole is not None

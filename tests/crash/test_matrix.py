@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,14 +40,20 @@ def test_killed_anywhere_and_resumed(tmp_path: Path) -> None:
 def test_as_many_are_killed_as_were_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trial whose point falls away is made up for by another; where all do, that is the end."""
 
-    def done(trials: Sequence[harness.Trial], *_: object) -> Iterator[harness.Trial]:
-        for number, trial in enumerate(trials):
-            yield replace(trial, killed_at=trial.point if number % 3 and trial.point == "there" else "")
+    def run(trial: harness.Trial, folder: Path, database: str | None) -> harness.Trial:
+        met = int(folder.name) % 3 and trial.point == "there"
+        return replace(trial, killed_at=trial.point if met else "")
 
-    monkeypatch.setattr(harness, "in_parallel", done)
+    monkeypatch.setattr(harness, "run", run)
+    monkeypatch.setattr(harness, "judge", lambda trial, whole: trial)
     for point, killed in (("there", 10), ("nowhere", 0)):
-        known = {(harness.Scenario.GRAPH, "sqlite"): harness.Trial(harness.Scenario.GRAPH, "sqlite", passed=[point])}
-        trials = harness.until_killed(known, {}, tmp_path, points=10, seed=1, workers=1, log=tmp_path / "log")
+        left: Any = "what an unkilled run leaves"
+        whole = harness.Trial(harness.Scenario.GRAPH, "sqlite", passed=[point], left=left)
+        at = tmp_path / point
+        at.mkdir()
+        known = {(whole.scenario, whole.database): whole}
+        databases: dict[str, str | None] = {"sqlite": None}
+        trials = harness.until_killed(known, databases, at, points=10, seed=1, workers=2, log=at / "log")
         assert sum(bool(trial.killed_at) for trial in trials) == killed
 
 
