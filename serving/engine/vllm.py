@@ -56,9 +56,8 @@ class VllmEngine:
 
     `model` is a Hugging Face folder, a GGUF file, which is converted once, or a model's id on the Hugging Face hub,
     which vLLM fetches. `slots` requests run at once (8 on a CPU, else 128); `pause_room` more may stand paused with
-    their KV kept (ConcordScheduler only; a quarter of the slots, two at least). `scheduler_options` are those of
-    `ramify.serving.vllm_plugin.options`; `scheduler=None` is vLLM's own, with `policy` fcfs or priority. `extra` goes
-    to vLLM's command line as it is.
+    their KV kept (ConcordScheduler only). `scheduler_options` are those of `ramify.serving.vllm_plugin.options`;
+    `scheduler=None` is vLLM's own, with `policy` fcfs or priority. `extra` goes to vLLM's command line as it is.
     `cpu` says what vLLM's build is for; None: that is asked of its interpreter.
     """
 
@@ -142,7 +141,7 @@ class VllmEngine:
 
     def arguments(self, folder: Path | str, port: int) -> list[str]:
         """vLLM's command line, once it is known what its build is for."""
-        room = max(2, self.slots // 4) if self._room is None else self._room
+        room = self.slots if self._room is None else self._room
         paused = room if self._scheduler is not None else 0
         line = [
             *("--model", str(folder), "--served-model-name", self.alias),

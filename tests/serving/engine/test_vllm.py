@@ -36,7 +36,7 @@ def test_vllm_for_gpus_keeps_its_own_frame_and_more_can_be_said(tmp_path: Path) 
     engine = VllmEngine("org/model", slots=128, cpu=False, extra=["--max-model-len=8192"])
     line = engine.arguments("org/model", 1234)
     assert (after(line, "--model"), engine.alias, line[-1]) == ("org/model", "model", "--max-model-len=8192")
-    assert (after(line, "--max-num-active-seqs"), after(line, "--max-num-seqs")) == ("128", "160")
+    assert (after(line, "--max-num-active-seqs"), after(line, "--max-num-seqs")) == ("128", "256")
     small = {"--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "--max-model-len"}
     assert not small & set(line), "none of what is for CPUs"
 
