@@ -224,7 +224,7 @@ class Runtime:
         from ramify.compiler.affected import changed_parts
         from ramify.compiler.frontend.decorators import digests_before
 
-        now = read_code(workflow)
+        now = read_code(workflow, plan)
         parts = changed_parts(plan.code, now.code) if plan.code else ()
         names = tuple(f"{part.name} ({part.where})" for part in parts)
         digests = {step.name: step.code_digest for step in now.steps}
@@ -424,11 +424,12 @@ def _traces() -> Observer:
     return Traces()
 
 
-def read_code(workflow: Workflow[..., Any]) -> Spec:
-    """A workflow as its code stands now; of what it runs on nothing is asked, which may have changed since."""
+def read_code(workflow: Workflow[..., Any], plan: Plan) -> Spec:
+    """A workflow as its code stands now, to be compared with that of a plan; of what it runs on nothing is asked,
+    which may have changed since."""
     from ramify.compiler.frontend.decorators import read_workflow
 
-    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref)
+    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref, version=plan.version)
 
 
 def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:

@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ramify.compiler.plan import OpKind, Plan
+from ramify.compiler.plan import OpKind, Plan, site_file
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
@@ -299,9 +300,21 @@ def _failure(run: Run, error: Exception) -> RunError:
     where = getattr(error, "__ramify_step__", None)
     shown = f"{type(error).__name__}: {error}"
     if where is None:
-        return RunFailed(f"workflow {run.record.name!r} raised {shown}\n{hint}", run_id=run.record.id)
+        said = f"workflow {run.record.name!r} raised {shown}{_awaited_twice(error)}"
+        return RunFailed(f"{said}\n{hint}", run_id=run.record.id)
     notes = "\n".join(getattr(error, "__notes__", ()))
     return StepFailed(f"{shown}\n{notes}\n{hint}", step=where[0], branch=where[1], run_id=run.record.id)
+
+
+def _awaited_twice(error: Exception) -> str:
+    """Python's own words for it name neither the place nor the mend."""
+    if not isinstance(error, RuntimeError) or str(error) != "cannot reuse already awaited coroutine":
+        return ""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"\n{site_file(at.filename)}:{at.lineno}: what a step or a model call gave is awaited a second time. "
+        "Await it once and keep its result, or hand it to `asyncio.create_task`: a task may be awaited again"
+    )
 
 
 def world_spec(record: RunRecord) -> WorldSpec:

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import Any
 
 from ramify.compiler.errors import WorkflowError
-from ramify.compiler.frontend.misplaced import refuse_dropped
+from ramify.compiler.frontend.misplaced import refuse_dropped, refuse_unentered
 from ramify.compiler.frontend.resolve import (
     Scope,
     Unresolved,
@@ -62,7 +62,7 @@ class Calls:
             of = tracer.scope.resolve(func.value)
             target = target if marked(of) is None else of
         info = step_info(target)
-        if node is tracer.dropped and (info is not None or workflow_info(target) is not None):
+        if tracer.drops(node) and (info is not None or workflow_info(target) is not None):
             refuse_dropped(tracer.scope.function, node)
         if info is not None:
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
@@ -70,6 +70,8 @@ class Calls:
             run = Run(self._step(info, target, tracer), tracer.site(node), caught=caught, together=together)
             tracer.add(run)
         elif is_fork(target):
+            if node is tracer.alone or node in tracer.awaits:
+                refuse_unentered(tracer.scope.function, node)
             tracer.unseen("fork(...) is not opened by a `with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
             tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n")))
@@ -102,7 +104,7 @@ class Calls:
     def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute) -> None:
         info = step_info(tracer.scope.resolve(node.args[0])) if node.args else None
         fork = tracer.receiver(func) if func.attr == "adopt" or (info and func.attr in ("map", "run")) else None
-        if node is tracer.dropped and fork is not None and (info or tracer.mentioned(func.value)):
+        if tracer.drops(node) and fork is not None and (info or tracer.mentioned(func.value)):
             refuse_dropped(tracer.scope.function, node)
         if fork is None:
             self._handed(tracer, node)
