@@ -13,7 +13,7 @@ NAMES = "abcdefg"
 
 @given(st.dictionaries(st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), unique=True, max_size=3)))
 def test_those_that_lead_back_to_themselves(drawn: dict[str, list[str]]) -> None:
-    exits = {name: [to for to in drawn.get(name, ())] for name in NAMES}
+    exits = {name: list(drawn.get(name, ())) for name in NAMES}
     blocks = tuple(Block(name, exits=tuple((to, ()) for to in targets)) for name, targets in exits.items())
     reached = {name: set(targets) for name, targets in exits.items()}
     for _ in NAMES:
