@@ -72,6 +72,8 @@ def _builder(graph: object, name: str) -> StateGraph[Any, Any, Any, Any]:
     builder = graph.builder if isinstance(graph, CompiledStateGraph) else graph
     if not isinstance(builder, StateGraph):
         mend = "give a StateGraph, what its compile() returned, or a function under @workflow"
+        if inspect.isfunction(graph):
+            mend += "; one that makes a graph says so by `-> StateGraph`"
         raise WorkflowError(f"{type(graph).__name__} is no LangGraph graph", where=name, mend=mend)
     return builder
 

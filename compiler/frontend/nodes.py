@@ -50,8 +50,13 @@ def with_state(spec: Spec, graph: Any, begins_without: Callable[[str], bool], so
     check_nodes(builder, codes, sources, begins_without)
     steps = tuple(_step(step, builder, codes[step.name], sources) for step in spec.steps)
     together = tuple(tuple(ends) for ends in together_of(builder).values())
+    code_digest = spec.code_digest
+    if any(step.tools for step in steps):
+        text = ",".join([code_digest, *(step.code_digest for step in steps if step.tools)])
+        code_digest = hashlib.sha256(text.encode()).hexdigest()
     code = codes_of(sources).told()  # with the tools'
-    return replace(spec, steps=steps, body=replace(spec.body, together=together), code=code)
+    body = replace(spec.body, together=together)
+    return replace(spec, code_digest=code_digest, steps=steps, body=body, code=code)
 
 
 def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, Access]) -> NodeCode:

@@ -86,7 +86,7 @@ def plan_of(load: Callable[[Path], Any], path: Path, text: str) -> Plan:
 @pytest.mark.parametrize(
     ("old", "new", "part", "affected", "steps"),
     [
-        ("return chosen(state)", "return 'chain'", "route", ("chain", "partial"), []),
+        ("return chosen(state)", "return chosen({**state})", "route", ("chain", "partial"), []),
         ('return "partial"', 'return "chain"', "chosen", ("chain", "partial"), []),
         ("left + right", "right + left", "joined", EVERY, ["inner"]),
         ('"of a helper"', '"of another"', "helper", ("partial",), ["partial"]),
