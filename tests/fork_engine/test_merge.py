@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ramify.fork_engine.errors import MergeConflict
+from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ConflictKind, MergeStrategy
 
 OURS, THEIRS, UNION = MergeStrategy.OURS, MergeStrategy.THEIRS, MergeStrategy.UNION
@@ -86,8 +88,6 @@ def test_a_hard_link_of_theirs_lasts(bench: Any) -> None:
 
 
 def test_merging_many_branches_squashes(tmp_path: Path, bench: Any) -> None:
-    from ramify.fork_engine.store import SnapshotStore
-
     low = SnapshotStore(bench.store.root, max_layers=3)
     base = bench.base({"a": "1"})
     merged = base
@@ -133,19 +133,37 @@ def test_huge_texts_are_not_merged_by_line(bench: Any) -> None:
         bench.store.merge(base, one, two)
 
 
-def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -> None:
-    def timed(tree: Path) -> None:
-        for path in (*tree.iterdir(), tree):
-            os.utime(path, ns=(5, 5))
+def timed(tree: Path) -> None:
+    for path in (*tree.iterdir(), tree):
+        os.utime(path, ns=(5, 5))
 
+
+def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -> None:
     base = bench.base({"a": "1"})
     one = bench.after(base, {"b": "1"}, do=timed)
     two, more = bench.after(base, {"c": "1"}, do=timed), bench.after(base, {"b": "1", "c": "1"}, do=timed)
     first, again = bench.store.merge(base, one, two), bench.store.merge(base, one, more)
     assert first.id == again.id
     assert (first.parents, again.parents) == ((one.id, two.id), (one.id, more.id))
-    assert bench.store.get(first.id).parents == (one.id, two.id)
+    for _ in range(2):  # the record has each pair once
+        kept = bench.store.get(first.id)
+        assert (kept.parents, kept.merges) == ((one.id, two.id), ((one.id, more.id),))
+        assert bench.store.merge(base, one, more).id == first.id
     assert bench.store.merge(base, more, two).parents == more.parents  # it had all of it: nothing was merged
+    assert bench.store.get(bench.after(kept, {"d": "1"}).id).merges == ()
+    assert bench.store.fsck().problems == ()
+
+
+def test_merges_that_come_to_one_state_at_once_are_all_in_its_record(bench: Any) -> None:
+    base = bench.base({})
+    ours = bench.after(base, {f"b{n}": "1" for n in range(8)}, do=timed)
+    theirs = [bench.after(base, {"c": "1", f"b{n}": "1"}, do=timed) for n in range(8)]
+    stores = [SnapshotStore(bench.store.root) for _ in theirs]  # as processes have one each
+    with ThreadPoolExecutor(len(theirs)) as pool:
+        made = list(pool.map(lambda store, one: store.merge(base, ours, one), stores, theirs))
+    (id,) = {merged.id for merged in made}
+    kept = bench.store.get(id)
+    assert sorted((kept.parents, *kept.merges)) == sorted((ours.id, one.id) for one in theirs)
 
 
 def test_what_lies_beside_the_workspace_is_merged_too(bench: Any) -> None:

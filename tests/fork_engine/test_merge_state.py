@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,14 +165,58 @@ def test_what_two_shells_changed_differently_is_a_conflict(bench: Any) -> None:
     assert (settled["functions"], settled["options"]) == ({"f": "-onetwo"}, {"umask": "umask 2"})
 
 
-def test_shells_of_a_format_that_is_not_merged_give_a_fresh_one(bench: Any) -> None:
+def test_of_shells_that_are_not_merged_one_stands_where_it_is_asked_for(bench: Any) -> None:
+    """Else a fresh one starts; the record says it either way, beside why processes were dropped."""
     base = bench.base({"a": "1"})
     one, two = (
-        bench.after(base, {name: "1"}, processes=Processes(shell=bench.store.put_blob(name.encode())))
+        bench.after(
+            base,
+            {name: "1"},
+            processes=Processes(
+                ProcessTier.DROPPED,
+                shell=bench.store.put_blob(b'{"format":1,"functions":"%s"}' % name.encode()),
+                dropped=1,
+                reason=f"dropped {name}",
+            ),
+        )
         for name in "bc"
     )
-    fresh = bench.store.merge(base, one, two).processes
-    assert fresh.shell == "" and "fresh" in fresh.reason
+    asked: list[Conflict] = []
+
+    def settle(conflict: Conflict, *_: bytes | None) -> MergeStrategy:
+        asked.append(conflict)
+        return THEIRS
+
+    dropped = "dropped b; dropped c; two shells in a format that is not merged: "
+    for strategy, kept, stands in (
+        (MergeStrategy.FAIL, "", "a fresh one starts"),
+        (UNION, "", "a fresh one starts"),
+        (OURS, one.processes.shell, "ours stands"),
+        (THEIRS, two.processes.shell, "theirs stands"),
+        (settle, two.processes.shell, "theirs stands"),
+    ):
+        ran = bench.store.merge(base, one, two, strategy=strategy).processes
+        assert (ran.shell, ran.dropped) == (kept, 1)
+        assert ran.reason.startswith(dropped + stands)
+    assert [(conflict.path, conflict.kind) for conflict in asked] == [("shell", ConflictKind.PROCESSES)]
+    with pytest.raises(MergeConflict, match="shell"):
+        bench.store.merge(base, one, two, strategy=lambda *_: b"echo")
+
+
+def test_no_reason_of_a_record_hides_another(bench: Any) -> None:
+    began = bench.base({"a": "1"})
+    base = bench.after(began, {"b": "1"}, processes=shell(bench, functions={"f": "f"}))
+    one, two = (
+        bench.after(
+            base,
+            {at: "1"},
+            processes=replace(shell(bench, variables={"i": at}), tier=tier, dropped=1, reason=f"dropped {at}"),
+        )
+        for at, tier in (("c", ProcessTier.DROPPED), ("d", ProcessTier.COMMANDS))
+    )
+    merged = bench.store.merge(base, one, two).processes
+    assert merged.tier is ProcessTier.COMMANDS
+    assert merged.reason == "dropped d; dropped c; both shells changed variable i: ours stands"
 
 
 def test_a_directory_beside_the_workspace_is_merged(bench: Any) -> None:
