@@ -90,8 +90,14 @@ async def test_the_hosts_switches_are_out_of_a_containers_reach(world: World) ->
     ):
         assert not (await world.run(f"echo 1 > {knob}")).ok, knob
     assert Path("/proc/sys/kernel/core_pattern").read_text() == core
-    for attempt in ("mount -t proc none /mnt", "unshare -Ur true", "chroot /proc/1/root true"):
-        assert not (await world.run(attempt)).ok, attempt
+    calls = "l.mount(b'none', b'/mnt', b'tmpfs', 0, 0), l.unshare(0x10000000), l.chroot(b'/proc/1/root')"
+    tried = await world.run(["python3", "-c", f"import ctypes; l = ctypes.CDLL(None); print({calls})"])
+    assert tried.stdout == "-1 -1 -1\n"
+
+
+async def test_no_core_of_a_container_is_piped_to_the_host(world: World, out: Out) -> None:
+    """As in `limits.NO_CORE`: with 0 the kernel pipes it all the same."""
+    assert await out(world, "python3 -c 'import resource as r; print(r.getrlimit(r.RLIMIT_CORE))'") == "(1, 1)\n"
 
 
 async def test_signals_to_a_containers_agent_do_nothing(world: World, out: Out) -> None:
