@@ -104,8 +104,8 @@ class LLMCalls:
             if source is not None and not self._answers.to_be_checked():
                 return await self._take_over(row, source)
             result = await self._ask(client, request, row, stage)
-            if source is not None:
-                compare_answers(source, result)
+            if source is not None and (wrong := compare_answers(source, result)) is not None:
+                raise self._journal.stop(wrong)
             return result
 
     async def _take_over(self, row: LLMRecord, source: LLMRecord) -> ChatResult:

@@ -31,6 +31,7 @@ from ramify.runtime.pins import Pins
 from ramify.runtime.prints import world_print
 from ramify.runtime.questions import answers_to, asked_in, open_questions
 from ramify.runtime.records import (
+    DOUBTFUL,
     ROOT,
     OpStatus,
     RunId,
@@ -244,6 +245,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
         with entered(RunScope(run, run.root)):
             result_json = codec.encode(await outcome(function, args, kwargs), "its result")
         left = await run.end_left()
+        run.journal.refuse_when_stopped()
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
@@ -262,6 +264,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
         said = "left by those who waited, so cancelled as the workflow returned"
         services.emit(Noticed(run.record.id, f"{said}: {_each(str(row.step) for row in left)}"))
     _tell_left_aside(run, services, ended=True)
+    _tell_doubts(run, services)
     await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
     services.emit(RunEnded(run.record, RunStatus.DONE))
     return result
@@ -286,6 +289,13 @@ def _tell_left_aside(run: Run, services: Services, *, ended: bool) -> None:
     if left:
         said = _each(f"{row.step} ({why})" for row, why in left)
         services.emit(Noticed(run.record.id, f"recorded, but left aside: {said}"))
+
+
+def _tell_doubts(run: Run, services: Services) -> None:
+    """What a workflow went on from by itself, as from a step whose time was up."""
+    doubts = [one.step for one in run.journal.effects_under(ROOT) if one.status in DOUBTFUL]
+    if doubts:
+        services.emit(Noticed(run.record.id, f"nobody knows whether this happened outside: {_each(doubts)}"))
 
 
 def _each(names: Iterable[str]) -> str:

@@ -139,8 +139,8 @@ class Fork(Generic[T]):
             await run.settle(branch.line.path)
             await run.worlds.drop(branch.line)
         await run.worlds.end_ready(self._scope.branch.path)
-        if kind is not None and not issubclass(kind, Exception):
-            return  # cancelled: the run goes on from here another time
+        if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
+            return  # cancelled, or stopped: the run goes on from here another time
         release = run.plan.release_of(self.op) or self.op
         key = f"{self._key}|RELEASE"
         for branch in branches:  # also where it was left before: by an error, and what was resumed did more since
@@ -267,7 +267,7 @@ class Branch(Generic[T]):
         undone = [
             effect
             for effect in run.journal.effects_under(self.line.path)
-            if effect.status is EffectStatus.COMPENSATED and effect.branch in mine
+            if effect.status is EffectStatus.COMPENSATED and effect.branch in mine and run.journal.knows(effect.key)
         ]
         if undone:
             raise EffectUndone(

@@ -64,7 +64,7 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
     refuse_worlds(f"step {info.name}", function, nodes)
     refuse_unkept(info.name, function, code)
     if info.reuse:
-        refuse_varying(info.name, function, nodes)
+        refuse_varying(info.name, function, sources)
     calls_llm = any(is_llm(function.outer.get(name)) for node in nodes for name in used_names(node))
     return StepSpec(
         info.name,
