@@ -189,7 +189,7 @@ def _ends(trace: Path, group: str) -> list[dict[str, Any]]:
 
 def throughput_rows(*, quick: bool = False) -> list[Row]:
     """Tokens a second at saturation, ours over stock, in alternating pairs on two engines that both stand ready."""
-    return asyncio.run(_throughput_rows(pairs=3 if quick else 12, requests=30, tokens=32 if quick else 48))
+    return asyncio.run(_throughput_rows(pairs=3 if quick else 24, requests=30, tokens=32 if quick else 48))
 
 
 async def _throughput_rows(pairs: int, requests: int, tokens: int) -> list[Row]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ramify.cli.app import App, pass_app, say
+
+if TYPE_CHECKING:
+    from ramify.serving.policy.table import OptionValue
 
 
 @click.command("serve")
@@ -37,6 +42,13 @@ from ramify.cli.app import App, pass_app, say
 )
 @click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine works on at once.")
 @click.option("--policy", default="concord", show_default=True, help="The order of calls: concord, calm-thesis, edf.")
+@click.option(
+    "--policy-option",
+    "policy_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An option of the policy, as in --policy-option goodput=token. Repeatable.",
+)
 @click.option("--forward-tags", is_flag=True, help="Engines at URLs read our tags: pass on what is left of them.")
 @click.option(
     "--resume",
@@ -78,6 +90,7 @@ def serve_command(
     model: str | None,
     slots: int | None,
     policy: str,
+    policy_options: tuple[str, ...],
     forward_tags: bool,
     can_resume: bool,
     hang_s: float,
@@ -117,6 +130,7 @@ def serve_command(
         forward_xargs=forward_tags,
         can_resume=can_resume,
         policy=policy,
+        policy_options=dict(map(_option, policy_options)),
         hang_s=hang_s,
         whole_s=whole_s,
         drain_s=drain_s,
@@ -134,3 +148,14 @@ def serve_command(
         app.run(serve(settings, log=sys.stderr if log else None, ready=ready))
     except UnknownPolicy as error:
         raise click.UsageError(str(error)) from error
+
+
+def _option(text: str) -> tuple[str, OptionValue]:
+    """A name and its value: JSON, else text. Raises UsageError."""
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise click.UsageError(f"--policy-option {text!r} is no NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

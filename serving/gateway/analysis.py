@@ -22,12 +22,15 @@ from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.service import Stats
 from ramify.serving.analyzer.types import INTERVAL, Ask, Basis, Ended
 from ramify.serving.gateway.calls import Call
+from ramify.serving.gateway.compounds import MOST_STAGES, Compound
 from ramify.serving.sketch import LengthSketch
 
 _LIMIT = 4096  # tokens that an answer may have where the request sets no limit
 _ENDS = 4000  # characters at each end of a prompt that the analyzer looks at
 _TOOLS = "tools"  # the name of whatever passes between two stages: a gateway does not see tools
 _WORKFLOWS = 4096  # remembered; the oldest go first
+_SILENT_S = 600.0  # without a call, and a workflow whose last one nobody announced is over
+_MOST_CALLS = 1024  # of a stage
 
 
 @dataclass
@@ -47,9 +50,10 @@ class _Workflow:
     """What a compound request has done so far, stage by stage."""
 
     app: str
+    compound: Compound
     stages: list[list[Node]] = field(default_factory=list)
     ended_at: float = 0.0  # of its latest stage so far
-    began_at: float = 0.0
+    heard_at: float = 0.0
 
 
 class Analysis:
@@ -70,6 +74,7 @@ class Analysis:
         """Before it waits for a slot: how long it will be, and what comes after its stage. `alone`: one answer is
         asked for; of several each is as long as was predicted, and nothing is learnt."""
         tags = call.tags
+        self._sweep(call.arrived)
         ask = Ask(
             model=model,
             prompt=prompt if len(prompt) <= 2 * _ENDS else prompt[:_ENDS] + prompt[-_ENDS:],
@@ -160,19 +165,42 @@ class Analysis:
     def _note(self, call: Call, ask: Ask) -> None:
         compound = call.compound
         assert compound is not None and call.ended is not None
-        workflow = self._workflows.setdefault(compound.id, _Workflow(ask.app))
+        workflow = self._workflows.get(compound.id)
+        if workflow is None or workflow.compound is not compound:
+            workflow = self._workflows[compound.id] = _Workflow(ask.app, compound)
         self._workflows.move_to_end(compound.id)
         while len(self._workflows) > _WORKFLOWS:
             self._workflows.popitem(last=False)
-        if ask.stage > len(workflow.stages) + 64:
-            return  # a client that counts in its own way
+        workflow.heard_at = call.ended
+        if compound.recorded or ask.stage > len(workflow.stages) + 64 or ask.stage >= MOST_STAGES:
+            return  # a client that goes on after its last call, or counts in its own way
         while len(workflow.stages) <= ask.stage:
             gap = max(0.0, call.arrived - workflow.ended_at) if workflow.stages else 0.0
             workflow.stages.append([Node(Kind.TOOL, _TOOLS, len(workflow.stages), seconds=gap)] if gap else [])
         seconds = call.ended - call.arrived
         node = Node(Kind.LLM, ask.model, ask.stage, call.prompt_tokens, call.chunks, seconds)
-        workflow.stages[ask.stage].append(node)
+        if len(workflow.stages[ask.stage]) < _MOST_CALLS:
+            workflow.stages[ask.stage].append(node)
         workflow.ended_at = call.ended
         if compound.last_seen and not compound.open:
+            self._over(workflow)
+
+    def _sweep(self, now: float) -> None:
+        """Those of which nothing was heard for long are over. One that ended in a failure was broken off: what it
+        would have done is not known."""
+        while self._workflows:
+            workflow = next(iter(self._workflows.values()))
+            if now < workflow.heard_at + _SILENT_S:
+                return
+            if workflow.compound.open:
+                workflow.heard_at = now
+                self._workflows.move_to_end(workflow.compound.id)
+            else:
+                self._over(workflow, whole=workflow.compound.ended_whole)
+
+    def _over(self, workflow: _Workflow, *, whole: bool = True) -> None:
+        compound = workflow.compound
+        del self._workflows[compound.id]
+        if whole and not compound.recorded and workflow.stages:
             self._client.record(compound.id, workflow.app, workflow.stages)
-            del self._workflows[compound.id]
+        compound.recorded = True

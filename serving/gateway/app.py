@@ -104,7 +104,8 @@ class _Control:
 
     async def requests(self, request: Request) -> Response:
         self._gateway.authorise(request)
-        return JsonResponse(self._gateway.records.snapshot(request.query_params.get("compound_id")))
+        gateway = self._gateway
+        return JsonResponse(gateway.records.snapshot(request.query_params.get("compound_id"), gateway.step_of))
 
     async def cancel(self, request: Request) -> Response:
         """Break off what a workflow needs no longer: `{"compound_id": …, "fork_group": …}`, one of them or both."""
@@ -142,6 +143,7 @@ class _Control:
             running=gateway.admission.running,
             waiting=gateway.admission.waiting,
             up=[one.up(now) for one in gateway.replicas.all],
+            infeasible=gateway.records.infeasible(gateway.step_of),
         )
         return Response(text, media_type=metrics.CONTENT_TYPE)
 

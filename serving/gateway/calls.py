@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ramify.serving.gateway.admission import Preempted
-from ramify.serving.policy.types import (
-    CompoundView,
-    GroupView,
-    RequestId,
-    RequestView,
-    SloClass,
-    StageEstimate,
-    State,
-)
+from ramify.serving.gateway.compounds import Compound
+from ramify.serving.policy.types import GroupView, RequestId, RequestView, SloClass, StageEstimate, State, StepModel
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags
 from ramify.serving.tracker import Phase, RequestTrack
 from ramify.serving.types import Ledger
 
+_SHORT = 0.1  # the quantile of its length at which an answer may be hoped to end
 _VIEW_EVERY = 16  # tokens after which the policy is shown a new view
-_MOST_STAGES = 256  # that the tag `plan_rest` holds
 
 
 class Outcome(StrEnum):
@@ -33,62 +27,6 @@ class Outcome(StrEnum):
     FAILED = "failed"  # the engine gave no whole answer
     GONE = "gone"  # the client left
     ABORTED = "aborted"  # its workflow needs it no longer, and said so
-
-
-@dataclass(slots=True)
-class Compound:
-    """One workflow run's calls as one unit. Its deadline counts from the first call seen, whoever repeats it."""
-
-    id: str
-    first_at: float
-    deadline: float | None = None
-    calls: int = 0
-    open: int = 0
-    done: int = 0
-    ended_at: float | None = None  # when its last call so far ended
-    last_seen: bool = False  # a call of the last stage has come
-    stage: CompoundView | None = None  # what all calls of its stage share
-    matched: int = -1  # the stage at which history was asked last
-    expected: tuple[StageEstimate, ...] = ()  # after that stage, by history
-    dues: dict[int, float] = field(default_factory=dict)  # by stage: when it is due by its share of the deadline
-
-    def met(self) -> bool | None:
-        """None while it runs or where it has no deadline; a compound is in time when its last stage was."""
-        if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
-            return None
-        return self.ended_at <= self.deadline
-
-    def completed(self, tags: SLOTags, now: float) -> SLOTags:
-        """With what history says of its stage and the later ones, where the client said nothing."""
-        stage = tags.compound_stage or 0
-        if tags.plan_rest is None and self.matched == stage and self.expected:
-            later = self.expected[:_MOST_STAGES]
-            rest = tuple(n for s in later for n in (s.calls, s.prefill, s.output_median, s.tool_s_before))
-            tags = replace(tags, plan_rest=rest)
-        due = self.dues.get(stage)
-        if tags.compound_due_s is None and due is not None:
-            tags = replace(tags, compound_due_s=max(0.0, due - now))
-        return tags
-
-    def view(self, tags: SLOTags) -> CompoundView:
-        """This stage of it. The same object for equal calls, so that a policy may keep what it worked out."""
-        numbers = tags.plan_rest or ()
-        rest = tuple(StageEstimate(*numbers[at : at + 4]) for at in range(0, len(numbers), 4))
-        if tags.plan_rest is None and self.matched == (tags.compound_stage or 0):
-            rest = self.expected
-        view = CompoundView(
-            self.id,
-            tags.compound_stage or 0,
-            tags.compound_stages,
-            tags.compound_width or 1,
-            tags.compound_last == 1,
-            self.deadline,
-            rest,
-            self.dues.get(tags.compound_stage or 0),
-        )
-        if self.stage != view:
-            self.stage = view
-        return self.stage or view
 
 
 @dataclass(slots=True)
@@ -219,13 +157,37 @@ class Call:
 
     def met(self) -> bool | None:
         """None while it runs and for best effort."""
-        ttft, tbt, think = self.tags.slo_ttft_s, self.tags.slo_tbt_s, self.tags.slo_think_s
-        if self.ended is None or (self.deadline is None and ttft is None and tbt is None and think is None):
+        ttft, think = self.tags.slo_ttft_s, self.tags.slo_think_s
+        if self.ended is None or not self._promised:
             return None
         in_time = self.deadline is None or self.ended <= self.deadline
         begun = ttft is None or (self.first_token is not None and self.first_token <= self.arrived + ttft)
         thought = think is None or (self.first_answer is not None and self.first_answer <= self.arrived + think)
         return self.outcome is Outcome.DONE and in_time and begun and thought and not self.late_chunks
+
+    def feasible(self, now: float, step: StepModel) -> bool | None:
+        """Can what was promised still be kept, should the answer be short (P10) and have the engine to itself? None
+        where nothing was promised, and once it has ended."""
+        if self.ended is not None or not self._promised:
+            return None
+        think = self.tags.slo_think_s
+        thought_late = think is not None and (self.first_answer or 0.0) > self.arrived + think
+        if self.late_chunks or thought_late:
+            return False
+        left = 1.0 if self.sketch is None else self.sketch.quantile(_SHORT, self.chunks) - self.chunks
+        if self.max_tokens is not None:
+            left = min(left, self.max_tokens - self.chunks)
+        token_s = step.step_ms(1, self.prompt_tokens + self.chunks) / 1000
+        before_s = 0.0 if self.chunks else step.per_prefill_ms * self.prompt_tokens / 1000
+        track = copy(self.track)
+        track.view = self.view()  # a call that thinks has other promises before its answer than in it
+        return track.feasible(now, max(1.0, left), token_s, before_s)
+
+    @property
+    def _promised(self) -> bool:
+        tags = self.tags
+        limits = (self.deadline, tags.slo_ttft_s, tags.slo_tbt_s, tags.slo_think_s)
+        return any(limit is not None for limit in limits)
 
     def ledger(self, now: float) -> Ledger:
         """Where the time went. A call that ended without a token saw its first one at its end."""

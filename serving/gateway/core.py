@@ -21,7 +21,7 @@ from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas
 from ramify.serving.gateway.resume import resumable
 from ramify.serving.gateway.upstream import Upstream
-from ramify.serving.policy.types import Finished
+from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags, without_tags
 
@@ -80,6 +80,12 @@ class Gateway:
             if one.upstream is not None:
                 return one.upstream
         raise ApiError(503, "upstream_unavailable", "the engine is being started: try again")
+
+    def step_of(self, call: Call) -> StepModel:
+        """Of the engine that works on it, or would most quickly."""
+        if call.entered is not None:
+            return self.replicas.all[call.replica].model.step
+        return self.replicas.capacity(self.records.clock()).step
 
     def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
         """A call has come in."""
@@ -156,6 +162,8 @@ class Gateway:
         left = call.tags.aged(now - call.arrived)
         if call.compound and call.compound.deadline is not None and call.tags.compound_deadline_s is not None:
             left = replace(left, compound_deadline_s=max(0.0, call.compound.deadline - now))
+        if call.thinking and left.slo_ttft_s is None:  # a scheduler sees tokens, and not which of them are thoughts
+            left = replace(left, slo_ttft_s=left.slo_think_s)
         if call.predicted and call.sketch is not None:
             left = replace(left, length_quantiles=call.sketch.to_wire())
         if call.compound is not None:

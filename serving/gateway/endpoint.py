@@ -22,14 +22,15 @@ from ramify.serving.gateway.admission import Preempted, Refused
 from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.core import Gateway, several
 from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of, was_cut
-from ramify.serving.gateway.errors import ApiError, bad_request, infeasible
+from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
 from ramify.serving.gateway.exchange import Out, body_of, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
-from ramify.serving.refusal import CODE, from_line
+from ramify.serving.refusal import from_line
 
+_LIVES = 3  # of engines that a call may have been in when they died
 STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
 
 
@@ -130,26 +131,39 @@ class Endpoint:
             gateway.metrics.preempted()
             return False
         except (ApiError, wire.Malformed) as error:
-            failure = _as_api_error(error)
+            failure = as_api_error(error)
             if (refused := from_line(failure.message)) is not None:  # as vLLM 0.33 says it
                 raise Refused(Refusal(call.id, *refused)) from error
-            if replica is None or not self._another_can(call, replica, failure):
-                raise failure from error
+            with _interruptible(call):
+                if replica is None or not await self._another_can(call, replica, failure):
+                    raise failure from error
             return False
         return True
 
-    def _another_can(self, call: Call, replica: Replica, failure: ApiError) -> bool:
-        """Note a replica that failed a call; is there one that could still do it?"""
+    async def _another_can(self, call: Call, replica: Replica, failure: ApiError) -> bool:
+        """Note a replica that failed a call; is there one that could still do it, if only by being started again?"""
         gateway, now = self._gateway, self._gateway.records.clock()
         if not failure.lost:
             return False
         if len(gateway.replicas.all) > 1:
             replica.lost(now)
         call.avoid |= {replica.index}
-        if call.first_token is not None or len(call.avoid) == len(gateway.replicas.all):
+        if call.first_token is not None:
+            return False
+        if len(call.avoid) == len(gateway.replicas.all) and not await self._one_comes_back(call, failure):
             return False
         gateway.metrics.retried()
         return True
+
+    async def _one_comes_back(self, call: Call, failure: ApiError) -> bool:
+        """Every engine has lost this call. It waits for one of ours that is over; but what has been in so many when
+        they died may be why they did."""
+        if failure.status not in (502, 503) or call.attempts >= _LIVES:
+            return False
+        for one in self._gateway.replicas.all:
+            if one.comes_back is not None and await one.comes_back():
+                call.avoid -= {one.index}
+        return len(call.avoid) < len(self._gateway.replicas.all)
 
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway
@@ -198,7 +212,7 @@ class Endpoint:
             chunk = wire.parse_object(event.data)
             piece = dialect.read(chunk)
             if piece.failed is not None:
-                raise _broken_off(piece.failed)
+                raise broken_off(piece.failed)
             if piece.refused is not None:
                 raise Refused(Refusal(call.id, *piece.refused))
             if not work.head:
@@ -278,17 +292,3 @@ def _of(replica: Replica) -> Upstream:
     if replica.upstream is None:
         raise ApiError(503, "upstream_unavailable", "the engine is being started again: try again", lost=True)
     return replica.upstream
-
-
-def _broken_off(said: object) -> ApiError:
-    """What an engine's error in the middle of a stream means; a scheduler's refusal keeps its own words."""
-    message = said.get("message") if isinstance(said, Mapping) else None
-    if from_line(message) is not None:
-        return ApiError(400, CODE, str(message))
-    return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
-
-
-def _as_api_error(error: ApiError | wire.Malformed) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    return ApiError(502, "upstream_failed", f"the engine's answer cannot be read: {error}", lost=True)

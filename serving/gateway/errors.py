@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ramify.serving import wire
+from ramify.serving.refusal import CODE, from_line
+
 
 @dataclass
 class ApiError(Exception):
@@ -38,3 +41,18 @@ def infeasible(message: str, earliest_feasible_s: float | None) -> ApiError:
         {"earliest_feasible_s": earliest_feasible_s},
         {"x-should-retry": "false"},
     )
+
+
+def broken_off(said: object) -> ApiError:
+    """What an engine's error in the middle of a stream means; a scheduler's refusal keeps its own words."""
+    message = said.get("message") if isinstance(said, Mapping) else None
+    if from_line(message) is not None:
+        return ApiError(400, CODE, str(message))
+    return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
+
+
+def as_api_error(error: ApiError | wire.Malformed) -> ApiError:
+    """Of what an attempt at an engine can end in."""
+    if isinstance(error, ApiError):
+        return error
+    return ApiError(502, "upstream_failed", f"the engine's answer cannot be read: {error}", lost=True)

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ramify.serving.errors import BadTags
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError, bad_request
-from ramify.serving.tags import HEADER, SLOTags, is_tag
+from ramify.serving.tags import HEADER, SLOTags, is_tag, no_twins
 
 MAX_BODY = 8 * 1024 * 1024
 BODY_S = 60.0  # a body that takes longer is a client that means harm, or is gone
@@ -91,8 +91,11 @@ async def body_of(request: Request) -> Mapping[str, object]:
         raise bad_request("body", "body: the client left before its end") from None
     try:
         body = json.loads(
-            kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twins
+            kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=no_twins
         )
+    except BadTags as error:
+        said = str(error).encode("ascii", "backslashreplace").decode()  # half a surrogate pair can be a name
+        raise bad_request(error.field, said) from error
     except UnicodeDecodeError as error:
         raise bad_request("body", f"body: not UTF-8 at byte {error.start}") from error
     except RecursionError as error:
@@ -141,16 +144,6 @@ def _finite(text: str) -> float:
     if math.isinf(value):
         raise ValueError(f"{text[:40]} is beyond what a number can hold")
     return value
-
-
-def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object's fields. A field said twice has no meaning that two readers would agree on."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        twin = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-        raise bad_request(twin, f"{ascii(twin)[1:-1]}: said twice in one object")
-    return found
 
 
 async def left(receive: Receive) -> None:

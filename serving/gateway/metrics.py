@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.engine_costs import EngineCosts
+from ramify.serving.policy.types import SloClass
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
@@ -36,6 +37,9 @@ class Metrics:
         self._policy = Histogram("ramify_policy_seconds", "One verdict", buckets=_POLICY, registry=r)
         self._running = Gauge("ramify_running", "Calls in the engines", registry=r)
         self._waiting = Gauge("ramify_waiting", "Calls that wait for a slot", registry=r)
+        self._infeasible = Gauge(
+            "ramify_infeasible", "Calls in progress whose objective cannot be met any more", ["kind"], registry=r
+        )
         self._up = Gauge("ramify_replica_up", "1 where an engine can be used", ["replica"], registry=r)
         self._restarts = Counter("ramify_engine_restarts", "Engine processes started again", ["replica"], registry=r)
         self._analyzer = Counter("ramify_analyzer_restarts", "The analyzer's process started again", registry=r)
@@ -95,12 +99,14 @@ class Metrics:
     def coverage(self, generated: int, share: float) -> None:
         self._coverage.labels(str(generated)).set(share)
 
-    def text(self, *, running: int, waiting: int, up: list[bool]) -> bytes:
+    def text(self, *, running: int, waiting: int, up: list[bool], infeasible: Mapping[str, int]) -> bytes:
         """All figures, with those that are only true now."""
         if self._engines is not None:
             self._engines.read()
         self._running.set(running)
         self._waiting.set(waiting)
+        for kind in SloClass:
+            self._infeasible.labels(kind.value).set(infeasible.get(kind.value, 0))
         for index, is_up in enumerate(up):
             self._up.labels(str(index)).set(is_up)
         return generate_latest(self.registry)

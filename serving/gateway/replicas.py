@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from ramify.serving.gateway.estimates import Service, ServiceModel
@@ -45,6 +45,8 @@ class Replica:
     failures: int = 0  # in a row
     restarts: int = 0
     batch: int | None = None  # calls that it works on at once, where it takes more and queues them itself
+    # Of an engine of ours, asked when it has lost a call: is it over, and will it be started again?
+    comes_back: Callable[[], Awaitable[bool]] | None = None
 
     def up(self, now: float) -> bool:
         return self.upstream is not None and now >= self.down_until

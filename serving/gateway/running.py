@@ -163,6 +163,7 @@ def _maker(
         assert new_sketches is not None
         options: dict[str, object] = {
             "policy": settings.policy,
+            "policy_options": settings.policy_options,
             "socket": str(new_sketches),
             "report": str(_report(new_sketches)),
         }

@@ -40,13 +40,15 @@ class Supervised:
         changed: Callable[[], None] = lambda: None,
         restarted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.replica = Replica(index, slots or 1, None, traits)
+        self.replica = Replica(index, slots or 1, None, traits, comes_back=self._comes_back)
         self._own_slots = slots is None
         self._hang_s, self._whole_s = hang_s, whole_s
         self.changed = changed
         self.restarted = restarted
         self._make = make
         self._life = AsyncExitStack()
+        self._upstream: Upstream | None = None  # of the present life, also when its replica is used no more
+        self._past_answering = asyncio.Event()  # the present life's engine, whether its process knows it or not
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -69,25 +71,51 @@ class Supervised:
             self.replica.slots = engine.slots
         self.replica.alias = engine.alias
         queues = self.replica.traits.reads_tags
-        self.replica.upstream = Upstream(engine.base_url, hang_s=self._hang_s, whole_s=self._whole_s, queues=queues)
+        self._upstream = Upstream(engine.base_url, hang_s=self._hang_s, whole_s=self._whole_s, queues=queues)
+        self._past_answering.clear()
+        self.replica.upstream = self._upstream
         self.replica.failures, self.replica.down_until = 0, 0.0
         self.changed()
         return engine
 
     async def _end(self) -> None:
         """Of one life. Calls that are in it break by themselves: their connections are gone."""
-        upstream, self.replica.upstream = self.replica.upstream, None
+        self.replica.upstream = None
+        upstream, self._upstream = self._upstream, None
         life, self._life = self._life, AsyncExitStack()
         await life.aclose()
         if upstream is not None:
             await upstream.aclose()
+
+    async def _comes_back(self) -> bool:
+        """A call was lost in it: is this life over, so that another one follows? A server may live on for a while
+        whose engine is dead: it is ended."""
+        if (upstream := self.replica.upstream) is None:
+            return True
+        if await upstream.lives():
+            return False
+        if self.replica.upstream is upstream:
+            self.replica.upstream = None
+            self._past_answering.set()
+        return True
+
+    async def _end_of(self, engine: Engine) -> int | None:
+        """Of this life: its process's exit status, None where that still runs."""
+        ended = asyncio.create_task(engine.ended())
+        past = asyncio.create_task(self._past_answering.wait())
+        try:
+            await asyncio.wait({ended, past}, return_when=asyncio.FIRST_COMPLETED)
+            return ended.result() if ended.done() else None
+        finally:
+            ended.cancel()
+            past.cancel()
 
     async def _keep(self, engine: Engine) -> None:
         loop, index = asyncio.get_running_loop(), self.replica.index
         pause = 0.0
         while True:
             born = loop.time()
-            status = await engine.ended()
+            status = await self._end_of(engine)
             log("engine_died", level=logging.ERROR, replica=index, status=status)
             await self._end()
             pause = 0.0 if loop.time() - born > _STEADY_S else min(_BACKOFF_CAP_S, max(_BACKOFF_S, 2 * pause))

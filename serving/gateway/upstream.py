@@ -17,6 +17,7 @@ _T = TypeVar("_T")
 HANG_S = 120.0
 WHOLE_S = 600.0  # then OpenAI's own clients leave, unless told otherwise
 _CONNECT_S = 10.0
+_HEALTH_S = 5.0  # less, so that a connection that is slow to be made is no dead engine
 _JSON = {"content-type": "application/json"}
 _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
 
@@ -56,6 +57,22 @@ class Upstream:
     async def get(self, path: str) -> Mapping[str, object]:
         async with self._opened(self._http.build_request("GET", self._root + path)) as response:
             return await self._whole(response)
+
+    async def lives(self) -> bool:
+        """Does its server take connections, and not say itself that its engine is dead? One that is too busy to
+        answer lives."""
+        for _ in range(2):  # a connection that was kept open too long says nothing
+            request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/health")
+            try:
+                async with asyncio.timeout(_HEALTH_S):
+                    return (await self._http.send(request)).status_code not in (500, 503)
+            except TimeoutError:
+                return True
+            except httpx.ConnectError:
+                return False
+            except httpx.RequestError:
+                continue
+        return False
 
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""

@@ -42,7 +42,8 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(server, "serve", serve)
     flags = {
         "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
-        "--model": "m", "--slots": "3", "--policy": "edf", "--hang": "7", "--hang-whole": "70", "--drain": "5",
+        "--model": "m", "--slots": "3", "--policy": "edf",
+        "--policy-option": "best_effort_s=7.5", "--hang": "7", "--hang-whole": "70", "--drain": "5",
         "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
     }  # fmt: skip
     words = [word for pair in flags.items() for word in pair]
@@ -60,6 +61,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         forward_xargs=True,
         can_resume=True,
         policy="edf",
+        policy_options={"best_effort_s": 7.5},
         hang_s=7.0,
         whole_s=70.0,
         drain_s=5.0,
@@ -71,6 +73,20 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     ramify("serve")
     whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].drain_s, seen[-1].analyzer)
     assert whole == (120.0, 600.0, 30.0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("goodput", "'goodput' is no NAME=VALUE"),
+        ("=token", "'=token'"),
+        ("nothing=1", "'nothing'"),
+        ("goodput=cake", "'cake'"),
+    ],
+)
+def test_a_policys_option_that_there_is_not_is_refused(ramify: Any, text: str, named: str) -> None:
+    said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--policy-option", text)
+    assert said.status == 2 and named in said.err
 
 
 def test_a_port_that_is_taken(ramify: Any) -> None:

@@ -134,8 +134,8 @@ async def test_an_engine_that_reads_tags_gets_what_is_left_of_them() -> None:
         await client.post("/chat/completions", json={"messages": MESSAGES, "vllm_xargs": {**tags, "kv": 1}})
         now[0] += 5
         await client.post("/chat/completions", json={"messages": MESSAGES, "vllm_xargs": tags})
-    assert model.calls[0].body["vllm_xargs"] == {**tags, "kv": 1}
-    assert model.calls[1].body["vllm_xargs"] == {**tags, "compound_deadline_s": 15}
+    assert model.calls[0].body["vllm_xargs"] == {**tags, "compound_stage": 0, "kv": 1}
+    assert model.calls[1].body["vllm_xargs"] == {**tags, "compound_stage": 1, "compound_deadline_s": 15}
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions"])

@@ -139,6 +139,19 @@ async def test_the_change_is_seen_in_the_stream(field: str) -> None:
     assert 'ramify_requests_total{kind="latency",outcome="done"} 1.0' in figures
 
 
+async def test_an_engine_that_does_not_see_thoughts_hears_when_the_first_token_is_due() -> None:
+    """Else its timeline would begin at the arrival, where every thought is late."""
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway("http://engine", transport=model, forward_xargs=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        for tags in ({"slo_think_s": 30, "slo_tbt_s": 5}, {"slo_think_s": 30, "slo_ttft_s": 7}, {"slo_tbt_s": 5}):
+            asked = {"messages": MESSAGES, "vllm_xargs": tags}
+            assert (await client.post("/v1/chat/completions", json=asked)).status_code == 200
+    told: list[Any] = [call.body["vllm_xargs"] for call in model.calls]
+    assert [round(tags.get("slo_ttft_s", 0)) for tags in told] == [30, 7, 0]
+    assert told[0]["slo_ttft_s"] == told[0]["slo_think_s"]
+
+
 def test_the_policy_sees_the_workflow_and_the_fork_group() -> None:
     clock = Clock()
     book = Records(clock, clock)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.records import Records
+from ramify.serving.policy.types import StepModel
+from ramify.serving.sketch import LEVELS, LengthSketch
 from ramify.serving.tags import SLOTags
 
 
@@ -103,6 +108,9 @@ def test_a_compound_is_in_time_when_its_last_stage_was() -> None:
         "total_s": 5.0,
         "deadline_s": 10.0,
         "met": True,
+        "left_s": 5.0,
+        "feasible": None,
+        "spent": {"queue_s": 0.0, "prefill_s": 2.0, "decode_s": 3.0, "paused_s": 0.0, "preempted_s": 0.0},
     }
     run(book, clock, SLOTags(compound_id="run"), 0, [1.0], 6.0)
     assert compound()["met"] is False
@@ -118,3 +126,55 @@ def test_memory_is_bounded_and_only_the_first_ending_counts() -> None:
     assert [r["tags"]["compound_id"] for r in kept["requests"]] == ["run-7", "run-8", "run-9"]  # type: ignore[attr-defined]
     assert [c["id"] for c in kept["compounds"]] == ["run-7", "run-8", "run-9"]  # type: ignore[attr-defined]
     assert (calls[9].outcome, calls[9].ended) == (Outcome.DONE, 50.0)
+
+
+def test_who_runs_for_long_can_be_called_off_however_many_have_come_since() -> None:
+    book, _ = records(keep=3)
+    long = book.open("/", SLOTags(fork_group="g"))
+    for i in range(10):
+        book.close(book.open("/", SLOTags(compound_id=f"run-{i}")), Outcome.DONE)
+    assert book.open_calls(compound_id=None, fork_group="g") == [long]
+    book.close(long, Outcome.ABORTED)
+    assert book.open_calls(compound_id=None, fork_group="g") == []
+
+
+def test_what_is_still_feasible_is_known_while_it_runs() -> None:
+    book, clock = records()
+    step = StepModel(100.0, 0.0, 0.0, 10.0)  # ten tokens a second, and a hundred of a prompt
+
+    def feasible(tags: SLOTags, at: Sequence[float] = (), *, now: float, thoughts: int = 0, **more: Any) -> Any:
+        clock.now = 50.0
+        call = book.open("/", tags, prompt_tokens=100, **more)
+        call.enter(50.0, 0)
+        for number, moment in enumerate(at):
+            call.token(moment, thought=number < thoughts)
+        clock.now = now
+        return call.feasible(now, step)
+
+    short = LengthSketch.from_wire([10.0] * len(LEVELS))
+    assert feasible(SLOTags(), now=999.0) is None, "it was promised nothing"
+    due = SLOTags(slo_deadline_s=5.0)
+    assert feasible(due, now=52.9, sketch=short) and not feasible(due, now=53.1, sketch=short)
+    assert feasible(due, now=53.6, sketch=short, max_tokens=2), "where it is cut sooner"
+    assert feasible(due, [51.0, 52.0], now=54.1, sketch=short), "two of its ten tokens are there, and its prompt"
+    stream = SLOTags(slo_ttft_s=2.0, slo_tbt_s=1.0)
+    assert feasible(stream, now=50.9) and not feasible(stream, now=51.1)
+    assert feasible(stream, [51.9, 52.9], now=53.0) and not feasible(stream, [51.9, 53.1], now=53.2)
+    think = SLOTags(slo_think_s=4.0, slo_tbt_s=1.0)
+    assert feasible(think, [52.0, 53.9], now=54.0, thoughts=1)
+    assert not feasible(think, [52.0, 54.1], now=54.2, thoughts=1)
+    assert not feasible(think, [52.0], now=54.1, thoughts=1)
+    assert book.infeasible(lambda _: step)["latency"] > 0
+
+
+def test_a_workflow_is_feasible_while_all_of_it_is() -> None:
+    book, clock = records()
+    run(book, clock, SLOTags(compound_id="run", compound_deadline_s=10.0), 0, [1.0], 2.0)
+    book.open("/", SLOTags(compound_id="run"))
+
+    def compound() -> Any:
+        return book.snapshot("run")["compounds"][0]  # type: ignore[index]
+
+    assert (compound()["left_s"], compound()["feasible"]) == (8.0, True)
+    clock.now = 60.0
+    assert (compound()["left_s"], compound()["feasible"]) == (0.0, False)

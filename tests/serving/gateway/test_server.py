@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -13,11 +14,15 @@ import httpx
 import pytest
 
 from ramify.serving.client import LLMClient
+from ramify.serving.engine.types import EngineKind, EngineSpec
+from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import DeadlineInfeasible, EngineFailed, LLMUnavailable, ModelMissing
-from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway import running
+from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 from ramify.serving.tags import SLOTags
 from ramify.serving.testing import Fault, ScriptedModel, ScriptedServer
 from ramify.serving.types import ChatRequest, user
+from ramify.serving.vllm_plugin.options import PluginOptions
 
 
 class Turnstile:
@@ -175,6 +180,16 @@ async def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         with pytest.raises(EngineFailed, match=rf"cannot listen on 127.0.0.1:{port}: .* Choose another port"):
             async with LocalGateway(home=tmp_path, upstream=other.base_url, port=port):
                 pytest.fail("the port is taken")
+
+
+def test_a_policys_options_reach_the_scheduler_inside_vllm(tmp_path: Path) -> None:
+    settings = GatewaySettings(home=tmp_path, model="some/model", policy_options={"goodput": "token"})
+    make, _ = running._maker(EngineSpec(EngineKind.VLLM), settings, tmp_path / "engine.sock")
+    engine = make()
+    assert isinstance(engine, VllmEngine)
+    line = engine.arguments("folder", 1)
+    options = PluginOptions.of(json.loads(line[line.index("--additional-config") + 1]))
+    assert (options.policy, options.policy_options) == ("concord", {"goodput": "token"})
 
 
 SERVE = """

@@ -1,0 +1,112 @@
+"""One workflow run's calls as one unit: its deadline, its stages, and what history says of those still to come."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, field, replace
+from operator import add
+
+from ramify.serving.policy.types import CompoundView, StageEstimate
+from ramify.serving.tags import SLOTags
+from ramify.serving.tracker import Spent
+
+_NOTHING = Spent()
+MOST_STAGES = 256  # that the tag `plan_rest` holds
+
+
+@dataclass(slots=True)
+class Compound:
+    """Its deadline counts from the first call seen, whoever repeats it."""
+
+    id: str
+    first_at: float
+    deadline: float | None = None
+    calls: int = 0
+    open: int = 0
+    done: int = 0
+    spent: Spent = _NOTHING  # by its calls that ended: more than wall time where they ran beside each other
+    ended_at: float | None = None  # when its last call so far ended
+    ended_whole: bool = False  # that one did, with its whole answer
+    recorded: bool = False  # as a pattern: what comes later is not a part of it
+    latest: int = -1  # the last stage of which a call has come
+    stage: CompoundView | None = None  # what all calls of its stage share
+    matched: int = -1  # the stage at which history was asked last
+    expected: tuple[StageEstimate, ...] = ()  # after that stage, by history
+    dues: dict[int, float] = field(default_factory=dict)  # by stage: when it is due by its share of the deadline
+    _last_calls: int = 0  # calls of the last stage that have come,
+    _last_width: int = 1  # of so many
+
+    @property
+    def last_seen(self) -> bool:
+        """The calls of the last stage have come."""
+        return self._last_calls >= self._last_width
+
+    def join(self, tags: SLOTags) -> SLOTags:
+        """A call comes. One that does not say its stage is of the latest while that has calls open, else of the
+        next: a client that gives its calls an id and no more has stages, too."""
+        if tags.compound_stage is None:
+            stage = max(0, self.latest) if self.open else self.latest + 1
+            most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages
+            tags = replace(tags, compound_stage=min(stage, most, MOST_STAGES))
+        self.latest = max(self.latest, tags.compound_stage or 0)
+        self.calls += 1
+        self.open += 1
+        if is_last(tags):
+            self._last_calls += 1
+            self._last_width = max(self._last_width, tags.compound_width or 1)
+        return tags
+
+    def left(self, now: float, *, whole: bool, spent: Spent = _NOTHING) -> None:
+        """One of its calls has ended, and spent its time so."""
+        self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
+        self.open -= 1
+        self.done += whole
+        self.ended_at, self.ended_whole = now, whole
+
+    def met(self) -> bool | None:
+        """None while it runs or where it has no deadline; a compound is in time when its last stage was."""
+        if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
+            return None
+        return self.ended_at <= self.deadline
+
+    def feasible(self, now: float) -> bool | None:
+        """Is there time left? None where it has no deadline, and once it is over."""
+        return None if self.deadline is None or self.met() is not None else now < self.deadline
+
+    def completed(self, tags: SLOTags, now: float) -> SLOTags:
+        """With what is known of its stage and the later ones, where the client said nothing."""
+        stage = tags.compound_stage or 0
+        if tags.plan_rest is None and self.matched == stage and self.expected:
+            later = self.expected[:MOST_STAGES]
+            rest = tuple(n for s in later for n in (s.calls, s.prefill, s.output_median, s.tool_s_before))
+            tags = replace(tags, plan_rest=rest)
+        due = self.dues.get(stage)
+        if tags.compound_due_s is None and due is not None:
+            tags = replace(tags, compound_due_s=max(0.0, due - now))
+        return replace(tags, compound_last=1) if tags.compound_last is None and is_last(tags) else tags
+
+    def view(self, tags: SLOTags) -> CompoundView:
+        """This stage of it. The same object for equal calls, so that a policy may keep what it worked out."""
+        numbers = tags.plan_rest or ()
+        rest = tuple(StageEstimate(*numbers[at : at + 4]) for at in range(0, len(numbers), 4))
+        if tags.plan_rest is None and self.matched == (tags.compound_stage or 0):
+            rest = self.expected
+        view = CompoundView(
+            self.id,
+            tags.compound_stage or 0,
+            tags.compound_stages,
+            tags.compound_width or 1,
+            is_last(tags),
+            self.deadline,
+            rest,
+            self.dues.get(tags.compound_stage or 0),
+        )
+        if self.stage != view:
+            self.stage = view
+        return self.stage or view
+
+
+def is_last(tags: SLOTags) -> bool:
+    """Of the workflow's last stage: as it says, or as its number of stages does."""
+    if tags.compound_last is not None or tags.compound_stages is None:
+        return tags.compound_last == 1
+    return (tags.compound_stage or 0) + 1 >= tags.compound_stages

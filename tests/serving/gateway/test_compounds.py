@@ -1,0 +1,155 @@
+"""Calls of one workflow: their stages, its last one, and when a pattern is learnt from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+import pytest
+
+from ramify.serving.analyzer.estimates import Estimates
+from ramify.serving.analyzer.pattern_graph import Kind, Node
+from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
+from ramify.serving.gateway.app import create_gateway
+from ramify.serving.gateway.compounds import Compound, is_last
+from ramify.serving.sketch import LengthSketch
+from ramify.serving.tags import SLOTags
+from ramify.serving.testing import Fault, ScriptedModel
+
+pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
+
+
+def test_a_call_without_a_stage_is_of_the_latest_while_that_is_open_else_of_the_next() -> None:
+    run = Compound("run", 0.0)
+    plain = SLOTags(compound_id="run")
+    assert [run.join(plain).compound_stage for _ in range(3)] == [0, 0, 0], "at once"
+    run.left(1.0, whole=True)
+    assert run.join(plain).compound_stage == 0, "two of them are still open"
+    for _ in range(3):
+        run.left(2.0, whole=True)
+    assert run.join(plain).compound_stage == 1
+    assert run.join(SLOTags(compound_id="run", compound_stage=7)).compound_stage == 7, "as it says"
+    for _ in range(2):
+        run.left(3.0, whole=True)
+    assert run.join(plain).compound_stage == 8
+    run.left(4.0, whole=True)
+    assert run.join(SLOTags(compound_id="run", compound_stages=3)).compound_stage == 3, "never beyond the last"
+
+
+@pytest.mark.parametrize(
+    ("tags", "last"),
+    [
+        (SLOTags(), False),
+        (SLOTags(compound_last=1), True),
+        (SLOTags(compound_stage=2, compound_stages=3), True),
+        (SLOTags(compound_stage=1, compound_stages=3), False),
+        (SLOTags(compound_stage=2, compound_stages=3, compound_last=0), False),
+    ],
+)
+def test_the_last_stage_is_said_or_counted(tags: SLOTags, last: bool) -> None:
+    assert is_last(tags) is last
+    run = Compound("run", 0.0)
+    assert run.view(tags).last is last
+    assert (run.completed(tags, 0.0).compound_last == 1) is last, "and the engine is told"
+
+
+def test_a_last_stage_is_there_with_all_its_calls() -> None:
+    run = Compound("run", 0.0, deadline=10.0)
+    two = SLOTags(compound_id="run", compound_last=1, compound_width=2)
+    run.join(two)
+    run.left(1.0, whole=True)
+    assert (run.last_seen, run.met()) == (False, None)
+    run.join(two)
+    run.left(2.0, whole=True)
+    assert (run.last_seen, run.met()) == (True, True)
+
+
+class Learns:
+    """An analyzer that keeps what it is told of workflows."""
+
+    def __init__(self) -> None:
+        self.patterns: dict[str, list[list[tuple[Kind, str]]]] = {}
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        return [Forecast(LengthSketch.cold(ask.limit), Basis.COLD) for ask in asks]
+
+    async def match(self, *_: object) -> Estimates | None:
+        return None
+
+    def observe(self, ended: Ended) -> None: ...
+
+    def record(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> None:
+        assert compound not in self.patterns, "once"
+        self.patterns[compound] = [[(n.kind, n.name) for n in stage if n.kind is Kind.LLM] for stage in stages]
+
+    async def aclose(self) -> None: ...
+
+
+class Workflows:
+    """Calls through a gateway whose clock we turn."""
+
+    def __init__(self, **model: Any) -> None:
+        from ramify.serving.gateway.analysis import Analysis
+
+        self.now = 100.0
+        self.learns = Learns()
+        app = create_gateway(
+            "http://engine", transport=ScriptedModel(lambda _: "a b", **model), clock=lambda: self.now
+        )
+        known: Any = self.learns
+        self._gateway = app.state.gateway
+        self._gateway.analysis = Analysis(known, lambda: None, sockets={})
+        self._transport = httpx.ASGITransport(app)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._gateway.aclose()
+
+    async def call(self, compound: str, **tags: object) -> None:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True}
+        async with httpx.AsyncClient(transport=self._transport, base_url="http://gateway") as client:
+            await client.post("/v1/chat/completions", json={**body, "vllm_xargs": {"compound_id": compound, **tags}})
+        self.now += 1
+
+
+async def test_a_workflow_of_which_nothing_is_heard_is_over() -> None:
+    async with Workflows() as all_:
+        for _ in range(3):
+            await all_.call("run")
+        await all_.call("other")
+        assert all_.learns.patterns == {}
+        all_.now += 597
+        await all_.call("other")
+        assert all_.learns.patterns == {}, "not for quite so long"
+        all_.now += 10
+        await all_.call("other")
+        assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 3}
+        await all_.call("run")
+        all_.now += 1000
+        await all_.call("more")
+        assert all_.learns.patterns.keys() == {"run", "other"}, "what came after its end is no part of it"
+
+
+async def test_what_was_broken_off_teaches_nothing() -> None:
+    async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
+        await all_.call("run")
+        await all_.call("run")
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {}
+
+
+async def test_the_number_of_stages_says_which_is_the_last_and_its_width_when_it_is_over() -> None:
+    async with Workflows() as all_:
+        await all_.call("run", compound_stage=0, compound_stages=2)
+        await all_.call("run", compound_stage=1, compound_stages=2, compound_width=2)
+        assert all_.learns.patterns == {}
+        await all_.call("run", compound_stage=1, compound_stages=2, compound_width=2)
+        assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")], [(Kind.LLM, "m")] * 2]}
+        await all_.call("run", compound_stage=1, compound_stages=2, compound_width=2)
