@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _fork_rows import BUDGET_S, QUICK_BUDGET_S, Pace, Row, in_budget, no_docker, row, spent
+from _fork_rows import QUICK_BUDGET_S, Pace, Row, in_budget, no_docker, row, spent
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
@@ -41,7 +41,7 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
     sizes = {100: 1_000, 1_000: 10_000, 10_000: 1_000} if quick else {1_000: 10_000, 10_000: 100_000, 100_000: 1_000}
     _, middle, _ = sizes
     forks, hundreds = (QUICK_FORKS, QUICK_HUNDREDS) if quick else (FORKS, HUNDREDS)
-    pace = Pace(QUICK_COPIES, QUICK_BUDGET_S) if quick else Pace(COPIES, BUDGET_S)
+    pace = Pace(QUICK_COPIES, QUICK_BUDGET_S) if quick else Pace(COPIES)
     single: dict[int, tuple[list[float], list[float]]] = {}
     made: list[Row] = []
     fresh: list[Row] = []

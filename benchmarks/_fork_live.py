@@ -1,8 +1,8 @@
 """The live rows of benchmarks/fork.py: shells, processes and sessions, through the backend's contract.
 
 A live fork counts when its tree is mounted and its processes are back; a fork of a shell, which begins with its first
-command, when that has been answered, and one with a Python session when that has answered. Medians of 20 and more (a
-hundred forks at once: of 5), peers in the same run.
+command, when that has been answered, and one with a Python session when that has answered. Medians of 20 and more,
+with `--quick` of 5 where a round takes a second; peers in the same run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import _fork_floors as floors
-from _fork_rows import BUDGET_S, QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker, row
+from _fork_rows import QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker, row
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.tiers import criu
+
+ROUNDS, QUICK_SLOW = 20, 5
 
 Peer = tuple[str, list[float] | None]  # what it is, or why it is not here; its times
 
@@ -58,14 +60,14 @@ async def _rows(quick: bool, scratch: Path | None) -> list[Row]:
         base = store.import_tree(workspace).snapshot
         spec = WorldSpec(mount_at=workspace, env={"PATH": os.environ["PATH"]})
         async with NamespaceBackend(store, root / "ramify" / "worlds") as backend:
-            docker = _docker_peers(Pace(10, QUICK_BUDGET_S) if quick else Pace(20, BUDGET_S))
+            docker = _docker_peers(Pace(10, QUICK_BUDGET_S) if quick else Pace(ROUNDS))
             bench = Bench(backend, base, spec, docker, store.lower_dirs(base)[0], root)
             floor = _floor()
             made = [
                 *await bench.commands(),
                 *await bench.checkpoints(),
-                *await bench.shells(20 if quick else 100),
-                *await bench.sessions(),
+                *await bench.shells(20 if quick else 100, QUICK_SLOW if quick else ROUNDS),
+                *await bench.sessions(QUICK_SLOW if quick else ROUNDS),
                 *await bench.live(),
             ]
             return [{**row, "floor": floor} if "first command" in str(row["name"]) else row for row in made]
@@ -130,7 +132,7 @@ class Bench:
         await world.rollback(to)
         await world.run(":")
 
-    async def shells(self, n: int) -> list[Row]:
+    async def shells(self, n: int, rounds: int) -> list[Row]:
         """Forks of a world whose shell knows something, each to its first command."""
         world = await self._backend.materialise(self._base, self._spec)
         await world.run("kept=1; f() { echo $kept; }; cd d1")
@@ -143,14 +145,15 @@ class Bench:
             closing.extend(forks)
 
         took: list[float] = []
-        for _ in range(5):
+        for _ in range(rounds):
             closing: list[World] = []
             took += await _times(fork, 1)
             await asyncio.gather(*(child.close() for child in closing))
         await world.close()
         return [row(f"{n} live forks of a shell, all to their first command", took, 1500 * n / 100)]
 
-    async def sessions(self) -> list[Row]:
+    async def sessions(self, slow: int) -> list[Row]:
+        """`slow`: rounds of what takes a second."""
         world = await self._backend.materialise(self._base, self._spec)
         repl = await world.python()
         assert (await repl.run(DATA)).ok
@@ -168,9 +171,9 @@ class Bench:
             assert (await repl.run(PICKLE)).ok
             assert (await other.run(RELOAD)).ok
 
-        reloaded = await _times(reload, 3)
+        reloaded = await _times(reload, slow)
         await other.close()
-        sealed = await _times(world.seal, 3)
+        sealed = await _times(world.seal, slow)
         mounted, carried = await self._carried(await world.seal(), rounds=20)
         await world.close()
         peer = ("pickle and reload", reloaded)
@@ -269,10 +272,12 @@ def _docker_peers(pace: Pace) -> dict[str, Peer]:
         for name, arguments in (("exec", (container, "/bin/true")), ("restart", ("--time", "0", container))):
             words = ("docker", name, *arguments)
             peers[name] = (f"docker {name}", in_budget(lambda _, words=words: _spent(*words)[0], *pace))
-        took, refused = _spent("docker", "checkpoint", "create", "--leave-running", container, "first")
-        peers["checkpoint"] = (
-            ("docker checkpoint", [took]) if not refused else (f"docker checkpoint: {refused}", None)
-        )
+        words = ("docker", "checkpoint", "create", "--leave-running", container)
+        _, refused = _spent(*words, "first")
+        peers["checkpoint"] = (f"docker checkpoint: {refused}", None)
+        if not refused:
+            took = in_budget(lambda number: _spent(*words, f"next{number}")[0], *pace)
+            peers["checkpoint"] = ("docker checkpoint", took)
         return peers
 
 

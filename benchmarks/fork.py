@@ -2,11 +2,10 @@
 
     python benchmarks/fork.py [--quick] [--json] [--scratch DIR] [--only files|live|store]
 
-Every peer does its work on the same files in the same run. Medians of twenty and more (of peers that take seconds, as
-many as fit their time, three at least: `rounds`), with the smallest and the largest beside them. `--quick` takes
-smaller trees (a minute); with `--json` the last line is one object. Run it as root and as an ordinary user: some
-targets differ. A machine that does other work shows in `load`: the smallest times of a spread then tell more than the
-medians.
+Every peer does its work on the same files in the same run. Medians of twenty and more (`rounds`), with the smallest
+and the largest beside them. `--quick` takes smaller trees, and fewer rounds of what takes seconds (a minute); with
+`--json` the last line is one object. Run it as root and as an ordinary user: some targets differ. A machine that does
+other work shows in `load`: the smallest times of a spread then tell more than the medians.
 """
 
 from __future__ import annotations

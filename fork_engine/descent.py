@@ -7,6 +7,7 @@ back.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -193,22 +194,63 @@ class Descent:
             self._open.pop().close()
 
 
+@dataclass(slots=True)
+class _Emptying:
+    """A folder that is being removed: which one it is, and the folders that are left in it."""
+
+    inode: tuple[int, int]
+    folders: list[str]
+
+
 def remove_tree(
     name: str | Path, dir_fd: int | None = None, *, seen: Callable[[os.stat_result], None] | None = None
 ) -> None:
-    """Remove a folder and all below it, whatever its folders' modes are. Files are unlinked, never chmodded: their
-    inodes may be shared with a layer. `seen` gets the stat of each file just before it goes."""
-    with folder(name, dir_fd, lend=0o700) as fd:
-        with os.scandir(fd) as found:
-            children = list(found)
-        for child in children:
-            if child.is_dir(follow_symlinks=False):
-                remove_tree(child.name, fd, seen=seen)
-            else:
-                if seen is not None:
-                    seen(os.stat(child.name, dir_fd=fd, follow_symlinks=False))
-                os.unlink(child.name, dir_fd=fd)
+    """Remove a folder and all below it, whatever its folders' modes are and however deep they lie: one is open at a
+    time. Files are unlinked, never chmodded: their inodes may be shared with a layer. `seen` gets the stat of each
+    file just before it goes."""
+    fd = open_folder(name, dir_fd, lend=0o700).fd
+    try:
+        levels = [_without_files(fd, seen)]
+        while True:
+            if levels[-1].folders:
+                fd = _instead(fd, open_folder(levels[-1].folders[-1], fd, lend=0o700).fd)
+                levels.append(_without_files(fd, seen))
+                continue
+            levels.pop()
+            if not levels:
+                break
+            fd = _instead(fd, os.open("..", _DIR, dir_fd=fd))
+            _check_still(fd, levels[-1].inode)
+            os.rmdir(levels[-1].folders.pop(), dir_fd=fd)
+    finally:
+        os.close(fd)
     os.rmdir(name, dir_fd=dir_fd)
+
+
+def _instead(fd: int, other: int) -> int:
+    os.close(fd)
+    return other
+
+
+def _without_files(fd: int, seen: Callable[[os.stat_result], None] | None) -> _Emptying:
+    found, folders = os.fstat(fd), []
+    with os.scandir(fd) as entries:
+        children = list(entries)
+    for child in children:
+        if child.is_dir(follow_symlinks=False):
+            folders.append(child.name)
+            continue
+        if seen is not None:
+            seen(os.stat(child.name, dir_fd=fd, follow_symlinks=False))
+        os.unlink(child.name, dir_fd=fd)
+    return _Emptying((found.st_dev, found.st_ino), folders)
+
+
+def _check_still(fd: int, inode: tuple[int, int]) -> None:
+    """The way up must lead to where we came from."""
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) != inode:
+        raise OSError(errno.EBUSY, "a folder was moved while it was removed")
 
 
 def remove_any(name: str, dir_fd: int) -> None:

@@ -49,7 +49,8 @@ def _remains(path: Path) -> Iterator[Snapshot]:
         return
     for tier in (fields.get("tier"), *ProcessTier):
         with suppress(*MALFORMED):
-            yield replace(fields_of({**fields, "content_key": "", "tier": tier}, SnapshotId("")), parents=())
+            said = {**fields, "content_key": "", "tier": tier, "parents": (), "merges": ()}
+            yield fields_of(said, SnapshotId(""))
 
 
 def _fields(text: str) -> dict[str, Any]:
@@ -71,7 +72,7 @@ def _neighbours(found: Findings) -> Iterator[Snapshot]:
     stacks = {s.layers[:height] for s in known for height in range(1, len(s.layers) + 1)}
     stacks |= {(LayerId(name),) for name in layers}
     fresh = Snapshot(SnapshotId(""), (), UNDEFINED, processes=Processes())
-    shells = [fresh, *(replace(s, parents=()) for s in known)]
+    shells = [fresh, *(replace(s, parents=(), merges=()) for s in known)]
     taller = ((*stack, LayerId(name)) for stack in stacks for name in layers)
     for stack in itertools.chain(sorted(stacks), taller):
         for shell in shells:

@@ -18,9 +18,7 @@ Value = tuple[bool, str] | None
 """(whether it is set, to what); None is as the world started."""
 
 _LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU)
-_FRESH_SHELL = (
-    "two shells in a format that is not merged: a fresh one starts, with the variables and directory of both"
-)
+_OTHER_SHELLS = "two shells in a format that is not merged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +77,9 @@ def _bytes(value: Value) -> bytes | None:
 def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], settler: Settler) -> Processes:
     """Without the shells' state."""
     base, ours, theirs = (replace(side.processes, shell="") for side in sides)
-    if ours == theirs or theirs == base:
+    if ours == theirs:
+        return replace(ours, reason=_all(ours.reason, theirs.reason))
+    if theirs == base:
         return ours
     if ours == base:
         return theirs
@@ -87,9 +87,9 @@ def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], settler: Settle
     dropped = max(ours.dropped, theirs.dropped)
     if not live:
         tier = ProcessTier.NONE if ours.tier is theirs.tier is ProcessTier.NONE else ProcessTier.DROPPED
-        return Processes(tier, dropped=dropped, reason=ours.reason or theirs.reason)
+        return Processes(tier, dropped=dropped, reason=_all(ours.reason, theirs.reason))
     if len(live) == 1 and base.tier not in _LIVE:
-        return replace(live[0], dropped=dropped)
+        return replace(live[0], dropped=dropped, reason=_all(live[0].reason, ours.reason, theirs.reason))
     conflict = Conflict(
         "processes", ConflictKind.PROCESSES, f"{ours.tier.value} in ours, {theirs.tier.value} in theirs"
     )
@@ -113,6 +113,24 @@ def _with_shell(merged: State, sides: tuple[Snapshot, Snapshot, Snapshot], settl
         read = [blobs.get(shell) if shell else b"" for shell in (base, ours, theirs)]
         made, gave_way = merge_shells((read[0], read[1], read[2]), merged.env, settler)
     except UnknownShell:
-        reason = ran.reason or ("" if one else _FRESH_SHELL)
-        return replace(merged, processes=replace(ran, shell=one or "", reason=reason))
-    return replace(merged, made=made, processes=replace(ran, reason=ran.reason or gave_way))
+        if one is None:
+            return replace(merged, processes=_one_shell(ran, ours, theirs, settler))
+        return replace(merged, processes=replace(ran, shell=one))
+    return replace(merged, made=made, processes=replace(ran, reason=_all(ran.reason, gave_way)))
+
+
+def _one_shell(ran: Processes, ours: str, theirs: str, settler: Settler) -> Processes:
+    """Of two that cannot be merged: the one that is asked for, else a fresh one. The record says it."""
+    conflict = Conflict("shell", ConflictKind.PROCESSES, _OTHER_SHELLS)
+    answer = settler.answer(conflict, lambda: (None, None, None), idle=MergeStrategy.UNION)
+    if isinstance(answer, bytes):
+        answer = settler.leave(conflict)  # nobody writes a shell's state by hand
+    stands = {MergeStrategy.OURS: ours, MergeStrategy.THEIRS: theirs}.get(answer, "")
+    what = f"{answer.value} stands" if stands else "a fresh one starts"
+    told = f"{_OTHER_SHELLS}: {what}, with the variables and directory of both"
+    return replace(ran, shell=stands, reason=_all(ran.reason, told))
+
+
+def _all(*reasons: str) -> str:
+    """Each once: none hides another."""
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ramify.fork_engine import crash
 from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
-from ramify.fork_engine.files import flush_folder, make_folder, read_own, write_new
+from ramify.fork_engine.files import flush_folder, make_folder, open_folder, read_own, write_new
 from ramify.fork_engine.folder import StoreFolder
 from ramify.fork_engine.keys import identity, snapshot_id
 from ramify.fork_engine.manifest import MALFORMED, canonical_json
@@ -38,12 +42,38 @@ class Snapshots:
         paths = self._folder.glob("*.json")
         return sorted(SnapshotId(path.stem) for path in paths if not 0 <= now - path.stat().st_mtime < seconds)
 
-    def save(self, snapshot: Snapshot, volatile: tuple[str, ...]) -> None:
-        """The caller holds the store's lock since it made or found the snapshot's layers."""
+    def save(self, snapshot: Snapshot, volatile: tuple[str, ...]) -> bool:
+        """The caller holds the store's lock since it made or found the snapshot's layers. False where another made it
+        meanwhile, whose record stays."""
         with self._store.temporary() as aside:
             write_new(aside / "made", encode(snapshot, volatile))
-            self._store.place(aside / "made", "snapshots", f"{snapshot.id}.json")
+            with self._writing():
+                with suppress(SnapshotNotFound, SnapshotCorrupt):
+                    self.load(snapshot.id)
+                    return False
+                self._store.place(aside / "made", "snapshots", f"{snapshot.id}.json")
         crash.point("snapshot")
+        return True
+
+    def note_merge(self, id: SnapshotId, parents: tuple[SnapshotId, ...]) -> None:
+        """Another merge came to this state: its record names those two as well. On disk when this returns, for what
+        it replaces may have been. The caller holds the store's lock."""
+        with self._writing(), self._store.temporary() as aside:
+            snapshot, volatile = self.load(id)
+            if parents in (snapshot.parents, *snapshot.merges):
+                return
+            made = aside / "made"
+            write_new(made, encode(replace(snapshot, merges=(*snapshot.merges, parents)), volatile))
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
+            made.rename(self._path(id))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One at a time, so that nobody's record is lost to another's."""
+        with open_folder(self._folder) as fd:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
 
     def load(self, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
         """The snapshot and the volatile globs that its content key was made with."""
@@ -72,6 +102,7 @@ def encode(snapshot: Snapshot, volatile: tuple[str, ...]) -> bytes:
         "volatile": volatile,
         "parents": snapshot.parents,
         "reason": snapshot.processes.reason,
+        **({"merges": snapshot.merges} if snapshot.merges else {}),
     }
     return canonical_json({**fields, "check": digest_bytes(canonical_json(fields))})
 
@@ -107,6 +138,7 @@ def fields_of(raw: dict[str, Any], id: SnapshotId) -> Snapshot:
         outside=tuple(LayerId(layer) for layer in raw.get("outside", ())),
         image=LayerId(raw["image"]) if "image" in raw else None,
         parents=tuple(SnapshotId(parent) for parent in raw.get("parents", ())),
+        merges=tuple(tuple(SnapshotId(side) for side in sides) for sides in raw.get("merges", ())),
     )
 
 

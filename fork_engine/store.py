@@ -179,8 +179,9 @@ class SnapshotStore(ReadableStore):
     ) -> Snapshot:
         """What both sides changed since `base`, as `ours` and one more layer. Where one side is `base`: the other.
 
-        Files, variables, directory and processes merge by the same rules; the result's `parents` are both sides, also
-        where another one made the same state before. Where one side has all of the other, it is the result.
+        Files, variables, directory and processes merge by the same rules; the result's `parents` are both sides. The
+        record of a state that was there before names them in `merges`. Where one side has all of the other, it is the
+        result.
         `strategy` answers each conflict, or is asked for an answer. Raises `MergeConflict` with all that are left.
         """
         if ours.id == base.id:
@@ -205,10 +206,13 @@ class SnapshotStore(ReadableStore):
                 cwd=made.state.cwd,
                 processes=made.state.processes,
                 parents=(ours.id, theirs.id),
+                merges=(),
             )
             merged = self._save(draft)
             if merged.id in (ours.id, theirs.id):  # one side had all of the other
                 return merged
+            if draft.parents not in (merged.parents, *merged.merges):
+                self._snapshots.note_merge(merged.id, draft.parents)
             return replace(merged, parents=draft.parents)
 
     def graft(self, onto: Snapshot, before: Snapshot, after: Snapshot, *, flush: bool = True) -> Snapshot | None:
@@ -219,7 +223,8 @@ class SnapshotStore(ReadableStore):
         made, beside = _added(before.layers, after.layers), _added(before.outside, after.outside)
         if made is None or beside is None or before.image != onto.image:
             return None
-        stacked = replace(after, layers=(*onto.layers, *made), outside=(*onto.outside, *beside), parents=(onto.id,))
+        layers, outside = (*onto.layers, *made), (*onto.outside, *beside)
+        stacked = replace(after, layers=layers, outside=outside, parents=(onto.id,), merges=())
         if max(len(stacked.layers), len(stacked.outside)) > self._max_layers:
             return None
         if snapshot_id(stacked) == onto.id:
@@ -269,7 +274,8 @@ class SnapshotStore(ReadableStore):
         self, draft: Snapshot, parent: Snapshot, env: Mapping[str, str], env_unset: Sequence[str], cwd: str
     ) -> Snapshot:
         """The parent itself where the draft says the same."""
-        draft = replace(draft, env=dict(env), env_unset=tuple(sorted(env_unset)), cwd=cwd, parents=(parent.id,))
+        draft = replace(draft, env=dict(env), env_unset=tuple(sorted(env_unset)), cwd=cwd)
+        draft = replace(draft, parents=(parent.id,), merges=())
         return parent if snapshot_id(draft) == parent.id else self._save(draft)
 
     def _save(self, draft: Snapshot) -> Snapshot:
@@ -279,8 +285,9 @@ class SnapshotStore(ReadableStore):
         with suppress(SnapshotNotFound, SnapshotCorrupt):
             return replace(self.get(snapshot_id(draft)), processes=draft.processes)
         snapshot = replace(draft, id=snapshot_id(draft), content_key=self._content_key(draft))
-        self._snapshots.save(snapshot, self._volatile.globs)
-        return snapshot
+        if self._snapshots.save(snapshot, self._volatile.globs):
+            return snapshot
+        return replace(self.get(snapshot.id), processes=draft.processes)
 
     def _check_named(self, ran: Processes) -> None:
         """What a snapshot names is there before it is."""

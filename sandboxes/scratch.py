@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import stat
 import struct
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
+from ramify.fork_engine import descent
 from ramify.fork_engine.files import inherit_nothing
 
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
@@ -84,20 +84,8 @@ def spread(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder whatever modes lie in it: overlayfs leaves `work/` with none, commands do what they like."""
-    try:
-        shutil.rmtree(folder)
-    except FileNotFoundError:
-        if folder.exists():
-            remove_tree(folder)  # something in it went away by itself
-    except PermissionError:
-        _open_up(folder)
-        shutil.rmtree(folder)
-
-
-def _open_up(folder: Path) -> None:
-    folder.chmod(stat.S_IRWXU)
-    with os.scandir(folder) as entries:
-        folders = [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
-    for inner in folders:
-        _open_up(inner)
+    """Remove a folder, if it is there, whatever modes lie in it and however deep: overlayfs leaves `work/` with none,
+    commands do what they like."""
+    while os.path.lexists(folder):
+        with suppress(FileNotFoundError):  # something in it went away by itself
+            descent.remove_tree(folder)

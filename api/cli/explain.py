@@ -15,7 +15,7 @@ from ramify.cli.errors import TargetBroken, is_ours
 from ramify.cli.naming import run_names
 from ramify.cli.words import clipped, count, seconds, table
 from ramify.compiler.affected import changed_parts, readers
-from ramify.compiler.plan import CodePart, OpId, Plan
+from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.runtime.costs import Regret, regrets
 from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
 
@@ -90,7 +90,7 @@ def _told(
         yield f"stages of model calls: predicted and actual seconds differ by {error:.0%} in the median"
     yield from conflict_lines(plan)
     yield from choice_lines(choices)
-    yield from change_lines(changed)
+    yield from change_lines(changed, record.frontend)
 
 
 async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], Observed]:
@@ -109,8 +109,9 @@ def what_changed(run: RunRecord, plan: Plan) -> Changed:
         if not is_ours(error) and not isinstance(error, TargetBroken):
             raise
         return Changed(known=False, why=str(error))
-    if run.frontend == DECORATORS and not plan.code:
-        return Changed(known=False, why="the plan is of the version before; `ramify resume` compares what that knew")
+    if plan.version != PLAN_VERSION or (run.frontend == DECORATORS and not plan.code):
+        then = "; `ramify resume` compares what that knew" if run.frontend == DECORATORS else ""
+        return Changed(known=False, why=f"the plan is of the version before{then}")
     digests = {step.name: step.code_digest for step in now.steps}
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)
@@ -146,7 +147,7 @@ def choice_lines(choices: Sequence[Regret]) -> list[str]:
     ]
 
 
-def change_lines(changed: Changed) -> list[str]:
+def change_lines(changed: Changed, frontend: str = DECORATORS) -> list[str]:
     if not changed.known:
         return [f"whether the code has changed since cannot be told: {changed.why}"]
     if not changed.workflow and not changed.steps:
@@ -155,8 +156,10 @@ def change_lines(changed: Changed) -> list[str]:
         f"changed since: {part.name} ({part.where}); steps that may be affected: {', '.join(part.steps) or 'none'}"
         for part in changed.parts
     ]
-    if changed.workflow:
+    if changed.workflow and frontend == DECORATORS:
         found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")
+    elif changed.workflow:
+        found.append("the graph has changed since: its thread goes on with the graph as it stands")
     if changed.steps:
         found.append(f"changed since: {', '.join(changed.steps)}; affected: {', '.join(changed.ops)}")
     if changed.readers:

@@ -4,13 +4,15 @@ nothing that the compiler minds."""
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
-from ramify.compiler.errors import WorkflowError
-from ramify.compiler.frontend.misplaced import refuse_dropped
+from ramify.compiler.errors import SourceError, WorkflowError
+from ramify.compiler.frontend.misplaced import refuse_dropped, refuse_unentered
 from ramify.compiler.frontend.resolve import (
     Scope,
     Unresolved,
@@ -50,6 +52,7 @@ class Calls:
         self._reading: list[Definition] = [workflow.node]
         self._again: dict[Item, Definition] = {}  # a break for a recursive call, and the function called again
         self._plain: set[tuple[Definition, bool, bool]] = set()  # hold nothing; read inside a fork, as blocking
+        self._methods: dict[tuple[str, str], bool] = {}  # by module and name: whether steps run in it
         self._inlined = 0
 
     def read(self) -> Body:
@@ -62,7 +65,7 @@ class Calls:
             of = tracer.scope.resolve(func.value)
             target = target if marked(of) is None else of
         info = step_info(target)
-        if node is tracer.dropped and (info is not None or workflow_info(target) is not None):
+        if tracer.drops(node) and (info is not None or workflow_info(target) is not None):
             refuse_dropped(tracer.scope.function, node)
         if info is not None:
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
@@ -70,11 +73,13 @@ class Calls:
             run = Run(self._step(info, target, tracer), tracer.site(node), caught=caught, together=together)
             tracer.add(run)
         elif is_fork(target):
+            if node is tracer.alone or node in tracer.awaits:
+                refuse_unentered(tracer.scope.function, node)
             tracer.unseen("fork(...) is not opened by a `with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
             tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n")))
         elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
-            self._method(tracer, node, func)
+            self._method(tracer, node, func, awaited)
         elif isinstance(target, Unresolved):
             self._local(tracer, node, func, awaited)
         else:
@@ -99,12 +104,14 @@ class Calls:
         function = plain_function(target)
         return function is None or self.sources.function(function).node is not known.node
 
-    def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute) -> None:
+    def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute, awaited: bool) -> None:
         info = step_info(tracer.scope.resolve(node.args[0])) if node.args else None
         fork = tracer.receiver(func) if func.attr == "adopt" or (info and func.attr in ("map", "run")) else None
-        if node is tracer.dropped and fork is not None and (info or tracer.mentioned(func.value)):
+        if tracer.drops(node) and fork is not None and (info or tracer.mentioned(func.value)):
             refuse_dropped(tracer.scope.function, node)
-        if fork is None:
+        if fork is None and awaited and self._is_method_with_steps(tracer, func.attr):
+            tracer.unseen(f"{_text(func)} is a method of what only a run knows", node)
+        elif fork is None:
             self._handed(tracer, node)
         elif info is not None:
             step = self._step(info, tracer.scope.resolve(node.args[0]), tracer)
@@ -115,6 +122,23 @@ class Calls:
             given = any(keyword.arg != "strategy" or not _is_fail(keyword.value) for keyword in node.keywords)
             settled = given or tracer.caught
             tracer.add(Adopt(tracer.site(node), tracer.up(fork), settled))
+
+    def _is_method_with_steps(self, tracer: Tracer, name: str) -> bool:
+        """Whether a class that the function's module knows has a method of this name in which steps run."""
+        key = tracer.scope.function.path, name
+        if key not in self._methods:
+            self._methods[key] = False  # while its own methods are read
+            classes = [value for value in tracer.scope.function.outer.values() if isinstance(value, type)]
+            for each in classes:
+                with suppress(SourceError):  # made by exec, as a dataclass's are
+                    method = self._at_home(inspect.getattr_static(each, name, None))
+                    self._methods[key] |= method is not None and self._holds_steps(tracer, method)
+        return self._methods[key]
+
+    def _holds_steps(self, tracer: Tracer, function: Function, outer: Scope | None = None) -> bool:
+        if function.node in self._reading:
+            return False
+        return any(operations(self._body(tracer, function, outer, None, _blocks(tracer, function.node))))
 
     def _local(self, tracer: Tracer, node: ast.Call, func: ast.expr, awaited: bool) -> None:
         found = tracer.scope.definition(func.id) if isinstance(func, ast.Name) else None
@@ -204,10 +228,9 @@ class Calls:
         if definition is None:
             function = self._at_home(target)
             definition = function.node if function is not None else None
-        if definition is None or function is None or definition in self._reading:
+        if definition is None or function is None:
             return False
-        inner = Function("", function.module, function.path, definition, function.outer)
-        return any(operations(self._body(tracer, inner, outer, None, _blocks(tracer, definition))))
+        return self._holds_steps(tracer, replace(function, name="", node=definition), outer)
 
 
 def _is_plain(definition: Definition) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from ramify.sandboxes.contract import Limits
 from ramify.sandboxes.docker.connecting import told
 from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.safety.limits import NO_CORE
 
 if TYPE_CHECKING:
     import docker
@@ -235,7 +236,7 @@ def _limits(limits: Limits) -> dict[str, Any]:
     """The engine's hard stops. The agent watches over the limits, and names the one that ended a command."""
     from docker.types import Ulimit
 
-    flags: dict[str, Any] = {"ulimits": [Ulimit(name="core", soft=0, hard=0)]}
+    flags: dict[str, Any] = {"ulimits": [Ulimit(name="core", soft=NO_CORE, hard=NO_CORE)]}
     if limits.memory_bytes is not None:
         memory = limits.memory_bytes + MEMORY_ROOM
         flags |= {"mem_limit": memory, "memswap_limit": memory}

@@ -9,6 +9,7 @@ its life: where the host hangs up or ends, however it ends, the agent returns, a
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import types
@@ -37,6 +38,7 @@ from ramify.sandboxes.wire import Failed, Link, Ready, Start  # noqa: E402
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Python handles it, so that PID 1 would not be spared
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.connect(SOCKET)
     sock.set_inheritable(False)

@@ -20,6 +20,7 @@ from ramify.sandboxes.tiers import criu
 SUITE = "trixie"  # Debian 13
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEFAULT_SOURCE = "http://deb.debian.org/debian"
+OLDEST = 4  # 3 dumps what it then cannot restore, on recent kernels
 
 
 class InstallFailed(Exception):
@@ -82,6 +83,10 @@ def command(folder: Path) -> list[str]:
     if loader is None or not program.exists():
         raise InstallFailed(f"the packages of {SUITE} hold no criu for this machine")
     words = [str(loader), "--library-path", str(loader.parent), str(program)]
+    told = subprocess.run([*words, "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"^Version: (\d+)", told, re.MULTILINE)
+    if version is None or int(version[1]) < OLDEST:
+        raise InstallFailed(f"{program} is {told.strip() or 'no criu'!r}: CRIU {OLDEST} or later is needed")
     checked = subprocess.run([*words, "check", "--unprivileged"], capture_output=True, text=True)
     if checked.returncode != 0:
         raise InstallFailed(f"criu check says: {(checked.stderr or checked.stdout).strip()}")

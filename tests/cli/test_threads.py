@@ -146,6 +146,17 @@ def test_a_checkpoint_inside_a_superstep_is_refused(program: Program, ramify: An
     assert "inside a superstep" in said.err
 
 
+def test_a_fork_of_a_lost_state_is_refused(program: Program, ramify: Any, tmp_path: Path) -> None:
+    """Nothing says how a graph's nodes made it: the fork could never go on."""
+    ran = program.invoke("t")
+    lost = ramify("show", f"{ran}~1", "--json").json["snapshot"]
+    (tmp_path / "home" / "store" / "snapshots" / f"{lost}.json").unlink()
+    said = ramify("fork", f"{ran}~1")
+    assert (said.status, said.out) == (1, "")
+    assert f"{lost} is not in the store" in said.err
+    assert [run["id"] for run in ramify("ls", "--json").json] == [ran]
+
+
 def test_an_interrupt_is_answered(program: Program, ramify: Any, tmp_path: Path) -> None:
     ran = program.invoke("t")
     edited = tmp_path / "asking"

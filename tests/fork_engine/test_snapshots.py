@@ -62,7 +62,11 @@ WHOLE = Processes(ProcessTier.CRIU, "5" * 64, "6" * 64, ("serve &",), 2, "why")
 
 def test_golden_of_all_that_version_2_knows() -> None:
     snapshot = made(
-        outside=(LayerId("7" * 64),), image=LayerId("8" * 64), processes=WHOLE, parents=(SnapshotId("9" * 64),)
+        outside=(LayerId("7" * 64),),
+        image=LayerId("8" * 64),
+        processes=WHOLE,
+        parents=(SnapshotId("9" * 64),),
+        merges=((SnapshotId("a" * 64), SnapshotId("b" * 64)),),
     )
     spelled = {
         **json.loads(SPELLED),
@@ -81,13 +85,15 @@ def test_golden_of_all_that_version_2_knows() -> None:
         "content_key": "3" * 64,
         "volatile": [],
         "parents": ["9" * 64],
+        "merges": [["a" * 64, "b" * 64]],
         "reason": "why",
     }
     check = hashlib.sha256(canonical_json(fields)).hexdigest()
     encoded = encode(snapshot, ())
     assert encoded == canonical_json({**fields, "check": check})
     back, _ = decode(encoded, snapshot.id)
-    assert back == snapshot and back.parents == snapshot.parents and back.processes.reason == "why"
+    assert back == snapshot and (back.parents, back.merges) == (snapshot.parents, snapshot.merges)
+    assert back.processes.reason == "why"
 
 
 def test_version_1_is_read() -> None:

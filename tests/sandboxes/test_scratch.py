@@ -55,6 +55,30 @@ def test_any_modes_are_removed(tmp_path: Path) -> None:
     remove_tree(tree)
 
 
+def nest(folder: Path, depth: int) -> None:
+    """Folders in folders, deeper than any path can name."""
+    at = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=at)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=at)
+        os.close(at)
+        at = deeper
+    os.close(os.open("file", os.O_CREAT, dir_fd=at))
+    os.close(at)
+
+
+def test_folders_nested_without_end_are_removed_and_keep_no_session_from_opening(tmp_path: Path) -> None:
+    session = Session(tmp_path)
+    session.open()
+    nest(session.folder, 5000)
+    os.close(session._lock)  # as if it were killed
+    session = Session(tmp_path)
+    session.open()
+    nest(session.folder, 5000)
+    session.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_worlds_inherit_no_acl(tmp_path: Path) -> None:
     """Of a folder that passes one on: it would be in every layer that a world is sealed into."""
     nobody = 2**32 - 1

@@ -122,12 +122,17 @@ def test_forks_and_helpers(text: str, expected: list[str], compile_source: Compi
         ("print(llm)", "llm is handed to print"),
         ("context = fork(x)\nasync with context as branches:\n    pass", "fork(...) is not opened"),
         ("await x.map(edit, x)", "edit is handed to x.map"),
+        ("await Agent().works(x)", "Agent().works is a method of what only a run knows"),
+        ("await asyncio.gather(x.works(1), x.other(2))", "x.works is a method of what only a run knows"),
     ],
 )
 def test_what_cannot_be_seen_is_a_graph_break_with_its_reason(
     body: str, reason: str, compile_source: Compile
 ) -> None:
     helpers = "async def helper(x):\n    await edit(x)\n@workflow\nasync def other(x): ...\n"
+    helpers += (
+        "class Agent:\n    async def works(self, x):\n        await helper(x)\n    async def other(self, x): ...\n"
+    )
     plan = compile_source(helpers + flow(body)).plan
     (catch_all, seen) = plan.breaks
     assert plan.op(catch_all.op) == plan.catch_all

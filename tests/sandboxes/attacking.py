@@ -1,0 +1,38 @@
+"""What tests of attacks have in common: what a world's processes are, and whether it still answers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import sys
+from pathlib import Path
+
+from ramify.sandboxes.contract import World
+
+PATIENCE = 30.0
+
+
+async def family(world: World) -> list[int]:
+    """The pids of the world's processes as the host counts, its agent first."""
+    namespace = (await world.run("readlink /proc/self/ns/pid")).stdout.strip()
+    inside: dict[int, int] = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):  # ended, or another user's
+            if str((status.parent / "ns" / "pid").readlink()) == namespace:
+                inside[int(re.findall(r"NSpid:.*\t(\d+)", status.read_text())[0])] = int(status.parent.name)
+    assert 1 in inside
+    return [pid for _, pid in sorted(inside.items())]
+
+
+async def peak_kb(world: World) -> int:
+    """The most memory that the world's agent has had, in kB."""
+    status = Path(f"/proc/{(await family(world))[0]}/status").read_text()
+    return int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
+
+
+def python(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+async def well(world: World) -> bool:
+    return (await world.run("echo well", timeout=PATIENCE)).stdout == "well\n"
