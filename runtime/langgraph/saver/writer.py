@@ -125,7 +125,7 @@ class Writer:
             self._commit_now(work, how)
 
     def _after_a_rest(self, work: Work) -> None:
-        """Upkeep, call after call, would have the lock all but all the time: who waits for SQLite's looks only now and
+        """Upkeep, call after call, would have the lock nearly all the time: who waits for SQLite's looks only now and
         then, and who waits for the house's row on a server finds it changed, and locked again. So it rests for as
         long as the last one took."""
         began: list[float] = []
