@@ -10,7 +10,7 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Self, TypeVar
@@ -19,8 +19,9 @@ import httpx
 
 from ramify.serving import wire
 from ramify.serving.errors import DeadlineInfeasible, LLMError, LLMRejected, LLMTimeout, LLMUnavailable
+from ramify.serving.prefix import PrefixHints
 from ramify.serving.tags import HEADER, SLOTags
-from ramify.serving.types import ChatRequest, ChatResult
+from ramify.serving.types import ChatRequest, ChatResult, Message
 
 _T = TypeVar("_T")
 _CONNECT_S = 10.0
@@ -90,6 +91,7 @@ class LLMClient:
             trust_env=not wire.is_loopback(self.base_url),
             auth=self._authorised if self._api_key else None,
         )
+        self._hints = PrefixHints(self._http, self.base_url)
 
     async def __aenter__(self) -> Self:
         return self
@@ -122,6 +124,12 @@ class LLMClient:
         piece is not tried again.
         """
         return ChatStream(self._pieces(request, tags or SLOTags(), deadline_s, restart=False))
+
+    async def hint(self, messages: Sequence[Message], *, model: str = "default") -> str:
+        """Have an idle engine behind a Ramify gateway read what calls will begin with; nothing is sent to any other
+        server. Returns when that is done, or will not be: then why, else "". A failure is such a reason, too; cancel it
+        when it is wanted no longer."""
+        return self._scrubbed(await self._hints.send(messages, model=self._model if model == "default" else model))
 
     async def models(self) -> tuple[str, ...]:
         """What the server serves. Asks once, without retries. Errors as in `chat`."""

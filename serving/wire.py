@@ -11,6 +11,8 @@ from urllib.parse import urlsplit, urlunsplit
 from ramify.serving.types import ChatRequest, ChatResult, Ledger, Message, TokenLogprobs
 
 DONE = "[DONE]"
+GATEWAY_HEADER = "x-ramify-gateway"  # beside a list of models: a gateway of ours answers, which takes hints
+PREFIX_PATH = "/ramify/prefix"  # after /v1
 LEDGER_KEY = "ramify"  # our one addition to a response: where the call's time went
 _MAX_LINE = 16 * 1024 * 1024
 

@@ -8,6 +8,7 @@ measured where the client can first see one: in a stream when it passes, in a wh
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -19,13 +20,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ramify.serving import wire
 from ramify.serving.gateway import metrics
 from ramify.serving.gateway.admission import Admission
 from ramify.serving.gateway.core import Gateway
 from ramify.serving.gateway.dialects import DIALECTS
-from ramify.serving.gateway.endpoint import Aborted, Endpoint
+from ramify.serving.gateway.endpoint import STOPPING, Aborted, Endpoint
 from ramify.serving.gateway.errors import ApiError, bad_request
-from ramify.serving.gateway.exchange import JsonResponse, body_of, error_response
+from ramify.serving.gateway.exchange import JsonResponse, body_of, error_response, left
+from ramify.serving.gateway.hints import hint_of
 from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
 from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
@@ -81,6 +84,7 @@ def create_gateway(
             Route("/v1/models", control.models),
             Route("/v1/ramify/requests", control.requests),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
+            Route(f"/v1{wire.PREFIX_PATH}", control.prefix, methods=["POST"]),
             Route("/health", control.health),
             Route("/ready", control.ready),
             Route("/metrics", control.metrics),
@@ -100,7 +104,8 @@ class _Control:
 
     async def models(self, request: Request) -> Response:
         self._gateway.authorise(request)
-        return JsonResponse(await self._gateway.upstream().get("/models"))
+        listed = await self._gateway.upstream().get("/models")
+        return JsonResponse(listed, headers={wire.GATEWAY_HEADER: "1"})
 
     async def requests(self, request: Request) -> Response:
         self._gateway.authorise(request)
@@ -122,6 +127,26 @@ class _Control:
         for call in chosen:
             call.interrupt(Aborted())
         return JsonResponse({"cancelled": len(chosen)})
+
+    async def prefix(self, request: Request) -> Response:
+        """Have an idle engine read what calls will begin with: `{"model": …, "messages": […], "tools": […]}`. 200 when
+        it has, 202 where it has not, and why. It is called off where its client leaves."""
+        self._gateway.authorise(request)
+        hint = hint_of(await body_of(request))
+        if self._gateway.stopping:
+            raise STOPPING
+        reading = asyncio.create_task(self._gateway.hint(hint))
+        gone = asyncio.create_task(left(request.receive))
+        try:
+            await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            gone.cancel()
+            await asyncio.gather(reading, gone, return_exceptions=True)
+        if reading.cancelled():
+            return Response(status_code=499)  # to nobody
+        said = reading.result().body()
+        return JsonResponse(said, 200 if said["read"] else 202)
 
     async def health(self, _: Request) -> Response:
         """The gateway itself lives."""

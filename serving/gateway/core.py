@@ -12,9 +12,10 @@ from starlette.requests import Request
 
 from ramify.serving.gateway.admission import Admission
 from ramify.serving.gateway.calls import Call, Outcome
-from ramify.serving.gateway.dialects import MOST_TOKENS, Dialect
+from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.estimates import PromptSizes, Service
+from ramify.serving.gateway.hints import HintResult, Hints
 from ramify.serving.gateway.logs import request as log_request
 from ramify.serving.gateway.metrics import Metrics
 from ramify.serving.gateway.records import Records
@@ -41,6 +42,7 @@ class Gateway:
         self.admission = admission
         self.records = records
         self.metrics = metrics
+        self.hints = Hints(replicas, admission, metrics, records.clock)
         self.answers: set[asyncio.Task[None]] = set()
         self.stopping = False
         self.analysis: Analysis | None = None
@@ -50,6 +52,7 @@ class Gateway:
     async def drain(self, seconds: float) -> None:
         """Take no more calls, let those in progress end for so long, and break off the rest."""
         self.stopping = True
+        await self.hints.stop()
         if self.answers:
             await asyncio.wait(self.answers, timeout=seconds)
         self.abort()
@@ -86,6 +89,10 @@ class Gateway:
         if call.entered is not None:
             return self.replicas.all[call.replica].model.step
         return self.replicas.capacity(self.records.clock()).step
+
+    async def hint(self, body: Mapping[str, object]) -> HintResult:
+        """Have an idle engine read what calls will begin with."""
+        return await self.hints.read(body, _affinity(SLOTags(), body, _prompt(CHAT, body)))
 
     def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
         """A call has come in."""

@@ -128,6 +128,7 @@ class Endpoint:
         try:
             with _interruptible(call):
                 async with gateway.admission.slot(call) as replica:
+                    await gateway.hints.make_room(replica)
                     await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()

@@ -44,6 +44,9 @@ class Metrics:
         self._restarts = Counter("ramify_engine_restarts", "Engine processes started again", ["replica"], registry=r)
         self._analyzer = Counter("ramify_analyzer_restarts", "The analyzer's process started again", registry=r)
         self._retried = Counter("ramify_retries", "Calls moved to another replica", registry=r)
+        self._hints = Counter(
+            "ramify_prefix_hints", "Prefixes that an idle engine was to read ahead", ["outcome"], registry=r
+        )
         self._coverage = Gauge(
             "ramify_length_bound_coverage",
             "Share of answers within the 95 % length bound that they had after so many tokens",
@@ -86,6 +89,9 @@ class Metrics:
 
     def retried(self) -> None:
         self._retried.inc()
+
+    def hinted(self, outcome: str) -> None:
+        self._hints.labels(outcome).inc()
 
     def restarted(self, replica: int) -> None:
         self._restarts.labels(str(replica)).inc()

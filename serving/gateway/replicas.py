@@ -28,6 +28,8 @@ class Traits:
 
     reads_tags: bool = False  # it reads our tags in `vllm_xargs`; most servers refuse fields that they do not know
     can_resume: bool = False  # it goes on with an answer whose beginning it is given
+    # What it has read stays for the next call. None: not ours to say; its server may be a gateway, which knows.
+    keeps_prefixes: bool | None = None
 
 
 @dataclass
@@ -110,14 +112,19 @@ class Replicas:
         free = [r for r in free if r.index not in avoid] or free
         if not free:
             return None
-        home = self._homes.get(affinity) if affinity else None
-        chosen = next((r for r in free if r.index == home), None)
+        home = self.home(affinity)
+        chosen = home if home in free else None
         if chosen is None:
             some = free if len(free) <= _K else self._rng.sample(free, _K)
             chosen = min(some, key=lambda r: (r.expected_s(call), r.running / r.slots, r.index))
         if affinity:
             self.remember(affinity, chosen)
         return chosen
+
+    def home(self, affinity: str | None) -> Replica | None:
+        """Where calls with this affinity are best, so far as there were any."""
+        index = self._homes.get(affinity) if affinity else None
+        return None if index is None else self.all[index]
 
     def remember(self, affinity: str, home: Replica) -> None:
         """Calls with this affinity are best there from now on."""

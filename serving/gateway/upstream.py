@@ -43,6 +43,7 @@ class Upstream:
         self.shown = wire.redacted(self._root)
         self._hang_s, self._whole_s = hang_s, max(hang_s, whole_s)
         self._queues = queues
+        self._gateway: bool | None = None  # not known yet
         self._heard = 0.0  # when a part of any answer came last, by the loop's clock
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
@@ -57,6 +58,17 @@ class Upstream:
     async def get(self, path: str) -> Mapping[str, object]:
         async with self._opened(self._http.build_request("GET", self._root + path)) as response:
             return await self._whole(response)
+
+    async def is_gateway(self) -> bool:
+        """Is it a gateway like this one? It says so beside its models, and is asked until it has answered."""
+        if self._gateway is None:
+            request = self._http.build_request("GET", self._root + "/models")
+            try:
+                async with self._opened(request, _HEALTH_S) as response:
+                    self._gateway = wire.GATEWAY_HEADER in response.headers
+            except ApiError:
+                return False
+        return self._gateway
 
     async def lives(self) -> bool:
         """Does its server take connections, and not say itself that its engine is dead? One that is too busy to
