@@ -30,7 +30,7 @@ from ramify.browse.calls import call_times
 from ramify.compiler.plan import OpKind
 from ramify.runtime import codec
 from ramify.runtime.errors import RunError
-from ramify.runtime.events import Event, LLMDone, OpDone, Recovered, RunEnded, RunStarted
+from ramify.runtime.events import Event, LLMDone, OpDone, PrefixHinted, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 from ramify.serving.types import ChatRequest, ChatResult
 
@@ -85,6 +85,10 @@ class Traces:
             case Recovered() if (run := self._runs.get(event.run)) is not None:
                 attributes: Attributes = {"ramify.branch": event.branch, "ramify.recovery.level": event.level.value}
                 run.span.add_event("ramify.recovered", {**attributes, "ramify.recovery.took_s": event.took_s})
+            case PrefixHinted() if (run := self._runs.get(event.run)) is not None:
+                attributes = {"ramify.op": event.op_id, "ramify.prefix.read": not event.why}
+                attributes |= {"ramify.prefix.why": event.why} if event.why else {}
+                run.span.add_event("ramify.prefix_hinted", attributes)
             case RunEnded() if (run := self._runs.pop(event.run.id, None)) is not None:
                 self._end(run, event)
             case _:

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any, NewType
 
 PLAN_VERSION = 5
+PREFIX = "prefix"  # the attribute of the operation whose first call is hinted at when the run begins
 STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 
 OpId = NewType("OpId", str)

@@ -44,6 +44,36 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownText:
+    """A message whose text stands in the code, and where: the text itself is left there."""
+
+    role: str
+    module: str
+    name: str  # as the code says it; "" for a literal
+    digest: str  # sha256 of the text
+    chars: int
+
+    def __str__(self) -> str:
+        return self.name or "a literal"
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a model call begins with, known before it runs."""
+
+    model: str
+    messages: tuple[KnownText, ...]
+
+    def attrs(self) -> dict[str, object]:
+        """As operations carry it."""
+        said = [{"role": m.role, "module": m.module, "name": m.name, "digest": m.digest} for m in self.messages]
+        return {"model": self.model, "messages": said}
+
+    def __str__(self) -> str:
+        return f", begins with {' and '.join(map(str, self.messages))}"
+
+
+@dataclass(frozen=True, slots=True)
 class StepSpec:
     name: str
     declared: Effect | None
@@ -58,6 +88,7 @@ class StepSpec:
     writes: tuple[str, ...] | None = None
     reads_by: str = ""  # how the channels are known: "schema", or "syntax"
     files: Files | None = None  # None: anything
+    prefix: Prefix | None = None  # of the first model call in its code
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +110,7 @@ class CallLlm:
     method: str
     site: Site
     n: int | None = None  # answers asked for, where the call says it as a number
+    prefix: Prefix | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +265,7 @@ def spec_text(spec: Spec) -> str:
     lines = [f"workflow {spec.name} ({spec.frontend}) {spec.workflow}"]
     for step in spec.steps:
         effect = step.declared or ("takes a Sandbox" if step.takes_sandbox else "not declared")
-        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{_channels(step)}{_files(step)}")
+        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{_channels(step)}{_files(step)}{_asks(step)}")
         lines += [f"  tool {tool.name}: {tool.effect} ({tool.why})" for tool in step.tools]
     if isinstance(spec.body, Machine):
         lines.append(f"start -> {', '.join(spec.body.entry)}")
@@ -251,6 +283,10 @@ def _channels(step: StepSpec) -> str:
         for word, names, by in found
         if names is not None
     )
+
+
+def _asks(step: StepSpec) -> str:
+    return "" if step.prefix is None else f"; asks{step.prefix}"
 
 
 def _files(step: StepSpec) -> str:
@@ -280,7 +316,7 @@ def _line(item: Item) -> str:
             on = "" if over is None else f" on the branches of fork {over} out"
             return f"run {step}{on}{' (subgraph)' if item.subgraph else ''}{_at(site)}"
         case CallLlm(method, site):
-            return f"call llm.{method}{_at(site)}"
+            return f"call llm.{method}{_at(site)}{item.prefix or ''}"
         case Unseen(reason, where):
             return f"unseen: {reason} ({where})"
         case Adopt(site, up):

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ramify.compiler.plan import OpKind, Plan, site_file
+from ramify.compiler.plan import OpId, OpKind, Plan, site_file
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
@@ -24,6 +24,7 @@ from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
 from ramify.runtime.errors import RunCancelled, RunError, RunFailed, RunWaiting, StepFailed
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
+from ramify.runtime.hints import hint_ahead
 from ramify.runtime.journal import Journal, base_checkpoint
 from ramify.runtime.locks import take_wish, working_on
 from ramify.runtime.past import forked_from
@@ -183,7 +184,8 @@ async def drive(
         run.worlds.recovery = recovery
         run.asked.update(row.key for row in open_questions(ops))
         try:
-            return await _unless_cancelled(_call(run, function, services), services, record.id)
+            asked = {row.op_id for row in llm}
+            return await _unless_cancelled(_call(run, function, services, asked), services, record.id)
         finally:
             journal.close()  # before the lock is let go: from then on the run may be another process's
             await run.worlds.close()
@@ -239,9 +241,10 @@ async def _reopen(services: Services, record: RunRecord, more_s: float | None) -
     return record, resumed
 
 
-async def _call(run: Run, function: Callable[..., Any], services: Services) -> Any:
+async def _call(run: Run, function: Callable[..., Any], services: Services, asked: set[OpId]) -> Any:
     args, kwargs = codec.decode(run.record.args_json)
     try:
+        hint_ahead(run, function, asked, services.llm, services.emit)
         with entered(RunScope(run, run.root)):
             result_json = codec.encode(await outcome(function, args, kwargs), "its result")
         left = await run.end_left()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from ramify.compiler.plan import OpId
 from ramify.fork_engine.types import Skipped
 from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, RunId, RunRecord, RunStatus
 
@@ -64,5 +65,15 @@ class Noticed:
     what: str
 
 
-Event = RunStarted | OpDone | LLMDone | Recovered | Noticed | RunEnded
+@dataclass(frozen=True, slots=True)
+class PrefixHinted:
+    """An idle engine has read, or would not read, what the run's first model call begins with. Nothing rests on it."""
+
+    run: RunId
+    op_id: OpId  # that call's
+    why: str  # it was not read; "": it was
+    took_s: float
+
+
+Event = RunStarted | OpDone | LLMDone | Recovered | Noticed | PrefixHinted | RunEnded
 Observer = Callable[[Event], None]

@@ -67,7 +67,7 @@ class Run:
     # which of their tasks somebody waited for, and the rows of those that were stopped after they were left
     waits: Waits = field(default_factory=Waits)
     left: list[OpRecord] = field(default_factory=list)
-    # the tasks that make worlds ready while the model thinks
+    # the tasks that make worlds ready while the model thinks, and send what it is to read ahead
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
     def op(self, kind: OpKind, site: CallSite) -> PlanOp:

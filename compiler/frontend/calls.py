@@ -14,6 +14,7 @@ from typing import Any
 
 from ramify.compiler.errors import SourceError, WorkflowError
 from ramify.compiler.frontend.misplaced import refuse_dropped, refuse_unentered
+from ramify.compiler.frontend.prefixes import prefix_of
 from ramify.compiler.frontend.resolve import (
     Scope,
     Unresolved,
@@ -80,7 +81,7 @@ class Calls:
                 refuse_unentered(tracer.scope.function, node)
             tracer.unseen("fork(...) is not opened by a `with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
-            tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n")))
+            tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n"), prefix_of(node, tracer.scope)))
         elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
             self._method(tracer, node, func, awaited)
         elif isinstance(target, Unresolved):

@@ -12,6 +12,7 @@ from ramify.compiler.frontend.files import files_of
 from ramify.compiler.frontend.following import follow
 from ramify.compiler.frontend.held_worlds import refuse_worlds
 from ramify.compiler.frontend.misplaced import refuse_workflows
+from ramify.compiler.frontend.prefixes import first_prefix
 from ramify.compiler.frontend.resolve import is_llm, is_wrapped, workflow_info
 from ramify.compiler.frontend.sources import Function, Sources
 from ramify.compiler.frontend.unkept import refuse_unkept
@@ -76,4 +77,5 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
         calls_llm,
         function.where(),
         files=files_of(function, nodes, sources),
+        prefix=first_prefix(function) if calls_llm else None,
     )

@@ -38,7 +38,7 @@ PIPELINE = (
     Pass("placement", placement),  # no snapshot where none is needed
     Pass("parallel", parallel),  # steps that only read run beside each other, each in a world of its own
     Pass("common", common),  # steps whose equal state and inputs may recur, across branches or in a loop
-    Pass("lookahead", lookahead),  # worlds are forked while the model thinks
+    Pass("lookahead", lookahead),  # worlds are forked while the model thinks, its first prompt read while steps run
     Pass("liveness", liveness),  # where each snapshot dies
     Pass(
         "stages", lambda graph, spec, estimates: graph

@@ -1,4 +1,4 @@
-"""Worlds are forked while the model thinks.
+"""Worlds are forked while the model thinks, and what it is asked first is read while steps run (prefixes.py).
 
 Where a model call, or a pure step that makes one, stands before a FORK, and nothing else can happen to the world in
 between, the branches' worlds can be made in the meantime: PREFORK in front of the call. A way that leads to the end
@@ -15,6 +15,7 @@ from ramify.compiler.ir import facts
 from ramify.compiler.ir.graph import NO_WORLD, Block, Graph, Operation, base_id
 from ramify.compiler.ir.ops import sort
 from ramify.compiler.ir.tidy import renumber, rewired, swap_values
+from ramify.compiler.passes.prefixes import prefixes
 from ramify.compiler.plan import OpId, OpKind, ValueId
 from ramify.compiler.spec import Spec
 
@@ -23,6 +24,10 @@ GUESS = 4  # branches of a fork that nobody has seen yet
 
 
 def lookahead(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
+    return prefixes(_worlds(graph, spec, estimates), spec)
+
+
+def _worlds(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
     forks = {op.id for op in graph.ops() if op.kind is OpKind.FORK and not op.attrs.get("superstep")}
     if not forks:
         return graph
