@@ -409,3 +409,15 @@ async def test_who_may_open_no_more_files_is_told_so(
         resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
     await asyncio.gather(*(one.close() for one in begun))
     assert await out(await namespaces.materialise(base, spec), "echo well") == await out(world, "echo well")
+
+
+async def test_a_workspace_with_a_name_that_is_no_text(
+    namespaces: NamespaceBackend, store: SnapshotStore, spec: WorldSpec, tmp_path: Path, out: Out
+) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff:,\\"))
+    odd.mkdir()
+    (odd / "file").write_text("there\n")
+    base = store.import_tree(odd).snapshot
+    world = await namespaces.materialise(base, replace(spec, mount_at=odd))
+    result = await world.run("pwd; cat file")
+    assert result.stdout_bytes == os.fsencode(odd) + b"\nthere\n"
