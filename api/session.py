@@ -44,6 +44,7 @@ from ramify.runtime.records import (
     RunStatus,
     Settings,
 )
+from ramify.runtime.recovery import missing
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
@@ -224,7 +225,7 @@ class Runtime:
         from ramify.compiler.affected import changed_parts
         from ramify.compiler.frontend.decorators import digests_before
 
-        now = read_code(workflow)
+        now = read_code(workflow, plan)
         parts = changed_parts(plan.code, now.code) if plan.code else ()
         names = tuple(f"{part.name} ({part.where})" for part in parts)
         digests = {step.name: step.code_digest for step in now.steps}
@@ -253,17 +254,25 @@ class Runtime:
         `files`: a folder whose files take the place of the checkpoint's (what `ramify checkout` wrote, changed by
         hand); environment, shells and the rest stay. `for_real`: its irreversible steps are done as in any run; else
         they are fenced as on a branch of a fork. A LangGraph thread is forked with its run, where its saver keeps it
-        in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep.
+        in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep. Of a
+        state that is lost a resume does again what made it, and the observer hears of it; a LangGraph thread's is not
+        made again: `SnapshotNotFound`, `SnapshotCorrupt`.
         """
         async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and imported
             at = await self.store.checkpoint(CheckpointId(checkpoint_id))
             record = await self.store.run(at.run_id)
             edited = None if files is None else await asyncio.to_thread(self._edited, at.snapshot_id, Path(files))
+            lost = None if files is not None else await asyncio.to_thread(missing, self.snapshots, at.snapshot_id)
+            if lost is not None and record.thread_id is not None:
+                raise lost
             new = driver.new_run_id()
             thread = self._thread_copy(record, at)
-            return await fork_run(
+            fork = await fork_run(
                 self.store, record, at, new, clock=self._clock, edited=edited, for_real=for_real, thread=thread
             )
+        if lost is not None:
+            self._emit(Noticed(new, f"{lost}; a resume does again what made it, where its steps allow"))
+        return fork
 
     def _thread_copy(self, record: RunRecord, at: CheckpointRecord) -> ThreadCopy | None:
         if record.thread_id is None:
@@ -424,11 +433,12 @@ def _traces() -> Observer:
     return Traces()
 
 
-def read_code(workflow: Workflow[..., Any]) -> Spec:
-    """A workflow as its code stands now; of what it runs on nothing is asked, which may have changed since."""
+def read_code(workflow: Workflow[..., Any], plan: Plan) -> Spec:
+    """A workflow as its code stands now, to be compared with that of a plan; of what it runs on nothing is asked,
+    which may have changed since."""
     from ramify.compiler.frontend.decorators import read_workflow
 
-    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref)
+    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref, version=plan.version)
 
 
 def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:

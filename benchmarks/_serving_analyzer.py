@@ -20,7 +20,6 @@ import signal
 import statistics
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks._split import group, held_out
 from ramify.serving.analyzer import checkpoint, features
 from ramify.serving.analyzer.client import AnalyzerClient
 from ramify.serving.analyzer.estimates import Split
@@ -49,7 +49,6 @@ ENVIRONMENT = "RAMIFY_TRACES"
 _SALT = 7
 _LIMIT = 8_192
 _STEP, _FEWEST = 50, 50
-_HELD_OUT = 0.4
 _TOKEN = re.compile(r"\w{1,7}|[^\w\s]|\n")  # close to a byte-pair tokenizer's count on English prose
 
 Row = dict[str, Any]
@@ -109,7 +108,7 @@ def _answers(data: Path) -> Iterator[tuple[Ask, str]]:
 
 
 def _group(ask: Ask) -> int:
-    return zlib.crc32(ask.prompt.encode()) & 0x7FFFFFFF
+    return group(ask.prompt)
 
 
 def _lengths(data: Path | None, quick: bool) -> Lengths:
@@ -119,9 +118,7 @@ def _lengths(data: Path | None, quick: bool) -> Lengths:
     if not asks:
         asks, source = traffic(1_000 if quick else 2_500, seed=1), "made-up traffic"
     groups = np.array([_group(ask) for ask, _ in asks], dtype=np.int32)
-    prompts = np.unique(groups)
-    held = np.random.default_rng(0).permutation(prompts)[: int(len(prompts) * _HELD_OUT)]
-    unseen = np.isin(groups, held)
+    unseen = np.isin(groups, held_out(groups))
     return Lengths(source, _sample(asks, groups, ~unseen), _sample(asks, groups, unseen))
 
 

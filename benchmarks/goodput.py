@@ -12,6 +12,7 @@ RAMIFY_TRACE names the trace where no `--trace` does; with neither, arrivals and
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,12 +28,16 @@ sys.path.insert(0, str(ROOT))
 
 from ramify.serving.replay import evaluation  # noqa: E402
 from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
-from ramify.serving.replay.document import update  # noqa: E402
+from ramify.serving.replay.contenders import contender  # noqa: E402
+from ramify.serving.replay.document import around, update, where  # noqa: E402
 from ramify.serving.replay.errors import ReplayError  # noqa: E402
 from ramify.serving.replay.jobs import Job, Result  # noqa: E402
+from ramify.serving.replay.made_up import read_workload, write  # noqa: E402
 from ramify.serving.replay.pool import run_all  # noqa: E402
-from ramify.serving.replay.rows import Row, rows_of  # noqa: E402
-from ramify.serving.replay.steps import SHIPPED  # noqa: E402
+from ramify.serving.replay.rows import FIGURES, Row, rows_of  # noqa: E402
+from ramify.serving.replay.steps import SHIPPED, load  # noqa: E402
+from ramify.serving.replay.tables import KINDS  # noqa: E402
+from ramify.serving.replay.thesis import rows_of_thesis  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
@@ -43,44 +49,75 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="only this section; repeatable")
     parser.add_argument("--contender", action="append", help="only this one; repeatable")
     parser.add_argument("--load", action="append", type=float, help="only this load; repeatable")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, help="of arrivals in each replay (600; 150 with --quick)")
-    parser.add_argument("--workers", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--seeds", type=_count, default=5)
+    parser.add_argument("--seconds", type=_seconds, help="of arrivals in each replay (600; 150 with --quick)")
+    parser.add_argument("--workers", type=_count, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then begin no other replay, and report")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "goodput", help="kept results, plots, raw JSON")
     return parser.parse_args()
 
 
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is less than 1")
+    return number
+
+
+def _seconds(text: str) -> float:
+    if not 1 <= (seconds := float(text)) <= 86_400:
+        raise argparse.ArgumentTypeError(f"{seconds:g} is not between 1 and 86400")
+    return seconds
+
+
 def main() -> int:
     asked = arguments()
-    trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
-    if trace is None:
-        from ramify.serving.replay.made_up import write
-
-        asked.out.mkdir(parents=True, exist_ok=True)
-        trace = write(asked.out / "made-up.jsonl")
-    base = Job(
-        "concord", str(trace), seconds=asked.seconds or (150.0 if asked.quick else 600.0), steps=str(asked.steps)
-    )
-    sections = evaluation.quick(base) if asked.quick else evaluation.sections(base, range(asked.seeds))
-    wanted = [section for section in sections if not asked.only or section.name in asked.only]
-    if not wanted:
-        print(f"no section is called {asked.only}: there are {[s.name for s in sections]}", file=sys.stderr)
-        return 2
     try:
-        results = replayed([job for section in wanted for job in section.jobs if among(job, asked)], asked)
+        base, wanted = begun(asked)
+        jobs = [job for section in wanted for job in section.jobs if among(job, asked)]
+        if not jobs:
+            raise ReplayError(f"no replay is of {said(asked)}: loads are {evaluation.LOADS}")
+        results = replayed(jobs, asked)
         if not results:
-            print(f"goodput: no replay was done in {asked.minutes:g} minutes", file=sys.stderr)
-            return 1
-        rows = rows_of(evaluation.Table(results), base, Bounds(asked.out / "results"))
+            raise ReplayError(f"no replay was done in {asked.minutes:g} minutes: ask for more --minutes")
+        table = evaluation.Table(results)
+        rows = [*rows_of(table, base, Bounds(asked.out / "results")), *rows_of_thesis(table, base)]
         if asked.report:
             update(asked.report, results, rows)
-    except ReplayError as error:
+    except (ReplayError, OSError) as error:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
     report(results, rows, wanted, asked)
     return 0
+
+
+def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
+    """Circumstances and sections. Whatever would fail only after hours of replays fails here."""
+    for package in ("matplotlib", "scipy"):
+        if importlib.util.find_spec(package) is None:
+            raise ReplayError(f"{package} is not installed: pip install 'ramify[bench,serve]' has it")
+    load(asked.steps)
+    for name in asked.contender or ():
+        contender(name)
+    if asked.report:
+        around(asked.report)
+    (asked.out / "results").mkdir(parents=True, exist_ok=True)
+    trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
+    if trace is None:
+        trace = write(asked.out / "made-up.json")
+    read_workload(trace)
+    seconds = asked.seconds or (150.0 if asked.quick else 600.0)
+    base = Job("concord", str(trace), seconds=seconds, steps=str(asked.steps))
+    sections = evaluation.quick(base) if asked.quick else evaluation.sections(base, range(asked.seeds))
+    names = [section.name for section in sections]
+    if unknown := [name for name in asked.only or () if name not in names]:
+        raise ReplayError(f"no section is called {', '.join(unknown)}: there are {', '.join(names)}")
+    return base, [section for section in sections if not asked.only or section.name in asked.only]
+
+
+def said(asked: argparse.Namespace) -> str:
+    parts = {"--only": asked.only, "--contender": asked.contender, "--load": asked.load}
+    return " and ".join(f"{option} {', '.join(map(str, given))}" for option, given in parts.items() if given)
 
 
 def among(job: Job, asked: argparse.Namespace) -> bool:
@@ -107,7 +144,7 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace) -> list[Result]:
         classes = " ".join(f"{kind} {share:.2f}" for kind, share in score.attained.items())
         print(
             f"[{done}/{len(todo)}, {took:5.0f} s] {job.contender:<26} load {job.load} seed {job.seed} {job.slo:<5} "
-            f"requests {score.request:.3f} tokens {score.token:.3f} | {classes} | "
+            f"requests {score.request:.3f} tokens {score.token:.3f} workflows {score.workflow:.3f} | {classes} | "
             f"{score.simulated_s / result.cpu_s:.1f} × simulated time",
             flush=True,
         )
@@ -139,7 +176,26 @@ def report(
             "python": platform.python_version(),
             "load": round(os.getloadavg()[0], 2),
         }
-        print(json.dumps({"rows": list(rows), "machine": machine}))
+        print(json.dumps({"rows": list(rows), "goodput": shown(results), "machine": machine}, allow_nan=False))
+
+
+def shown(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Of each contender and circumstance, means over the seeds: all three goodputs, and every class's share."""
+    table = evaluation.Table(results)
+    found = []
+    for job in dict.fromkeys(result.job.but(seed=0) for result in results):
+        scores = table.scores(job)
+        attained = {kind: [score.attained[kind] for score in scores if kind in score.attained] for kind in KINDS}
+        found.append(
+            {
+                "contender": job.contender,
+                "where": where(job),
+                "seeds": len(scores),
+                **{name: fmean(FIGURES[name](score) for score in scores) for name in FIGURES},
+                "attained": {kind: fmean(values) for kind, values in attained.items() if values},
+            }
+        )
+    return found
 
 
 if __name__ == "__main__":

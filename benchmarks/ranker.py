@@ -3,10 +3,10 @@
     python benchmarks/ranker.py --responses DIR --model DIR [--json]
 
 A ListMLE head (Xia et al. 2008, as Fu et al. use it, NeurIPS 2024) on the mean last hidden state of SmolLM2-135M over
-the prompt. `--responses` holds `*.jsonl.gz` of prompt and response; `--model` is a Hugging Face folder. Rows are
-split by prompt: the same fifth is held out for every model's answers. Needs torch and transformers: run it with
-vLLM's interpreter. The weights are not kept: replay needs only the rank correlation that comes out, which is the
-`correlation` of `ltr` in `serving/replay/baselines`.
+the prompt, and beside it the request analyzer's median, learnt from the same prompts and judged on the same others
+(`_split.py`). `--responses` holds `*.jsonl.gz` of prompt and response; `--model` is a Hugging Face folder. Needs
+torch and transformers: run it with vLLM's interpreter. The weights are not kept: replay needs only the rank
+correlations that come out, for `Knowledge.correlation` in `serving/replay/types.py` (docs/decisions/300).
 """
 
 from __future__ import annotations
@@ -14,16 +14,20 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-from collections.abc import Iterator, Sequence
-from hashlib import sha256
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks._split import group, held_out
+
 Floats = NDArray[np.float64]
 _LIST, _EPOCHS, _RATE, _DECAY = 32, 150, 3e-3, 1e-2
-_HELD_OUT = 0.2
+_LONGEST = 100_000.0  # characters of an answer
 
 
 def main() -> None:
@@ -35,12 +39,18 @@ def main() -> None:
     rows = {path.name.removesuffix(".jsonl.gz"): list(_rows(path)) for path in sorted(given.responses.glob("*.gz"))}
     prompts = sorted({prompt for of in rows.values() for prompt, _ in of})
     seen = dict(zip(prompts, embed(prompts, given.model), strict=True))
+    unseen = set(held_out(group(prompt) for prompt in prompts).tolist())
+    forest = analyzer(rows, unseen)
     result = {}
     for name, of in rows.items():
         x, lengths = np.stack([seen[prompt] for prompt, _ in of]), np.array([len(text) for _, text in of], float)
-        held = np.array([_held_out(prompt) for prompt, _ in of])
+        held = np.array([group(prompt) in unseen for prompt, _ in of])
         scores = fit(x[~held], lengths[~held])(x[held])
-        result[name] = {"spearman": round(spearman(scores, lengths[held]), 3), "held_out": int(held.sum())}
+        result[name] = {
+            "spearman": round(spearman(scores, lengths[held]), 3),
+            "analyzer": round(spearman(forest[name], lengths[held]), 3),
+            "held_out": int(held.sum()),
+        }
         print(name, result[name], flush=True)
     if given.json:
         print(json.dumps(result))
@@ -53,8 +63,30 @@ def _rows(path: Path) -> Iterator[tuple[str, str]]:
             yield row["prompt"], row["response"]
 
 
-def _held_out(prompt: str) -> bool:
-    return int(sha256(prompt.encode()).hexdigest()[:8], 16) / 2**32 < _HELD_OUT
+def analyzer(rows: Mapping[str, Sequence[tuple[str, str]]], unseen: set[int]) -> dict[str, Floats]:
+    """The request analyzer's median for each answer to a held-out prompt, by model, in the order of its rows."""
+    from ramify.serving.analyzer import features
+    from ramify.serving.analyzer.lengths import Sample
+    from ramify.serving.analyzer.lengths import fit as grow
+    from ramify.serving.analyzer.types import Ask
+
+    of = {name: [(features.of(Ask(name, p, 8192), 0), p, len(text)) for p, text in of] for name, of in rows.items()}
+    learn = [(name, *one) for name, ones in of.items() for one in ones if group(one[1]) not in unseen]
+    model = grow(
+        Sample(
+            rows=np.stack([x for _, x, _, _ in learn]),
+            lengths=np.array([float(length) for *_, length in learn]),
+            cut=np.zeros(len(learn), dtype=np.bool_),
+            groups=np.array([group(prompt) for _, _, prompt, _ in learn], dtype=np.int32),
+            keys=tuple(name for name, *_ in learn),
+        )
+    )
+    found = {}
+    for name, ones in of.items():
+        judged = np.stack([x for x, prompt, _ in ones if group(prompt) in unseen])
+        forecasts = model.sketches(judged, [name] * len(judged), [_LONGEST] * len(judged))
+        found[name] = np.array([forecast.sketch.quantile(0.5) for forecast in forecasts])
+    return found
 
 
 def embed(prompts: Sequence[str], model: Path) -> Floats:

@@ -68,9 +68,11 @@ def compile_graph(
     from ramify.compiler.frontend.langgraph import read_graph
     from ramify.compiler.frontend.nodes import with_state
     from ramify.compiler.frontend.routing import with_routes
+    from ramify.compiler.frontend.sources import Sources
 
-    spec = with_routes(read_graph(graph, name=name, ref=ref, deadline_s=deadline_s), graph)
-    spec = with_state(spec, graph, estimates.begins_without)
+    sources = Sources()
+    spec = with_routes(read_graph(graph, name=name, ref=ref, deadline_s=deadline_s, sources=sources), graph)
+    spec = with_state(spec, graph, estimates.begins_without, sources)
     return compile_spec(spec, passes=passes, estimates=estimates)
 
 

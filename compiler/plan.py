@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, NewType
 
-PLAN_VERSION = 4
+PLAN_VERSION = 5
 STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 
 OpId = NewType("OpId", str)

@@ -14,7 +14,8 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 
 from ramify.compiler.plan import PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
-WITHOUT_CODE = 3  # the version of before: its plans do not say what they were compiled from
+WITHOUT_CODE = 3  # plans of that version do not say what they were compiled from
+BEFORE = 4  # those of that one not of all of it; they keep their version
 
 
 def read_plan(text: str) -> Plan:
@@ -25,7 +26,7 @@ def read_plan(text: str) -> Plan:
     version = data.get("version") if isinstance(data, dict) else None
     if version == WITHOUT_CODE:
         data |= {"version": PLAN_VERSION, "code": []}
-    elif version != PLAN_VERSION:
+    elif version not in (BEFORE, PLAN_VERSION):
         raise PlanError(
             f"plan.version: {version!r}, and this ramify reads {PLAN_VERSION}; compile the workflow again"
         )

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ramify.fork_engine import crash
 from ramify.fork_engine.content import sync_file_system
 from ramify.fork_engine.descent import Descent, remove_any, remove_tree
 from ramify.fork_engine.diff import above, change
@@ -54,6 +55,7 @@ def _fill_new(view: View, dest: Path, place: Place) -> None:
     try:
         fill(view, aside, place)
         aside.rename(dest)
+        crash.point("written out")
     except BaseException:
         remove_tree(aside)
         raise
@@ -169,6 +171,7 @@ def _write(path: str, entry: Entry, writing: _Writing) -> None:
         if _is_folder(name, parent):
             remove_tree(name, parent)
         os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
+        crash.point("written out")
     except BaseException:
         remove_any(aside, parent)
         raise

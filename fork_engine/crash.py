@@ -15,6 +15,8 @@ POINTS = (
     "snapshot",  # the snapshot's file has its final name
     "flushed",  # all of it is on disk, its notes still there
     "cleared",  # its notes are gone: the operation is over
+    "indexed",  # what an import read of the user's folder is known to the next one
+    "written out",  # a path of a checkout, or the whole new folder, has its name in the user's folder
     "forgotten",  # a deletion: the snapshots' files are gone, their layers are still there
     "removed",  # a deletion: one layer, blob or image has been taken out
 )

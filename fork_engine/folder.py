@@ -43,9 +43,18 @@ class StoreFolder:
         self._unflushed = root / "unflushed"
         self._notes = self._unflushed / boot_id()
         self._flushing = threading.Lock()
-        for made in (root, self.tmp, self._unflushed, self._notes):
+        for made in (root, self.tmp, self._unflushed):
             make_folder(made)
+        self._make_notes()
         inherit_nothing(self.tmp)
+
+    def _make_notes(self) -> None:
+        """This boot's. A store that is not ours to write, of an earlier boot, can still be read."""
+        try:
+            make_folder(self._notes)
+        except OSError as error:
+            if error.errno not in (errno.EROFS, errno.EACCES):
+                raise
 
     # Making
 
@@ -164,7 +173,8 @@ class StoreFolder:
     def _renamed(self) -> list[Path]:
         """The notes of what had its final name when we looked. The others' must outlast a flush that may be too early
         for their rename."""
-        notes = [(path, _parsed(path.name)) for path in self._notes.iterdir()]
+        there = self._notes.iterdir() if self._notes.is_dir() else ()
+        notes = [(path, _parsed(path.name)) for path in there]
         return [
             path for path, note in notes if note is not None and os.path.lexists(self.root / note.kind / note.name)
         ]

@@ -16,6 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ramify.fork_engine import crash
 from ramify.fork_engine.content import copy_bytes, digest_bytes, digest_fd
 from ramify.fork_engine.descent import Descent, file
 from ramify.fork_engine.errors import SnapshotCorrupt, WorkspaceError
@@ -227,3 +228,4 @@ def _save_index(path: Path, layer: LayerId, stamps: Mapping[str, Stamp], aside: 
     spelled = {"format": FORMAT, "layer": layer, "stamps": stamps}
     write_new(aside / path.name, canonical_json({**spelled, "check": digest_bytes(canonical_json(spelled))}))
     (aside / path.name).rename(path)
+    crash.point("indexed")

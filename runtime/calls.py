@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from ramify.compiler.plan import STAGES, OpId, Plan
 from ramify.fork_engine import crash
@@ -19,6 +19,15 @@ from ramify.serving.types import ChatRequest, ChatResult
 
 LLMProvider = Callable[[], Awaitable[LLMClient]]
 """Gives the run's client, starting an engine where there is none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Calls that are made at once. `siblings`: all ask one prompt, which an engine need read only once."""
+
+    index: int
+    width: int
+    siblings: bool
 
 
 class LLMCalls:
@@ -72,14 +81,16 @@ class LLMCalls:
 
     async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
         pairs = zip(requests, rows, strict=True)
-        sent = [self._send(request, row, index, len(rows)) for request, row in pairs]
+        prompts = {(request.model, request.messages) for request in requests}
+        stage = _Stage(index, len(rows), siblings=len(prompts) == 1 < len(rows))
+        sent = [self._send(request, row, stage) for request, row in pairs]
         outcomes = await asyncio.gather(*sent, return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
         return [outcome for outcome in outcomes if isinstance(outcome, ChatResult)]
 
-    async def _send(self, request: ChatRequest, row: LLMRecord, index: int, width: int) -> ChatResult:
+    async def _send(self, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
         if (known := self._journal.served_llm(row.key)) is not None:
             result: ChatResult = codec.decode(known.result_json)
             return result
@@ -87,14 +98,14 @@ class LLMCalls:
         client = await self._provider()
         self._refuse_when_late()
         if self._answers is None or not self._answers.reusable(request, honours_seed=client.honours_seed):
-            return await self._ask(client, request, row, index, width)
+            return await self._ask(client, request, row, stage)
         async with self._answers.alone(request):
             source = await self._answers.find(request)
             if source is not None and not self._answers.to_be_checked():
                 return await self._take_over(row, source)
-            result = await self._ask(client, request, row, index, width)
-            if source is not None:
-                compare_answers(source, result)
+            result = await self._ask(client, request, row, stage)
+            if source is not None and (wrong := compare_answers(source, result)) is not None:
+                raise self._journal.stop(wrong)
             return result
 
     async def _take_over(self, row: LLMRecord, source: LLMRecord) -> ChatResult:
@@ -111,10 +122,8 @@ class LLMCalls:
         result: ChatResult = codec.decode(source.result_json)
         return result
 
-    async def _ask(
-        self, client: LLMClient, request: ChatRequest, row: LLMRecord, index: int, width: int
-    ) -> ChatResult:
-        tags = self._tags(index, width)
+    async def _ask(self, client: LLMClient, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
+        tags = self._tags(stage)
         begun = self._clock()
         crash.point("about to ask")
         result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
@@ -148,18 +157,21 @@ class LLMCalls:
                 earliest_feasible_s=None,
             )
 
-    def _tags(self, index: int, width: int) -> SLOTags:
+    def _tags(self, stage: _Stage) -> SLOTags:
         left = self.deadline_left()
+        grouped = stage.siblings and STAGES in self._plan.passes
         return SLOTags(
             slo_deadline_s=left,
             slo_class="compound",
             compound_id=self._record.id,
-            compound_stage=index,
+            compound_stage=stage.index,
             compound_stages=self._plan.stages,
-            compound_width=width,
-            plan_rest=self._plan.rest_after(index) or None,
+            compound_width=stage.width,
+            plan_rest=self._plan.rest_after(stage.index) or None,
+            fork_group=f"{self._record.id}.{stage.index}" if grouped else None,
+            fork_size=stage.width if grouped else None,
             compound_deadline_at=None if left is None else self._clock() + left,
-            compound_due_s=self._stage_left(index),
+            compound_due_s=self._stage_left(stage.index),
             app_id=self._record.name,
         )
 

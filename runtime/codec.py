@@ -46,8 +46,32 @@ def encode(value: object, what: str = "value") -> str:
     """JSON of a value, ASCII only. Raises `NotSerialisable` naming the place inside the value, which is `what`."""
     try:
         return json.dumps(_encode(value, what), separators=(",", ":"), ensure_ascii=True)
-    except (RecursionError, ValueError) as error:  # a value that holds itself; an integer of thousands of digits
+    except RecursionError as error:
+        where = _holds_itself(value, what)
+        why = f"{where} is a value that it is itself a part of" if where else "it is nested too deeply"
+        mend = "Pass a flat value, with names for what it refers to"
+        raise NotSerialisable(f"{what} cannot be kept: {why}. {mend}") from error
+    except ValueError as error:  # an integer of thousands of digits
         raise NotSerialisable(f"{what} cannot be kept: {error}") from error
+
+
+def _holds_itself(value: object, what: str) -> str | None:
+    """Where, in the value, one stands that is around itself; None where none was found."""
+    todo: list[tuple[object, str, tuple[int, ...]]] = [(value, what, ())]
+    while todo:
+        one, where, around = todo.pop()
+        if id(one) in around:
+            return where
+        inner: list[tuple[object, object]] = []
+        if isinstance(one, Mapping):
+            inner = [(f"[{key!r}]", each) for key, each in one.items()]
+        elif isinstance(one, list | tuple):
+            inner = [(f"[{at}]", each) for at, each in enumerate(one)]
+        elif dataclasses.is_dataclass(one) or hasattr(type(one), "__pydantic_validator__"):
+            inner = [(f".{name}", each) for name, each in getattr(one, "__dict__", {}).items()]
+        if len(around) < sys.getrecursionlimit():
+            todo += ((each, f"{where}{part}", (*around, id(one))) for part, each in reversed(inner))
+    return None
 
 
 def decode(text: str) -> Any:

@@ -19,7 +19,7 @@ from ramify.runtime import codec
 from ramify.runtime.costs import Choice, Cost, CostModel
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import OpRecord, RunRecord
-from ramify.runtime.reuse import Question, Reuse, compare
+from ramify.runtime.reuse import Question, Reuse
 from ramify.runtime.sandbox import Command
 from ramify.sandboxes.contract import Limit, RunResult, World
 
@@ -115,7 +115,7 @@ class StepCommands:
             after = await world.seal(flush=False)
             if expected is not None and ended:
                 was = await self._run.reuse.applied(expected, question.state)
-                compare(expected, f"command {name!r}", row.result_digest, was, after)
+                self._run.reuse.compare(expected, f"command {name!r}", row.result_digest, was, after)
             self._run.costs.observe(Cost.RECOMPUTE, took, name=name)
             # without a content key it left something running that nothing declares
             lineage = question.lineage_key if ended and after.content_key else None

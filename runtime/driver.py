@@ -7,6 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ramify.compiler.plan import OpKind, Plan
+from ramify.compiler.plan import OpKind, Plan, site_file
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
@@ -30,6 +31,7 @@ from ramify.runtime.pins import Pins
 from ramify.runtime.prints import world_print
 from ramify.runtime.questions import answers_to, asked_in, open_questions
 from ramify.runtime.records import (
+    DOUBTFUL,
     ROOT,
     OpStatus,
     RunId,
@@ -243,6 +245,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
         with entered(RunScope(run, run.root)):
             result_json = codec.encode(await outcome(function, args, kwargs), "its result")
         left = await run.end_left()
+        run.journal.refuse_when_stopped()
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
@@ -261,6 +264,7 @@ async def _call(run: Run, function: Callable[..., Any], services: Services) -> A
         said = "left by those who waited, so cancelled as the workflow returned"
         services.emit(Noticed(run.record.id, f"{said}: {_each(str(row.step) for row in left)}"))
     _tell_left_aside(run, services, ended=True)
+    _tell_doubts(run, services)
     await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
     services.emit(RunEnded(run.record, RunStatus.DONE))
     return result
@@ -287,6 +291,13 @@ def _tell_left_aside(run: Run, services: Services, *, ended: bool) -> None:
         services.emit(Noticed(run.record.id, f"recorded, but left aside: {said}"))
 
 
+def _tell_doubts(run: Run, services: Services) -> None:
+    """What a workflow went on from by itself, as from a step whose time was up."""
+    doubts = [one.step for one in run.journal.effects_under(ROOT) if one.status in DOUBTFUL]
+    if doubts:
+        services.emit(Noticed(run.record.id, f"nobody knows whether this happened outside: {_each(doubts)}"))
+
+
 def _each(names: Iterable[str]) -> str:
     return ", ".join(f"{name}{f' x {times}' if times > 1 else ''}" for name, times in Counter(names).items())
 
@@ -299,9 +310,21 @@ def _failure(run: Run, error: Exception) -> RunError:
     where = getattr(error, "__ramify_step__", None)
     shown = f"{type(error).__name__}: {error}"
     if where is None:
-        return RunFailed(f"workflow {run.record.name!r} raised {shown}\n{hint}", run_id=run.record.id)
+        said = f"workflow {run.record.name!r} raised {shown}{_awaited_twice(error)}"
+        return RunFailed(f"{said}\n{hint}", run_id=run.record.id)
     notes = "\n".join(getattr(error, "__notes__", ()))
     return StepFailed(f"{shown}\n{notes}\n{hint}", step=where[0], branch=where[1], run_id=run.record.id)
+
+
+def _awaited_twice(error: Exception) -> str:
+    """Python's own words for it name neither the place nor the mend."""
+    if not isinstance(error, RuntimeError) or str(error) != "cannot reuse already awaited coroutine":
+        return ""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"\n{site_file(at.filename)}:{at.lineno}: what a step or a model call gave is awaited a second time. "
+        "Await it once and keep its result, or hand it to `asyncio.create_task`: a task may be awaited again"
+    )
 
 
 def world_spec(record: RunRecord) -> WorldSpec:

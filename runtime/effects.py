@@ -104,6 +104,7 @@ class Fence:
             known = await self._settle(before)
             if known is not None:
                 return known
+        self.journal.refuse_when_stopped()
         await self.journal.settle(self._blank())
         return None
 
@@ -146,7 +147,7 @@ class Fence:
             return None
         if before.status is EffectStatus.INTENDED:
             await self.doubt("the process ended before the step did")
-        raise EffectInDoubt(
+        doubt = EffectInDoubt(
             f"nobody knows whether step {self.step!r} on branch {self.branch} happened "
             f"({before.note or 'the process ended before the step did'}). Find out (its idempotency key is "
             f"{self.idempotency_key}), then: `ramify approve {self.run} {self.step} --done` (with --result JSON) "
@@ -154,6 +155,7 @@ class Fence:
             run_id=self.run,
             key=self.key,
         )
+        raise self.journal.stop(doubt)
 
     def _in_fork(self) -> Known | None:
         fenced = self.journal.fenced

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
 
 from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
@@ -46,9 +46,10 @@ class Fork(Generic[T]):
     def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
         outside_steps("fork() was called")
         self._scope = scope
-        self._items = list(items)
+        self._items = _listed(items, site)
+        self._where = site.where
         self.op = scope.run.op(OpKind.FORK, site)
-        self._digest = codec.digest(self._items)
+        self._digest = codec.digest_text(codec.encode(self._items, f"fork() at {site.where}: its items"))
         self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
         self._place = ""  # "op.place": names the children, apart from those of the operation's other forks here
         self.base: Line = scope.branch  # as it stands where the children begin
@@ -78,6 +79,21 @@ class Fork(Generic[T]):
             line = Line(path, self.base.snapshot, parent.checkpoint, made=list(parent.made))
             self._branches.append(Branch(self, self._scope, line, index, item))
         return Branches(self._branches)
+
+    if not TYPE_CHECKING:  # a type checker is to refuse them itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{self._unentered()} Its {name!r} is asked for")
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"{self._unentered()} It is gone through as a list is")
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"{self._unentered()} It is awaited")
+
+    def _unentered(self) -> str:
+        where = self.__dict__.get("_where", "")
+        return f"{where}: fork() has no branches before it is entered: write `async with fork(...) as branches`."
 
     def __enter__(self) -> Branches[T]:
         return _waited("a fork was entered", self.__aenter__)
@@ -123,8 +139,8 @@ class Fork(Generic[T]):
             await run.settle(branch.line.path)
             await run.worlds.drop(branch.line)
         await run.worlds.end_ready(self._scope.branch.path)
-        if kind is not None and not issubclass(kind, Exception):
-            return  # cancelled: the run goes on from here another time
+        if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
+            return  # cancelled, or stopped: the run goes on from here another time
         release = run.plan.release_of(self.op) or self.op
         key = f"{self._key}|RELEASE"
         for branch in branches:  # also where it was left before: by an error, and what was resumed did more since
@@ -155,6 +171,21 @@ class Fork(Generic[T]):
             step = run.steps.get(effect.step)
             if effect.status is EffectStatus.DONE and step is not None and step.outside.compensate is not None:
                 await compensate(run.journal, effect, step.outside.compensate, run.clock)
+
+
+def _listed(items: Iterable[T], site: CallSite) -> list[T]:
+    """Raises `TypeError` for what has no items, or none in an order that a resumed run would see again."""
+    if isinstance(items, set | frozenset):
+        raise TypeError(
+            f"{site.where}: fork() was given a set, whose order is another one in the next process: give it "
+            "`sorted(...)`"
+        )
+    if not isinstance(items, Iterable):
+        raise TypeError(
+            f"{site.where}: fork() was given a {type(items).__name__}: give it a list with an item for each branch "
+            "(what is async has to be awaited before)"
+        )
+    return list(items)
 
 
 def _check_step(step: object, site: CallSite) -> None:
@@ -236,7 +267,7 @@ class Branch(Generic[T]):
         undone = [
             effect
             for effect in run.journal.effects_under(self.line.path)
-            if effect.status is EffectStatus.COMPENSATED and effect.branch in mine
+            if effect.status is EffectStatus.COMPENSATED and effect.branch in mine and run.journal.knows(effect.key)
         ]
         if undone:
             raise EffectUndone(

@@ -19,7 +19,7 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine import crash
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
-from ramify.runtime.errors import BranchReleased
+from ramify.runtime.errors import BranchReleased, RunError
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.past import FORKED
 from ramify.runtime.records import (
@@ -101,6 +101,9 @@ class Journal:
         forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
         """Whether the whole run is to meet the outside as a branch of a fork does."""
+        self.stopped: RunError | None = None
+        """Why nothing new begins and the run ends, whoever caught that: an effect of which nobody knows whether it
+        happened, a wrong hit (decision 292)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self._occurrences: Counter[str] = Counter()
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
@@ -180,6 +183,16 @@ class Journal:
             return None
         self._emit(OpDone(row, replayed=True))
         return error if isinstance(error, Exception) else None
+
+    def stop(self, why: RunError) -> RunError:
+        """Have the run end with this error, or with the first that was said; it is for the caller to raise."""
+        self.stopped = self.stopped or why
+        return why
+
+    def refuse_when_stopped(self) -> None:
+        """Before something new begins. Raises what the run was stopped with."""
+        if self.stopped is not None:
+            raise self.stopped
 
     def knows(self, key: str) -> bool:
         """Whether an operation of that key was done, in whatever state."""

@@ -15,6 +15,7 @@ from ramify.runtime.errors import AmbiguousRef, RunError, RunNotFound
 from ramify.runtime.journal import Journal
 from ramify.runtime.locks import working_on
 from ramify.runtime.records import (
+    DOUBTFUL,
     ROOT,
     CheckpointRecord,
     EffectRecord,
@@ -32,7 +33,6 @@ from ramify.runtime.store import RunStore
 if TYPE_CHECKING:
     from ramify.runtime.calling import StepDef
 
-DOUBTFUL = frozenset({EffectStatus.INTENDED, EffectStatus.IN_DOUBT})
 OPEN = DOUBTFUL | {EffectStatus.APPROVED, EffectStatus.AGAIN}
 
 

@@ -77,11 +77,13 @@ def _wish(folder: Path, run: RunId) -> Path:
 
 
 def is_held(folder: Path, run: RunId) -> bool:
-    """Whether a living process works on the run."""
+    """Whether a living process works on the run. Of another user's lock, which cannot be asked: yes."""
     try:
-        fd = os.open(folder / f"{run}.lock", os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(folder / f"{run}.lock", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
+    except PermissionError:
+        return True
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -39,6 +39,7 @@ async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:
         await sealed_before(scope, key)
     if (known := run.journal.served(key)) is not None:
         return codec.decode(known.result_json or "null")
+    run.journal.refuse_when_stopped()
     answer = run.answers.pop(key, None)
     if answer is None:
         if key not in run.asked:

@@ -120,6 +120,9 @@ class EffectStatus(StrEnum):
     COMPENSATED = "compensated"  # its compensation hook undid it
 
 
+DOUBTFUL = frozenset({EffectStatus.INTENDED, EffectStatus.IN_DOUBT})
+"""Of an effect that nobody works on: nobody knows whether it happened."""
+
 LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
     EffectStatus.INTENDED: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
     EffectStatus.IN_DOUBT: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},

@@ -45,6 +45,17 @@ class Made:
     seconds: float = 0.0  # what making it took when it was recorded
 
 
+def missing(snapshots: SnapshotStore, id: SnapshotId) -> SnapshotNotFound | SnapshotCorrupt | None:
+    """What is not there of a snapshot; None where all is. Bytes are not read: `ramify fsck` does that."""
+    try:
+        found = snapshots.get(id)
+        snapshots.lower_dirs(found)
+        snapshots.outside_dirs(found)
+    except LOST as error:
+        return error
+    return None
+
+
 def stand_in(id: SnapshotId, content_key: str) -> Snapshot:
     """A snapshot of which only the journal's words are left: it has no layers."""
     return Snapshot(id=id, layers=(), content_key=ContentKey(content_key))
@@ -132,14 +143,8 @@ class Recovery:
         )
 
     def _missing(self, snapshot: Snapshot) -> str | None:
-        """What is not there of it; None where all is. Bytes are not read: `ramify fsck` does that."""
-        try:
-            found = self.snapshots.get(snapshot.id)
-            self.snapshots.lower_dirs(found)
-            self.snapshots.outside_dirs(found)
-        except LOST as error:
-            return str(error)
-        return None
+        found = missing(self.snapshots, snapshot.id)
+        return None if found is None else str(found)
 
     def _verify(self, made: Made, at: Snapshot, branch: Branch) -> None:
         if made.snapshot.content_key and at.content_key != made.snapshot.content_key:

@@ -99,6 +99,7 @@ class Reuse:
     ) -> None:
         self.environment = environment
         self.pins = Pins(locks)
+        self._journal = journal
         self.levels: Sequence[Level] = (OwnRun(journal), ExactState(store))
         self._snapshots = snapshots
         self.flights = Flights(locks)
@@ -130,6 +131,24 @@ class Reuse:
             return onto
         return await asyncio.to_thread(self._stacked, source.snapshot_in, source.snapshot_out, onto)
 
+    def compare(
+        self, source: OpRecord, what: str, result_digest: str, was: Snapshot | None, now: Snapshot | None
+    ) -> None:
+        """Hold what was computed again against what was taken for equal. Raises `WrongReuse`, and stops the run."""
+        differs = []
+        if source.result_digest != result_digest:
+            differs.append("its result")
+        if was is not None and now is not None and was.content_key != now.content_key:
+            differs.append("what it leaves in the world")
+        if differs:
+            raise self._journal.stop(
+                WrongReuse(
+                    f"{what} was declared to be reusable, but computed again it differs from row "
+                    f"{source.run_id}#{source.seq} in {' and in '.join(differs)}: it depends on something else than "
+                    "its arguments and its world. Make it deterministic, or take reuse=True away"
+                )
+            )
+
     def _stacked(self, before: SnapshotId, after: SnapshotId, onto: Snapshot) -> Snapshot | None:
         try:
             theirs = self._snapshots.get(after)
@@ -141,18 +160,3 @@ class Reuse:
         except (SnapshotNotFound, SnapshotCorrupt):
             return None
         return stacked if stacked is not None and stacked.content_key == theirs.content_key else None
-
-
-def compare(source: OpRecord, what: str, result_digest: str, was: Snapshot | None, now: Snapshot | None) -> None:
-    """Hold what was computed again against what was taken for equal. Raises `WrongReuse`."""
-    differs = []
-    if source.result_digest != result_digest:
-        differs.append("its result")
-    if was is not None and now is not None and was.content_key != now.content_key:
-        differs.append("what it leaves in the world")
-    if differs:
-        raise WrongReuse(
-            f"{what} was declared to be reusable, but computed again it differs from row "
-            f"{source.run_id}#{source.seq} in {' and in '.join(differs)}: it depends on something else than its "
-            "arguments and its world. Make it deterministic, or take reuse=True away"
-        )

@@ -40,7 +40,7 @@ from ramify.runtime.outcomes import (
 from ramify.runtime.pending import Pending, commands_of, run_attempt
 from ramify.runtime.prints import code_print
 from ramify.runtime.records import OpRecord, OpStatus
-from ramify.runtime.reuse import Question, compare
+from ramify.runtime.reuse import Question
 from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.worlds import Branch
@@ -226,6 +226,8 @@ async def _execute_and_commit(
     `held` gets the pin that keeps what is sealed until it is committed.
     """
     run, branch, fence = pending.scope.run, pending.scope.branch, pending.fence()
+    if fence is None:  # one that reaches outside asks its own ledger first
+        run.journal.refuse_when_stopped()
     begun, entry = run.clock(), branch.snapshot
     attempt, recovered = 0, dict[str, str]()
     while True:
@@ -241,7 +243,8 @@ async def _execute_and_commit(
             sealed, timings = await seal_world(pending, world, fork_s, held)
             if expected is not None:
                 was = await run.reuse.applied(expected, entry)
-                compare(expected, f"step {pending.step.name!r}", codec.digest_text(result_json), was, sealed)
+                what = f"step {pending.step.name!r}"
+                run.reuse.compare(expected, what, codec.digest_text(result_json), was, sealed)
             break
         except BaseException as error:
             await held.aclose()

@@ -99,7 +99,7 @@ class SLOTags:
     @classmethod
     def from_header(cls, header: str) -> SLOTags:
         try:
-            value = json.loads(header, object_pairs_hook=no_twins)
+            value = json.loads(header, object_pairs_hook=_no_twins)
         except BadTags:
             raise
         except (ValueError, RecursionError) as error:
@@ -172,16 +172,6 @@ class SLOTags:
 def is_tag(name: str) -> bool:
     """One of ours, or one of the thesis's fields."""
     return name in _CHECKS or name in _THESIS_FIELDS or name == "vllm_xargs"
-
-
-def no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """A JSON object's fields. Raises BadTags for one that is said twice: it has no meaning that two readers would
-    agree on."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        seen: set[str] = set()
-        raise BadTags(next(n for n, _ in pairs if n in seen or seen.add(n)), "said twice in one object")  # type: ignore[func-returns-value]
-    return found
 
 
 def without_tags(body: Mapping[str, object]) -> dict[str, object]:
@@ -281,6 +271,16 @@ _CHECKS: dict[str, Callable[[object], str | None]] = {
     "length_quantiles": _quantiles,
     "goodput_weight": _weight,
 }
+
+
+def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's fields. Raises BadTags for one that is said twice: the last would stand, and nobody would hear."""
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise BadTags(name, "said twice in one object")
+        found[name] = value
+    return found
 
 
 def _frozen(value: object) -> object:

@@ -85,6 +85,22 @@ class App:
         async with RunStore(self.database, clock=self.clock) as store:
             yield store
 
+    @asynccontextmanager
+    async def store_to_look(self) -> AsyncIterator[RunStore | Reader]:
+        """As `store`, for who looks for long: also where nothing can be written."""
+        from ramify.runtime.store.address import parse
+
+        file = parse(self.database).file
+        if file is None or os.access(file.parent, os.W_OK):
+            async with self.store() as store:
+                yield store
+            return
+        self._need_runs()
+        from ramify.runtime.store.reader import reading
+
+        with reading(self.database) as reader:
+            yield reader
+
     def _need_runs(self) -> None:
         if not self.has_runs:
             raise RunNotFound(f"no runs yet in {self.place}: start one with `ramify run FILE.py:NAME`")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +57,8 @@ def profile_command(
     from ramify.serving.replay.probe import Plan
     from ramify.serving.replay.steps import Steps
 
+    if not (out.parent.is_dir() and os.access(out if out.exists() else out.parent, os.W_OK)):
+        raise click.BadParameter(f"{out} cannot be written: is its folder there?", param_hint="--out")
     plan = Plan(_numbers(batches, "--batches"), _numbers(prompts, "--prompts"), tokens)
     found, name = asyncio.run(_measure(base_url, api_key, model, plan, quiet=as_json))
     day = datetime.now(UTC).date().isoformat()

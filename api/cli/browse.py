@@ -64,7 +64,7 @@ def _browse_web(app: App, state: str, port: int, opens: bool) -> None:
         say("Ctrl-C ends it", style="dim", err=True)
 
     page = browse(
-        app.store(),
+        app.store_to_look(),
         app.snapshots(),
         app.status,
         port=port,

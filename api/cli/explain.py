@@ -15,7 +15,7 @@ from ramify.cli.errors import TargetBroken, is_ours
 from ramify.cli.naming import run_names
 from ramify.cli.words import clipped, count, seconds, table
 from ramify.compiler.affected import changed_parts, readers
-from ramify.compiler.plan import CodePart, OpId, Plan
+from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.runtime.costs import Regret, regrets
 from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
 
@@ -40,8 +40,15 @@ class Changed:
 @click.command("explain")
 @click.argument("run", default="@", shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option(
+    "--app",
+    "target",
+    metavar="FILE.py:NAME",
+    help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
+    "one of its name in the file that compiled it]",
+)
 @pass_app
-def explain_command(app: App, run: str, as_json: bool) -> None:
+def explain_command(app: App, run: str, as_json: bool, target: str | None) -> None:
     """Lay the plan of RUN (the newest) beside what happened: which operations were done, how often, what was reused,
     how long it was expected to take and took, and which snapshots it left. Then what has changed in the code since.
 
@@ -52,7 +59,7 @@ def explain_command(app: App, run: str, as_json: bool) -> None:
     plan = Plan.from_json(record.plan_json)
     stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
     choices = regrets(rows)
-    changed = what_changed(record, plan)
+    changed = what_changed(record, plan, target)
     error = stage_error(plan, llm)
     if as_json:
         said = {"run": record.id, "passes": list(plan.passes), "stage_error": error}
@@ -90,7 +97,7 @@ def _told(
         yield f"stages of model calls: predicted and actual seconds differ by {error:.0%} in the median"
     yield from conflict_lines(plan)
     yield from choice_lines(choices)
-    yield from change_lines(changed)
+    yield from change_lines(changed, record.frontend)
 
 
 async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], Observed]:
@@ -101,16 +108,17 @@ async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], li
     return run, await store.ops(run.id), await store.llm(run.id), others
 
 
-def what_changed(run: RunRecord, plan: Plan) -> Changed:
+def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Changed:
     """Compile the workflow as its code stands now, and compare digests."""
     try:
-        now = _plan_now(run)
+        now = _plan_now(run, target)
     except Exception as error:
         if not is_ours(error) and not isinstance(error, TargetBroken):
             raise
         return Changed(known=False, why=str(error))
-    if run.frontend == DECORATORS and not plan.code:
-        return Changed(known=False, why="the plan is of the version before; `ramify resume` compares what that knew")
+    if plan.version != PLAN_VERSION or (run.frontend == DECORATORS and not plan.code):
+        then = "; `ramify resume` compares what that knew" if run.frontend == DECORATORS else ""
+        return Changed(known=False, why=f"the plan is of the version before{then}")
     digests = {step.name: step.code_digest for step in now.steps}
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
     ops = tuple(op.id for op in plan.ops if op.step in steps)
@@ -118,14 +126,14 @@ def what_changed(run: RunRecord, plan: Plan) -> Changed:
     return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, readers(plan, steps))
 
 
-def _plan_now(run: RunRecord) -> Plan:
+def _plan_now(run: RunRecord, target: str | None) -> Plan:
     if run.frontend == DECORATORS:
         from ramify.cli.compile import compiled
 
         return compiled(run.workflow, workspace=run.workspace).plan
     from ramify.cli.threads import find_app
 
-    with find_app(run, None) as app:
+    with find_app(run, target, "explain") as app:
         return app.session.plan
 
 
@@ -146,7 +154,7 @@ def choice_lines(choices: Sequence[Regret]) -> list[str]:
     ]
 
 
-def change_lines(changed: Changed) -> list[str]:
+def change_lines(changed: Changed, frontend: str = DECORATORS) -> list[str]:
     if not changed.known:
         return [f"whether the code has changed since cannot be told: {changed.why}"]
     if not changed.workflow and not changed.steps:
@@ -155,8 +163,10 @@ def change_lines(changed: Changed) -> list[str]:
         f"changed since: {part.name} ({part.where}); steps that may be affected: {', '.join(part.steps) or 'none'}"
         for part in changed.parts
     ]
-    if changed.workflow:
+    if changed.workflow and frontend == DECORATORS:
         found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")
+    elif changed.workflow:
+        found.append("the graph has changed since: its thread goes on with the graph as it stands")
     if changed.steps:
         found.append(f"changed since: {', '.join(changed.steps)}; affected: {', '.join(changed.ops)}")
     if changed.readers:

@@ -13,6 +13,7 @@ from ramify.cli.naming import state_names
 from ramify.runtime.errors import RunError
 
 if TYPE_CHECKING:
+    from ramify.runtime.events import Event
     from ramify.runtime.records import RunRecord
     from ramify.session import Runtime
 
@@ -86,7 +87,7 @@ def _make(app: App, work: Callable[[Runtime], Awaitable[RunRecord]], as_json: bo
     from ramify.session import Runtime
 
     async def made() -> RunRecord:
-        async with Runtime(home=app.home, database=app.database) as runtime:
+        async with Runtime(home=app.home, database=app.database, observer=_tell) as runtime:
             return await work(runtime)
 
     run = app.run(made())
@@ -95,6 +96,13 @@ def _make(app: App, work: Callable[[Runtime], Awaitable[RunRecord]], as_json: bo
         return
     say(run.id)
     say(f"`ramify resume {run.id}` goes on with it, `ramify log {run.id}` shows where it stands", err=True)
+
+
+def _tell(event: Event) -> None:
+    from ramify.runtime.events import Noticed
+
+    if isinstance(event, Noticed):
+        say(event.what, err=True)
 
 
 async def _checkpoint(runtime: Runtime, text: str) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ramify.fork_engine.check import Problem
     from ramify.fork_engine.fsck import FsckReport
     from ramify.fork_engine.types import SnapshotId
+    from ramify.runtime.store.reader import Reader
 
 
 @click.command("fsck")
@@ -39,7 +40,7 @@ def fsck_command(app: App, context: click.Context, repair: bool, as_json: bool) 
         else:
             say(f"no snapshots yet in {app.home}")
         return
-    expected = app.run(_named(app)) if app.has_runs else set()
+    expected = app.look(_named) - _let_go_of(app) if app.has_runs else set()
     report = app.snapshots().fsck(repair=repair, expected=expected)
     if as_json:
         say_json(_object(report))
@@ -48,12 +49,16 @@ def fsck_command(app: App, context: click.Context, repair: bool, as_json: bool) 
     context.exit(report.status)
 
 
-async def _named(app: App) -> set[SnapshotId]:
-    """What rows name, but for what a collection let go of."""
+async def _named(store: Reader) -> set[SnapshotId]:
+    """What rows name."""
+    return await store.live_snapshots()
+
+
+def _let_go_of(app: App) -> set[SnapshotId]:
+    """What a collection let go of although rows name it."""
     from ramify.runtime.collect import Marks
 
-    async with app.store() as store:
-        return await store.live_snapshots() - Marks(paths.evicted(app.home)).all()
+    return Marks(paths.evicted(app.home)).all()
 
 
 def _show(app: App, report: FsckReport, repair: bool) -> None:

@@ -4,13 +4,16 @@ nothing that the compiler minds."""
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from types import FunctionType
 from typing import Any
 
-from ramify.compiler.errors import WorkflowError
-from ramify.compiler.frontend.misplaced import refuse_dropped
+from ramify.compiler.errors import SourceError, WorkflowError
+from ramify.compiler.frontend.misplaced import refuse_dropped, refuse_unentered
 from ramify.compiler.frontend.resolve import (
     Scope,
     Unresolved,
@@ -50,6 +53,7 @@ class Calls:
         self._reading: list[Definition] = [workflow.node]
         self._again: dict[Item, Definition] = {}  # a break for a recursive call, and the function called again
         self._plain: set[tuple[Definition, bool, bool]] = set()  # hold nothing; read inside a fork, as blocking
+        self._methods: dict[tuple[str, str], bool] = {}  # by module and name: whether steps run in it
         self._inlined = 0
 
     def read(self) -> Body:
@@ -61,8 +65,10 @@ class Calls:
         if isinstance(func, ast.Attribute) and (marked := _CALLED_BY.get(func.attr)) is not None:
             of = tracer.scope.resolve(func.value)
             target = target if marked(of) is None else of
+        if isinstance(target, partial) and step_info(target.func) is not None:
+            target = target.func
         info = step_info(target)
-        if node is tracer.dropped and (info is not None or workflow_info(target) is not None):
+        if tracer.drops(node) and (info is not None or workflow_info(target) is not None):
             refuse_dropped(tracer.scope.function, node)
         if info is not None:
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
@@ -70,15 +76,17 @@ class Calls:
             run = Run(self._step(info, target, tracer), tracer.site(node), caught=caught, together=together)
             tracer.add(run)
         elif is_fork(target):
+            if node is tracer.alone or node in tracer.awaits:
+                refuse_unentered(tracer.scope.function, node)
             tracer.unseen("fork(...) is not opened by a `with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
             tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n")))
         elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
-            self._method(tracer, node, func)
+            self._method(tracer, node, func, awaited)
         elif isinstance(target, Unresolved):
             self._local(tracer, node, func, awaited)
         else:
-            self._function(tracer, node, target)
+            self._function(tracer, node, target, awaited)
 
     def _step(self, info: StepInfo, target: object, tracer: Tracer) -> str:
         known = self.steps.get(info.name)
@@ -99,12 +107,14 @@ class Calls:
         function = plain_function(target)
         return function is None or self.sources.function(function).node is not known.node
 
-    def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute) -> None:
+    def _method(self, tracer: Tracer, node: ast.Call, func: ast.Attribute, awaited: bool) -> None:
         info = step_info(tracer.scope.resolve(node.args[0])) if node.args else None
         fork = tracer.receiver(func) if func.attr == "adopt" or (info and func.attr in ("map", "run")) else None
-        if node is tracer.dropped and fork is not None and (info or tracer.mentioned(func.value)):
+        if tracer.drops(node) and fork is not None and (info or tracer.mentioned(func.value)):
             refuse_dropped(tracer.scope.function, node)
-        if fork is None:
+        if fork is None and awaited and self._is_method_with_steps(tracer, func.attr):
+            tracer.unseen(f"{_text(func)} is a method of what only a run knows", node)
+        elif fork is None:
             self._handed(tracer, node)
         elif info is not None:
             step = self._step(info, tracer.scope.resolve(node.args[0]), tracer)
@@ -116,6 +126,25 @@ class Calls:
             settled = given or tracer.caught
             tracer.add(Adopt(tracer.site(node), tracer.up(fork), settled))
 
+    def _is_method_with_steps(self, tracer: Tracer, name: str) -> bool:
+        """Whether a class that the function's module knows has a method of this name in which steps run."""
+        key = tracer.scope.function.path, name
+        if not self.sources.plans_of_now:  # what is read here adds to what the workflow is digested over
+            return False
+        if key not in self._methods:
+            self._methods[key] = False  # while its own methods are read
+            classes = [value for value in tracer.scope.function.outer.values() if isinstance(value, type)]
+            for each in classes:
+                with suppress(SourceError):  # made by exec, as a dataclass's are
+                    method = self._at_home(inspect.getattr_static(each, name, None))
+                    self._methods[key] |= method is not None and self._holds_steps(tracer, method)
+        return self._methods[key]
+
+    def _holds_steps(self, tracer: Tracer, function: Function, outer: Scope | None = None) -> bool:
+        if function.node in self._reading:
+            return False
+        return any(operations(self._body(tracer, function, outer, None, _blocks(tracer, function.node))))
+
     def _local(self, tracer: Tracer, node: ast.Call, func: ast.expr, awaited: bool) -> None:
         found = tracer.scope.definition(func.id) if isinstance(func, ast.Name) else None
         if found is not None:
@@ -125,14 +154,27 @@ class Calls:
         else:
             self._handed(tracer, node)
 
-    def _function(self, tracer: Tracer, node: ast.Call, target: object) -> None:
+    def _function(self, tracer: Tracer, node: ast.Call, target: object, awaited: bool) -> None:
         function = self._at_home(target)
         if function is not None:
             with tracer.catching() if is_wrapped(target) else nullcontext():
                 own = workflow_info(target) is not None and _is_plain(function.node)
                 self._inline(tracer, node, function.node, function, None, own_thread=own)
+        elif awaited and self._is_opaque(target):
+            tracer.unseen(f"{_text(node.func)} is an object, and what its call does only a run knows", node)
         else:
             self._handed(tracer, node)
+
+    def _is_opaque(self, target: object) -> bool:
+        """Whether it is called like a function, is none, and may run steps: an object of the project, or a partial of
+        one of its functions."""
+        if isinstance(target, partial):
+            return self._at_home(target.func) is not None or self._is_opaque(target.func)
+        if target is eval:
+            return True
+        kind = type(target)
+        own = inspect.getattr_static(kind, "__call__", None)
+        return isinstance(own, FunctionType) and not isinstance(target, type) and self._at_home(own) is not None
 
     def _at_home(self, target: object) -> Function | None:
         plain = plain_function(target)
@@ -204,10 +246,9 @@ class Calls:
         if definition is None:
             function = self._at_home(target)
             definition = function.node if function is not None else None
-        if definition is None or function is None or definition in self._reading:
+        if definition is None or function is None:
             return False
-        inner = Function("", function.module, function.path, definition, function.outer)
-        return any(operations(self._body(tracer, inner, outer, None, _blocks(tracer, definition))))
+        return self._holds_steps(tracer, replace(function, name="", node=definition), outer)
 
 
 def _is_plain(definition: Definition) -> bool:

@@ -1,6 +1,9 @@
 """The parts of a project's code that a workflow or a step uses, each with a digest: functions, classes, constants and
 imports, by name and through the project's own modules, as far as names lead.
 
+What is imported inside a function is found by its file, as what that file imports in turn is: whether a module is
+loaded already differs between two processes of one run.
+
 Not seen: what is only reached through an object (a method of a value that nobody annotated), values in closures that
 are no functions, what changes while running, names made by `setattr` or `exec`. A digest is of one version of
 Python's syntax tree; layout and comments leave it as it is.
@@ -10,31 +13,20 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import FunctionType, ModuleType
+from itertools import count
+from types import FunctionType
 
 from ramify.compiler.errors import SourceError
-from ramify.compiler.frontend.digest import bindings, dumped
+from ramify.compiler.frontend.digest import dumped
+from ramify.compiler.frontend.modules import Module, Modules
 from ramify.compiler.frontend.resolve import plain_function, step_info
 from ramify.compiler.frontend.sources import Function, Sources, same_home
 from ramify.compiler.frontend.uses import Use, uses_of
 from ramify.compiler.plan import CodePart, site_file
 
 Key = tuple[str, str]  # a file, and a name in it
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Module:
-    """A module of the project, or a function's surroundings in one."""
-
-    name: str
-    path: str
-    package: str
-    values: Mapping[str, object]
-    table: Mapping[str, list[ast.AST]]  # the statements that bind each name
-    home: Function  # whose project it is
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,7 +37,7 @@ class Part:
     where: str
     texts: tuple[str, ...]
     nodes: tuple[ast.AST, ...]
-    module: _Module
+    module: Module
 
     @property
     def digest(self) -> str:
@@ -57,7 +49,7 @@ class Codes:
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
-        self._modules: dict[tuple[str, str, str], _Module | None] = {}
+        self._modules = Modules(sources)
         self._uses: dict[Key, tuple[tuple[Use, Key], ...]] = {}
         self._asked: set[tuple[str, str, tuple[str, ...]]] = set()
         self.parts: dict[Key, Part] = {}
@@ -66,15 +58,21 @@ class Codes:
 
     def part(self, function: Function) -> Key:
         """The part that a function is."""
-        key = (function.path, function.name)
+        key = self._key(function)
         if key not in self.parts:
-            table = bindings(function.path, self._sources)
-            package = function.outer.get("__package__")
-            package = package if isinstance(package, str) else ""
-            module = _Module(function.module, function.path, package, function.outer, table, function)
+            module = self._modules.of(function)
             text = (dumped(function.node),)
-            self.parts[key] = Part(function.name, function.where(), text, (function.node,), module)
+            self.parts[key] = Part(key[1], function.where(), text, (function.node,), module)
         return key
+
+    def _key(self, function: Function) -> Key:
+        """Several may have one name: the lambdas of a scope."""
+        names = (f"{function.name} {number}" if number > 1 else function.name for number in count(1))
+        for name in names:
+            known = self.parts.get((function.path, name))
+            if known is None or known.nodes == (function.node,) or not self._sources.plans_of_now:
+                return function.path, name
+        raise AssertionError("unreachable")
 
     def closure(self, starts: Iterable[Key], *, into_steps: bool) -> set[Key]:
         """These parts and what they use, in turn. `into_steps`: what a step calls of other steps is part of it."""
@@ -106,11 +104,12 @@ class Codes:
             known = self._uses[key] = tuple((use, to) for use, to in found if to != key)
         return known
 
-    def _meant(self, module: _Module, name: str, chain: tuple[str, ...], base: str | None = None) -> Iterator[Key]:
-        """The parts that a dotted name is. What is imported only while running (`base`: from there) may not be loaded
-        yet, and is known by its name alone."""
+    def _meant(self, module: Module, name: str, chain: tuple[str, ...], base: str | None = None) -> Iterator[Key]:
+        """The parts that a dotted name is, or one that is imported while running (`base`: from there)."""
         if base is not None:
             yield self._outside(module, name, f"from {base} import {name}")
+            if self._sources.plans_of_now:
+                yield from self._by_file(module, name, base)
             return
         asked = (module.path, name, chain)
         if asked in self._asked:  # modules that import each other's names
@@ -119,7 +118,7 @@ class Codes:
         yield from self._found(module, name, chain)
         self._asked.discard(asked)
 
-    def _found(self, module: _Module, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+    def _found(self, module: Module, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
         statements = module.table.get(name, ())
         plain = [node for node in statements if not _is_import(node)]
         if plain:
@@ -134,7 +133,7 @@ class Codes:
             starred = [key for node in module.table.get("*", ()) for key in self._starred(module, node, name, chain)]
             yield from starred or self._by_value(module, module.values.get(name))
 
-    def _bound(self, module: _Module, name: str, nodes: list[ast.AST]) -> Key:
+    def _bound(self, module: Module, name: str, nodes: list[ast.AST]) -> Key:
         key = (module.path, name)
         if key not in self.parts:
             where = f"{site_file(module.path)}:{getattr(nodes[0], 'lineno', 1)}"
@@ -144,53 +143,70 @@ class Codes:
             self.steps[key] = info.name
         return key
 
-    def _of_import(self, module: _Module, node: ast.Import, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+    def _of_import(self, module: Module, node: ast.Import, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
         for alias in node.names:
             if (alias.asname or alias.name.partition(".")[0]) == name:
                 start = alias.name if alias.asname else name
                 yield from self._in_module(module, start, chain, f"import {start}", name)
 
     def _imported(
-        self, module: _Module, node: ast.ImportFrom, origin: str, chain: tuple[str, ...], name: str
+        self, module: Module, node: ast.ImportFrom, origin: str, chain: tuple[str, ...], name: str
     ) -> Iterator[Key]:
-        source = _source(module, node)
+        source = module.source(node.level, node.module)
         text, inner = f"from {source} import {origin}", f"{source}.{origin}"
-        there = self._module(module.home, source)
-        if inner in sys.modules and (there is None or origin not in there.table):
+        there = self._modules.imported(module, source)
+        if self._modules.is_module(inner, module) and (there is None or origin not in there.table):
             yield from self._in_module(module, inner, chain, text, name)
         elif there is None:
             yield self._outside(module, name, text)
         else:
             yield from self._meant(there, origin, chain)
 
-    def _starred(self, module: _Module, node: ast.AST, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
+    def _starred(self, module: Module, node: ast.AST, name: str, chain: tuple[str, ...]) -> Iterator[Key]:
         """What `from ... import *` brings of a module of the project: constants, too, which say not where they are
         from."""
-        if isinstance(node, ast.ImportFrom) and name in module.values:
-            there = self._module(module.home, _source(module, node))
-            if there is not None and there.values.get(name) is module.values[name]:
-                yield from self._meant(there, name, chain)
+        if not isinstance(node, ast.ImportFrom):
+            return
+        there = self._modules.imported(module, module.source(node.level, node.module))
+        if there is None:
+            return
+        named = module.by_file and name in there.table
+        if named or (name in module.values and there.values.get(name) is module.values[name]):
+            yield from self._meant(there, name, chain)
 
-    def _in_module(self, module: _Module, start: str, chain: tuple[str, ...], text: str, name: str) -> Iterator[Key]:
+    def _in_module(self, module: Module, start: str, chain: tuple[str, ...], text: str, name: str) -> Iterator[Key]:
         """What attributes of a module are; all that it binds, where it is handed on whole."""
-        while chain and f"{start}.{chain[0]}" in sys.modules:
+        while chain and self._modules.is_module(f"{start}.{chain[0]}", module):
             start, chain = f"{start}.{chain[0]}", chain[1:]
-        there = self._module(module.home, start)
+        there = self._modules.imported(module, start)
         if there is None:
             yield self._outside(module, name, text)
-            return
+        else:
+            yield from self._all_of(there, chain)
+
+    def _all_of(self, there: Module, chain: tuple[str, ...] = ()) -> Iterator[Key]:
         own = (name for name, nodes in there.table.items() if not all(map(_is_import, nodes)))
         for each in chain[:1] or own:
             yield from self._meant(there, each, chain[1:])
 
-    def _outside(self, module: _Module, name: str, text: str) -> Key:
+    def _by_file(self, module: Module, name: str, base: str) -> Iterator[Key]:
+        """What `from base import name`, or `import name`, inside a function brings of the project."""
+        level = len(base) - len(base.lstrip("."))
+        source = module.source(level, base[level:]) if base else ""
+        there = self._modules.beside(module, source) if source else None
+        if there is not None and (name in there.table or "*" in there.table):
+            yield from self._meant(there, name, ())
+        elif (inner := self._modules.beside(module, f"{source}.{name}".lstrip("."))) is not None:
+            yield from self._all_of(inner)
+
+    def _outside(self, module: Module, name: str, text: str) -> Key:
         """Of another project only the name is known."""
         key = (module.path, f"{name} ({text})")
         if key not in self.parts:
             self.parts[key] = Part(name, site_file(module.path), (text,), (), module)
         return key
 
-    def _by_value(self, module: _Module, value: object) -> Iterator[Key]:
+    def _by_value(self, module: Module, value: object) -> Iterator[Key]:
         """A function or class that no statement of the module binds: of a closure, or put there while running."""
         plain = plain_function(value)
         if isinstance(plain, FunctionType) and _near(module.home, plain):
@@ -201,40 +217,14 @@ class Codes:
             if (info := step_info(value)) is not None:
                 self.steps[key] = info.name
             yield key
-        elif isinstance(value, type) and (there := self._module(module.home, value.__module__)) is not None:
+        elif isinstance(value, type) and (there := self._modules.loaded(module.home, value.__module__)) is not None:
             name = value.__qualname__.partition(".")[0]
             if name in there.table:
                 yield from self._meant(there, name, ())
 
-    def _module(self, home: Function, name: str) -> _Module | None:
-        """A module of the same project; None of any other."""
-        key = (home.path, home.module, name)
-        if key not in self._modules:
-            self._modules[key] = self._read(home, name)
-        return self._modules[key]
-
-    def _read(self, home: Function, name: str) -> _Module | None:
-        module = sys.modules.get(name)
-        path = getattr(module, "__file__", None)
-        if not isinstance(module, ModuleType) or path is None or not path.endswith(".py"):
-            return None
-        if not same_home(home, name, path):
-            return None
-        try:
-            table = bindings(path, self._sources)
-        except SyntaxError:  # changed since it was imported
-            return None
-        return _Module(name, path, module.__package__ or "", vars(module), table, home)
-
 
 def _near(home: Function, function: FunctionType) -> bool:
     return same_home(home, function.__module__, function.__code__.co_filename)
-
-
-def _source(module: _Module, node: ast.ImportFrom) -> str:
-    """The module that an import is from, by its whole name."""
-    above = module.package.split(".") if node.level else []
-    return ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
 
 
 def _is_import(node: ast.AST) -> bool:
@@ -247,10 +237,10 @@ def codes_of(sources: Sources) -> Codes:
     return sources.codes
 
 
-def digest_of(function: Function, sources: Sources, step: str) -> str:
-    """Of a step or node with all that it uses."""
+def digest_of(functions: Iterable[Function], sources: Sources, steps: Iterable[str]) -> str:
+    """Of functions with all that they use; a change of them may affect these steps."""
     codes = codes_of(sources)
-    keys = codes.closure([codes.part(function)], into_steps=True)
+    keys = codes.closure(map(codes.part, functions), into_steps=True)
     for key in keys:
-        codes.used_by.setdefault(key, set()).add(step)
+        codes.used_by.setdefault(key, set()).update(steps)
     return codes.digest(keys)

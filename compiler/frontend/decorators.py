@@ -16,15 +16,20 @@ from ramify.compiler.frontend.resolve import is_llm, is_wrapped, workflow_info
 from ramify.compiler.frontend.sources import Function, Sources
 from ramify.compiler.frontend.unkept import refuse_unkept
 from ramify.compiler.frontend.varying import refuse_varying
-from ramify.compiler.plan import StepInfo
+from ramify.compiler.plan import PLAN_VERSION, StepInfo
 from ramify.compiler.spec import Spec, StepSpec
 
 
 def read_workflow(
-    function: Callable[..., Any], *, ref: str, deadline_s: float | None = None, name: str | None = None
+    function: Callable[..., Any],
+    *,
+    ref: str,
+    deadline_s: float | None = None,
+    name: str | None = None,
+    version: int = PLAN_VERSION,
 ) -> Spec:
-    """Raises SourceError or WorkflowError."""
-    sources, info = Sources(), workflow_info(function)
+    """`version`: of the plan with which its code is to be compared. Raises SourceError or WorkflowError."""
+    sources, info = Sources(plans_of_now=version == PLAN_VERSION), workflow_info(function)
     workflow = sources.function(function)
     calls = Calls(workflow, sources, caught=is_wrapped(function))
     body = calls.read()
@@ -59,14 +64,14 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
     refuse_worlds(f"step {info.name}", function, nodes)
     refuse_unkept(info.name, function, code)
     if info.reuse:
-        refuse_varying(info.name, function, nodes)
+        refuse_varying(info.name, function, sources)
     calls_llm = any(is_llm(function.outer.get(name)) for node in nodes for name in used_names(node))
     return StepSpec(
         info.name,
         info.effect,
         info.takes_sandbox,
         info.reuse,
-        digest_of(function, sources, info.name),
+        digest_of([function], sources, [info.name]),
         info.in_fork,
         calls_llm,
         function.where(),

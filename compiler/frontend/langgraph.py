@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.errors import SourceError, WorkflowError
@@ -25,16 +28,18 @@ if TYPE_CHECKING:
 _WORLDS = ("Sandbox", "SyncSandbox")  # annotations of the parameter that takes a node's world
 
 
-def read_graph(graph: object, *, name: str, ref: str, deadline_s: float | None = None) -> Spec:
+def read_graph(
+    graph: object, *, name: str, ref: str, deadline_s: float | None = None, sources: Sources | None = None
+) -> Spec:
     """Raises WorkflowError for what is no graph, or one that LangGraph itself would refuse."""
-    sources = Sources()
+    sources = sources or Sources()
     if (function := _entrypoint(graph)) is not None:
         return _read_entrypoint(function, sources, name, ref, deadline_s)
     builder = _builder(graph, name)
-    steps = tuple(_step(node, _action(spec.runnable), sources) for node, spec in builder.nodes.items())
+    steps = tuple(_step(node, spec.runnable, sources) for node, spec in builder.nodes.items())
     machine = _machine(builder, name)
     shape = [machine.entry, *((node.run.step, node.targets, node.run.waits_for) for node in machine.nodes)]
-    text = json.dumps([shape, [step.code_digest for step in steps]])
+    text = json.dumps([shape, [step.code_digest for step in steps], [*_between(builder, sources)]])
     code_digest = hashlib.sha256(text.encode()).hexdigest()
     return Spec(ref, name, "langgraph", code_digest, steps, machine, deadline_s, codes_of(sources).told())
 
@@ -54,7 +59,7 @@ def _read_entrypoint(
     found: tuple[str, object], sources: Sources, name: str, ref: str, deadline_s: float | None
 ) -> Spec:
     node, bound = found
-    step = _step(node, _action(bound), sources)
+    step = _step(node, bound, sources)
     unseen = Unseen("which tasks an entrypoint calls is known when it runs", f"entrypoint {node}")
     machine = Machine((node,), (Node(Run(node, None), (END,), unseen),))
     return Spec(ref, name, "langgraph", step.code_digest, (step,), machine, deadline_s, codes_of(sources).told())
@@ -67,6 +72,8 @@ def _builder(graph: object, name: str) -> StateGraph[Any, Any, Any, Any]:
     builder = graph.builder if isinstance(graph, CompiledStateGraph) else graph
     if not isinstance(builder, StateGraph):
         mend = "give a StateGraph, what its compile() returned, or a function under @workflow"
+        if inspect.isfunction(graph):
+            mend += "; one that makes a graph says so by `-> StateGraph`"
         raise WorkflowError(f"{type(graph).__name__} is no LangGraph graph", where=name, mend=mend)
     return builder
 
@@ -77,15 +84,72 @@ def _action(runnable: object) -> object:
     return action if plain_function(action) is not None else inspect.getattr_static(type(action), "__call__", None)
 
 
-def _step(name: str, action: object, sources: Sources) -> StepSpec:
+def _step(name: str, runnable: object, sources: Sources) -> StepSpec:
+    action = _action(runnable)
     info, function = step_info(action), plain_function(action)
     takes_sandbox = info.takes_sandbox if info is not None else function is not None and _takes_sandbox(function)
-    try:
-        code_digest = "" if function is None else digest_of(sources.function(function), sources, name)
-    except SourceError:  # made in a shell, or by exec: "" says that the code cannot be told apart
-        code_digest = ""
     declared, reuse = (None, False) if info is None else (info.effect, info.reuse)
-    return StepSpec(name, declared, takes_sandbox, reuse, code_digest)
+    return StepSpec(name, declared, takes_sandbox, reuse, _digest(functions_of(runnable), sources, [name]))
+
+
+def _between(builder: StateGraph[Any, Any, Any, Any], sources: Sources) -> Iterator[str]:
+    """The digests of what the project runs between nodes: branches, which may affect what they lead to, and reducers,
+    which may affect every node."""
+    for start, branches in sorted(builder.branches.items()):
+        for name, branch in sorted(branches.items()):
+            ends = builder.nodes if branch.ends is None else branch.ends.values()
+            steps = [end for end in ends if end in builder.nodes]
+            yield f"{start} {name} {_digest(filter(_is_the_users, functions_of(branch.path)), sources, steps)}"
+    for channel, kept in sorted(builder.channels.items()):
+        reducer = plain_function(getattr(kept, "operator", None))
+        if reducer is not None and _is_the_users(reducer):
+            yield f"{channel} {_digest([reducer], sources, builder.nodes)}"
+
+
+def _digest(functions: Iterable[Callable[..., Any]], sources: Sources, steps: Iterable[str]) -> str:
+    """Of all of these whose source is to be had; "" says that the code cannot be told apart."""
+    found = []
+    for function in functions:
+        with suppress(SourceError):  # made in a shell, or by exec
+            found.append(sources.function(function))
+    return digest_of(found, sources, list(steps)) if found else ""
+
+
+def functions_of(runnable: object) -> Iterator[Callable[..., Any]]:
+    """The Python functions that a node or a branch is made of: of a sequence its steps', of a graph its nodes' and
+    what stands between them, of a partial those that it holds."""
+    builder, steps, nodes, bound = (getattr(runnable, name, None) for name in ("builder", "steps", "nodes", "bound"))
+    if builder is not None and hasattr(builder, "branches"):
+        yield from functions_of(builder)
+        for branches in builder.branches.values():
+            for branch in branches.values():
+                yield from filter(_is_the_users, functions_of(branch.path))
+        reducers = (plain_function(getattr(kept, "operator", None)) for kept in builder.channels.values())
+        yield from (reducer for reducer in reducers if reducer is not None and _is_the_users(reducer))
+    elif isinstance(nodes, dict):
+        for node in nodes.values():
+            yield from functions_of(getattr(node, "runnable", node))
+    elif isinstance(steps, list):
+        for step in steps:
+            yield from functions_of(step)
+    elif bound is not None:
+        yield from functions_of(bound)
+    else:
+        for action in (getattr(runnable, "func", None), getattr(runnable, "afunc", None), runnable):
+            yield from _held_by(action)
+
+
+def _held_by(action: object) -> Iterator[Callable[..., Any]]:
+    found = plain_function(action) or plain_function(inspect.getattr_static(type(action), "__call__", None))
+    if isinstance(action, partial) and plain_function(action) is None:
+        for part in (action.func, *action.args, *action.keywords.values()):
+            yield from filter(_is_the_users, _held_by(part))
+    elif found is not None:
+        yield found
+
+
+def _is_the_users(function: Callable[..., Any]) -> bool:
+    return "site-packages" not in PurePath(function.__code__.co_filename).parts
 
 
 def _takes_sandbox(function: Callable[..., Any]) -> bool:

@@ -37,6 +37,16 @@ def refuse_calls_of_ours(node: str, function: Function) -> None:
             )
 
 
+def refuse_unentered(function: Function, call: ast.Call) -> None:
+    """Raises WorkflowError: a fork has branches inside its block alone."""
+    called = f"{ast.unparse(call.func)}(...)"
+    raise WorkflowError(
+        f"{called} is not entered, so nothing is forked",
+        where=function.where(call),
+        mend=f"write `async with {called} as branches:`, and what is done on them inside",
+    )
+
+
 def refuse_dropped(function: Function, call: ast.Call) -> None:
     """Raises WorkflowError: what is async and awaited by nobody never begins."""
     called = f"{ast.unparse(call.func)}(...)"

@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.access import ANY, Access, access
+from ramify.compiler.frontend.code import codes_of
 from ramify.compiler.frontend.digest import dependencies
 from ramify.compiler.frontend.files import files_of
 from ramify.compiler.frontend.graph_checks import check_nodes, check_schemas, together_of
@@ -34,22 +35,28 @@ class NodeCode:
     code: object = None  # the function itself: several nodes may share it
 
 
-def with_state(spec: Spec, graph: Any, begins_without: Callable[[str], bool]) -> Spec:
-    """`spec` was read from `graph`; `begins_without`: whether its runs begin with nothing at a path.
+def with_state(spec: Spec, graph: Any, begins_without: Callable[[str], bool], sources: Sources) -> Spec:
+    """`spec` was read from `graph` with these `sources`; `begins_without`: whether its runs begin with nothing at a
+    path.
 
     Raises WorkflowError for nodes and schemas that cannot work.
     """
     builder = getattr(graph, "builder", graph)
     if not isinstance(spec.body, Machine) or not hasattr(builder, "branches"):  # an entrypoint has no channels
         return spec
-    sources = Sources()
     seen: dict[Definition, Access] = {}
     codes = {name: _code(name, node.runnable, sources, seen) for name, node in builder.nodes.items()}
     check_schemas(spec.name, builder, kept=bool(getattr(graph, "checkpointer", None)))
     check_nodes(builder, codes, sources, begins_without)
-    steps = (_step(step, builder, codes[step.name], sources) for step in spec.steps)
+    steps = tuple(_step(step, builder, codes[step.name], sources) for step in spec.steps)
     together = tuple(tuple(ends) for ends in together_of(builder).values())
-    return replace(spec, steps=tuple(steps), body=replace(spec.body, together=together))
+    code_digest = spec.code_digest
+    if any(step.tools for step in steps):
+        text = ",".join([code_digest, *(step.code_digest for step in steps if step.tools)])
+        code_digest = hashlib.sha256(text.encode()).hexdigest()
+    code = codes_of(sources).told()  # with the tools'
+    body = replace(spec.body, together=together)
+    return replace(spec, code_digest=code_digest, steps=steps, body=body, code=code)
 
 
 def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, Access]) -> NodeCode:
@@ -73,7 +80,7 @@ def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, 
 
 def _step(step: StepSpec, builder: Any, code: NodeCode, sources: Sources) -> StepSpec:
     where = "" if code.function is None else code.function.where()
-    tools = tools_of(builder.nodes[step.name].runnable, sources)
+    tools = tools_of(step.name, builder.nodes[step.name].runnable, sources)
     reads, writes = _channels(builder, step.name, code.access)
     by = "" if reads is None else "schema" if code.access.reads is None else "syntax"
     step = replace(step, where=where, reads=reads, writes=writes, reads_by=by, tools=tools, files=code.files)

@@ -63,7 +63,8 @@ def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 class Sources:
     """The files read in one compilation, each parsed once."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, plans_of_now: bool = True) -> None:
+        self.plans_of_now = plans_of_now  # else code is digested as for plans of format 4
         self._trees: dict[str, ast.Module] = {}
         self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
         # what `digest` found out, by the function and by the file

@@ -21,12 +21,12 @@ _WORLDS = ("Sandbox", "SyncSandbox")
 _WEAKEST_FIRST = (Effect.PURE, Effect.READONLY, Effect.REVERTIBLE, Effect.UNKNOWN, Effect.IRREVERSIBLE)
 
 
-def tools_of(runnable: object, sources: Sources) -> tuple[ToolSpec, ...]:
+def tools_of(node: str, runnable: object, sources: Sources) -> tuple[ToolSpec, ...]:
     """The tools of a `ToolNode`, by name; none for another node."""
     found = getattr(runnable, "tools_by_name", None)
     if not isinstance(found, Mapping):
         return ()
-    return tuple(_tool(str(name), tool, sources) for name, tool in sorted(found.items()))
+    return tuple(_tool(node, str(name), tool, sources) for name, tool in sorted(found.items()))
 
 
 def strongest(tools: tuple[ToolSpec, ...]) -> ToolSpec:
@@ -34,7 +34,7 @@ def strongest(tools: tuple[ToolSpec, ...]) -> ToolSpec:
     return max(tools, key=lambda tool: _WEAKEST_FIRST.index(tool.effect))
 
 
-def _tool(name: str, tool: object, sources: Sources) -> ToolSpec:
+def _tool(node: str, name: str, tool: object, sources: Sources) -> ToolSpec:
     code = getattr(tool, "func", None) or getattr(tool, "coroutine", None)
     function = plain_function(getattr(code, "__ramify_tool__", code))
     metadata = getattr(tool, "metadata", None)
@@ -47,7 +47,7 @@ def _tool(name: str, tool: object, sources: Sources) -> ToolSpec:
     )
     effect, why = _effect(hints, takes_world)
     try:
-        code_digest = "" if function is None else digest_of(sources.function(function), sources, "")
+        code_digest = "" if function is None else digest_of([sources.function(function)], sources, [node])
     except SourceError:  # made in a shell, or by a client: "" says that the code cannot be told apart
         code_digest = ""
     return ToolSpec(name, effect, why, code_digest)

@@ -49,7 +49,7 @@ class Tracer:
         self.among = False  # an argument of another call: what runs here may run beside other steps
         self.items: list[Item] = []
         self.awaits: dict[ast.Call, ast.Await] = {}
-        self.dropped: ast.Call | None = None  # a statement of its own, for whose result nobody waits
+        self.alone: ast.Call | None = None  # a statement of its own
 
     def function(self, definition: Definition) -> Body:
         if isinstance(definition, ast.Lambda):
@@ -79,6 +79,10 @@ class Tracer:
         seen = Unseen(reason, self.scope.function.where(node), self.site(self.awaits.get(node, node)))
         self.add(seen)
         return seen
+
+    def drops(self, node: ast.Call) -> bool:
+        """Whether nobody waits for what the call gives."""
+        return node is self.alone and not self.blocking
 
     def site(self, node: ast.expr) -> Site:
         return self.scope.function.site(node)
@@ -125,8 +129,8 @@ class Tracer:
                 self.children(node)
                 for target in targets:
                     self.track(target, value)
-            case ast.Expr(ast.Call() as call) if not self.blocking:
-                self.dropped = call
+            case ast.Expr(ast.Call() as call):
+                self.alone = call
                 self.expr(call)
             case ast.AnnAssign(target=target, value=ast.expr() as value):
                 self.expr(value)

@@ -1,8 +1,8 @@
 """What a step reads that its key does not hold: the clock, chance, the host's environment.
 
-Read from the syntax of the step and of what it uses in its own module, constants that are made of such a thing when
-the module is imported included, names resolved to the objects that they are.
-Not seen: what other modules do, and names that are only known while it runs.
+Read from the syntax of the step and of what it uses, through all modules of the project that names lead to, constants
+that are made of such a thing when their module is imported included, names resolved to the objects that they are.
+Not seen: what other projects' packages do, and names that are only known while it runs.
 """
 
 from __future__ import annotations
@@ -11,16 +11,22 @@ import ast
 import datetime
 import inspect
 import os
+import platform
 import random
 import secrets
+import socket
+import sys
 import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from types import FunctionType, ModuleType
 
 from ramify.compiler.errors import WorkflowError
-from ramify.compiler.frontend.sources import Function, within
+from ramify.compiler.frontend.code import codes_of
+from ramify.compiler.frontend.digest import dependencies
+from ramify.compiler.frontend.sources import Function, Sources, within
 
 _CLOCK = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "localtime", "gmtime", "ctime", "strftime")
 _VARYING: tuple[tuple[object, tuple[str, ...], str], ...] = (
@@ -30,18 +36,37 @@ _VARYING: tuple[tuple[object, tuple[str, ...], str], ...] = (
     (uuid, ("uuid1", "uuid4"), "chance"),
     (os, ("urandom", "getrandom"), "chance"),
     (os, ("environ", "getenv", "environb", "getenvb"), "the host's environment"),
-    (os, ("getcwd", "getpid"), "the host's process"),
+    (os.path, ("expanduser", "expandvars"), "the host's environment"),
+    (Path, ("home",), "the host's environment"),
+    (os, ("getcwd", "getcwdb", "getpid", "getppid"), "the host's process"),
+    (Path, ("cwd",), "the host's process"),
+    (sys, ("argv",), "the host's process"),
+    (socket, ("gethostname", "getfqdn"), "the host's name"),
+    (platform, ("node",), "the host's name"),
 )
 
 
-def refuse_varying(step: str, function: Function, nodes: Iterable[ast.AST]) -> None:
+def refuse_varying(step: str, function: Function, sources: Sources) -> None:
     """For a step that is reused by state: raises WorkflowError where it reads what its key does not hold."""
-    for node, what in _reads(function, nodes):
-        raise WorkflowError(
-            f"step {step} is declared reuse=True, but it reads {what} by `{ast.unparse(node)}`, which its key lacks",
-            where=function.where(node),
-            mend="hand the value in as an argument, or take reuse=True away",
-        )
+    for place, nodes in _used(function, sources):
+        for node, what in _reads(place, nodes):
+            raise WorkflowError(
+                f"step {step} is declared reuse=True, but it reads {what} by `{ast.unparse(node)}`, which its key "
+                "lacks",
+                where=place.where(node),
+                mend="hand the value in as an argument, or take reuse=True away",
+            )
+
+
+def _used(function: Function, sources: Sources) -> Iterator[tuple[Function, Iterable[ast.AST]]]:
+    """The code of a step by where it stands: of its own module, and of the project's others."""
+    yield function, dependencies(function, sources)
+    codes = codes_of(sources)
+    for key in sorted(codes.closure([codes.part(function)], into_steps=True)):
+        part = codes.parts[key]
+        if part.module.path != function.path:
+            there = replace(function, module=part.module.name, path=part.module.path, outer=part.module.values)
+            yield there, part.nodes
 
 
 def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.expr, str]]:
@@ -59,15 +84,19 @@ def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.e
 
 
 def _constants(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """All that is said of the module's constants: a key holds how one is made, and not what came of it."""
+    """All that is said of a module's constants: a key holds how one is made, and not what came of it."""
     for node in nodes:
-        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        if isinstance(node, ast.stmt) and not isinstance(node, _NAMES_CODE):
             yield from ast.walk(node)
+
+
+_NAMES_CODE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
 
 
 def _imported(nodes: Iterable[ast.AST]) -> dict[str, object]:
     """What functions import of the modules above, and how they name it."""
-    modules = {home.__name__: home for home in (datetime, os, random, secrets, time, uuid)}
+    homes = (datetime, os, platform, random, secrets, socket, sys, time, uuid)
+    modules: dict[str, ModuleType] = {home.__name__: home for home in homes}
     found: dict[str, object] = {}
     for node in within(nodes):
         if isinstance(node, ast.Import):

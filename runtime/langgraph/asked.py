@@ -9,7 +9,7 @@ from langgraph._internal._constants import INTERRUPT
 from sqlalchemy import select
 
 from ramify.runtime.langgraph.forking import thread_rows
-from ramify.runtime.langgraph.saver.engines import open_engine
+from ramify.runtime.langgraph.saver.engines import engine_to_read
 from ramify.runtime.langgraph.saver.tables import writes
 from ramify.runtime.langgraph.saver.values import load
 from ramify.runtime.langgraph.shown import shown
@@ -19,7 +19,7 @@ from ramify.runtime.records import RunRecord
 def questions(address: str | Path, record: RunRecord) -> list[object]:
     """As JSON values; none where the thread stops before or after a node by its settings. No class of the user's is
     imported for it. Raises `ThreadElsewhere` where its checkpoints are not in this database."""
-    engine = open_engine(address)
+    engine = engine_to_read(address)
     try:
         with engine.connect() as connection:
             newest = thread_rows(connection, record)[-1:]

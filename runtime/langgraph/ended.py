@@ -18,7 +18,7 @@ from sqlalchemy import select
 
 from ramify.runtime.langgraph.errors import ThreadElsewhere
 from ramify.runtime.langgraph.forking import thread_rows
-from ramify.runtime.langgraph.saver.engines import open_engine
+from ramify.runtime.langgraph.saver.engines import engine_to_read
 from ramify.runtime.langgraph.saver.reading import read_bodies
 from ramify.runtime.langgraph.saver.tables import writes
 from ramify.runtime.langgraph.saver.values import load
@@ -30,7 +30,7 @@ _SERDE = JsonPlusSerializer()
 def has_ended(address: str | Path, record: RunRecord) -> bool:
     """False also where that cannot be told: its checkpoints are elsewhere, or its graph was built by hand, of
     channels that say nothing by their names."""
-    engine = open_engine(address)
+    engine = engine_to_read(address)
     try:
         with engine.connect() as connection:
             newest = thread_rows(connection, record)[-1:]

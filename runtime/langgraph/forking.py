@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Row, inspect, select
 from ramify.compiler.plan import OpKind
 from ramify.runtime.langgraph.env import ENV, Env, join_key
 from ramify.runtime.langgraph.errors import NoStateThere, ThreadElsewhere
-from ramify.runtime.langgraph.saver.engines import open_engine
+from ramify.runtime.langgraph.saver.engines import engine_to_read
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
 from ramify.runtime.langgraph.saver.reading import read_bodies
 from ramify.runtime.langgraph.saver.shared import opened
@@ -79,7 +79,7 @@ def fork_thread(address: str | Path, record: RunRecord, at: CheckpointRecord, fo
 
 def checkpoint_of(address: str | Path, record: RunRecord, at: CheckpointRecord, journal: Sequence[OpRecord]) -> str:
     """The id of LangGraph's checkpoint that stands there. Raises as `fork_thread`."""
-    engine = open_engine(address)
+    engine = engine_to_read(address)
     try:
         with engine.connect() as connection:
             return standing(connection, record, at, journal).id
@@ -94,7 +94,7 @@ def channels_at(
 
     No class of the user's is imported for it: an object is shown by its fields. Raises as `fork_thread`.
     """
-    engine = open_engine(address)
+    engine = engine_to_read(address)
     try:
         with engine.connect() as connection:
             id = standing(connection, record, at, journal).id

@@ -11,6 +11,7 @@ failures.py    the databases' errors in our words
 tallies.py     how much was done in a run
 store.py       RunStore
 reader.py      the reading half of it for commands that only look, without SQLAlchemy
+unwritable.py  looking into a file that cannot be written
 """
 
 from __future__ import annotations

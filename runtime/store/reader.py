@@ -7,7 +7,6 @@ that it has. Its methods are RunStore's, coroutines that never wait: `at_once` r
 
 from __future__ import annotations
 
-import sqlite3
 import zlib
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -18,7 +17,7 @@ from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.records import CheckpointRecord, EffectRecord, LLMRecord, OpRecord, RunId, RunRecord
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import rows, tallies
+from ramify.runtime.store import rows, tallies, unwritable
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S, in_our_words
 from ramify.runtime.store.packing import Digest, Packed, unpack
@@ -162,8 +161,7 @@ def _connected(address: Address, *, bring: bool = False) -> Any:
     with in_our_words(address):
         if address.file is not None and not bring:
             # not made where it is missing; each SELECT by itself sees one state
-            name = f"{address.file.absolute().as_uri()}?mode=rw"
-            return sqlite3.connect(name, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+            return unwritable.connected(address.file, timeout_s=BUSY_TIMEOUT_S)
         from ramify.runtime.store.connect import writer
         from ramify.runtime.store.migrate import bring_up_to_date
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from ramify.serving.errors import BadTags
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError, bad_request
-from ramify.serving.tags import HEADER, SLOTags, is_tag, no_twins
+from ramify.serving.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
 BODY_S = 60.0  # a body that takes longer is a client that means harm, or is gone
@@ -91,7 +91,7 @@ async def body_of(request: Request) -> Mapping[str, object]:
         raise bad_request("body", "body: the client left before its end") from None
     try:
         body = json.loads(
-            kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=no_twins
+            kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twins
         )
     except BadTags as error:
         said = str(error).encode("ascii", "backslashreplace").decode()  # half a surrogate pair can be a name

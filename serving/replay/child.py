@@ -25,7 +25,8 @@ from typing import Any
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay.errors import ReplayError, TooFew, TooMany
 from ramify.serving.replay.jobs import Job, Result
-from ramify.serving.replay.trace import Trace, read
+from ramify.serving.replay.made_up import read_workload
+from ramify.serving.replay.trace import Trace
 from ramify.serving.replay.types import Outcome
 
 _MOST = 100_000  # programs; 600 s of the Azure trace at load 1.6 are 6,000
@@ -33,7 +34,7 @@ _MOST = 100_000  # programs; 600 s of the Azure trace at load 1.6 are 6,000
 
 @lru_cache(maxsize=4)
 def _trace(path: str) -> Trace:
-    return read(Path(path))
+    return read_workload(Path(path))
 
 
 def run(job: Job, folder: Path) -> Result:

@@ -61,6 +61,12 @@ ABLATED: tuple[Contender, ...] = (
         ours=True,
         about="never by laxity",
     ),
+    Contender(
+        "concord, calls",
+        partial(_CONCORD, goodput="request"),
+        ours=True,
+        about="the default where goodput counts calls and not programs",
+    ),
     Contender("concord, frames", partial(_CONCORD, frame_s=1.0), ours=True, about="displaces once a second"),
     Contender(
         "concord, paced streams",

@@ -1,41 +1,50 @@
 """The measured part of docs/evaluation.md, written by the command that measured it.
 
 What lies between the two marks is replaced, from results alone: what was computed, the issue's rows with what was
-missed and by how much, and goodput and attainment of every contender. The words around it are a person's.
+missed and by how much, goodput and attainment of every contender, and at the loads of the targets how near each form
+is to its oracle, the course over time and the latencies. The words around it are a person's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from ramify.serving.replay import steps
 from ramify.serving.replay.errors import ReplayError
-from ramify.serving.replay.evaluation import Table
+from ramify.serving.replay.evaluation import TARGET_LOADS, Table
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.rows import FIGURES, Row
+from ramify.serving.replay.tables import Lines, goodput, latencies, near_oracle, over_time
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-_KINDS = ("latency", "deadline", "compound")
 
 
 def update(path: Path, results: Sequence[Result], rows: Sequence[Row]) -> None:
     """Raises ReplayError where the file lacks the marks: nothing is written then."""
+    before, after = around(path)
+    path.write_text(before + BEGIN + "\n" + measured(results, rows) + END + after, encoding="utf-8")
+
+
+def around(path: Path) -> tuple[str, str]:
+    """What stands before and after the measured part. Raises ReplayError."""
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ReplayError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReplayError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ReplayError(f"{path}: has no {BEGIN} … {END}: put the two lines where the measured part belongs")
-    path.write_text(before + BEGIN + "\n" + measured(results, rows) + END + after, encoding="utf-8")
+    return before, after
 
 
 def measured(results: Sequence[Result], rows: Sequence[Row]) -> str:
     table = Table(results)
     parts = [
         "## What was computed",
+        *(f"\n{line}" for line in computed(results)),
         *_computed(results),
         "## Figures",
         *_figures(rows),
@@ -43,19 +52,42 @@ def measured(results: Sequence[Result], rows: Sequence[Row]) -> str:
         *_missed(rows),
         "## Goodput and attainment",
         *_goodput(table),
+        *_deeper(table),
     ]
     return "\n".join(["", *parts, ""])
 
 
-def _computed(results: Sequence[Result]) -> Iterator[str]:
+def computed(results: Sequence[Result]) -> Iterator[str]:
+    """In words: how much was replayed, what all of it shares, and what FCFS attains at each load."""
     cpu, simulated = sum(one.cpu_s for one in results), sum(one.score.simulated_s for one in results)
+    if not cpu:
+        yield "Nothing."
+        return
     yield (
-        f"\n{len(results)} replays: {simulated / 3600:.2f} hours of serving in {cpu / 3600:.2f} hours of processor "
-        f"time, {simulated / cpu:.1f} × as fast, on a machine that did other things too.\n"
-        if cpu
-        else "\nNothing.\n"
+        f"{len(results)} replays: {simulated / 3600:.2f} hours of serving in {cpu / 3600:.2f} hours of processor "
+        f"time, {simulated / cpu:.1f} × as fast, on a machine that did other things too."
     )
-    yield "| trace | limits, load | seconds | seeds | contenders |"
+    for seconds, file in sorted({(one.job.seconds, one.job.steps) for one in results}):
+        setting, source = Job("", "", seconds=seconds, steps=file).setting, steps.load(Path(file))
+        begin, end = setting.window
+        yield (
+            f"Programs arrive for {seconds:g} s, and those between {begin:g} and {end:g} s are counted; "
+            f"{setting.slots} slots, {setting.kv_tokens:,} tokens of KV; steps of {source.model} on {source.device} "
+            f"({source.source})."
+        )
+    table = Table(results)
+    attained = [
+        f"{table.estimate(job, FIGURES['request']).mean:.3f} at {where(job)}"
+        for circumstances, jobs in _alike(table)
+        for job in jobs
+        if job.contender == "fcfs" and _usual(circumstances)
+    ]
+    if attained:
+        yield f"First come, first served attains {', '.join(attained)}."
+
+
+def _computed(results: Sequence[Result]) -> Iterator[str]:
+    yield "\n| trace | limits, load | seconds | seeds | contenders |"
     yield "|---|---|---|---|---|"
 
     def circumstances(result: Result) -> tuple[str, str, str, str]:
@@ -108,34 +140,54 @@ def _value(row: Row) -> str:
 
 
 def _goodput(table: Table) -> Iterator[str]:
-    """A table for each set of circumstances: goodput of requests and tokens, and every class's attainment."""
-    circumstances = dict.fromkeys(job.but(contender="", seed=0) for job in table.jobs())
-    for plain in sorted(circumstances, key=lambda job: (job.seconds, where(job))):
-        names = list(dict.fromkeys(job.contender for job in table.jobs() if job.but(contender="", seed=0) == plain))
-        yield f"\n### {where(plain)}, {plain.seconds:g} s\n"
-        yield "| | requests | tokens | " + " | ".join(_KINDS) + " | tokens a second | refused |"
-        yield "|---|---|---|---|---|---|---|---|"
-        lines = [(name, plain.but(contender=name)) for name in names]
-        lines.sort(key=lambda line: -table.estimate(line[1], FIGURES["request"]).mean)
-        for name, job in lines:
-            yield _line(name, [*_cells(table, job)])
+    """A table for each set of circumstances: all three goodputs, and every class's attainment."""
+    for circumstances, jobs in _alike(table):
+        yield f"\n### {where(circumstances)}, {circumstances.seconds:g} s\n"
+        yield from goodput(table, jobs).markdown()
     yield ""
 
 
-def _cells(table: Table, job: Job) -> Iterator[str]:
-    scores = table.scores(job)
-    for figure in ("request", "token"):
-        one = table.estimate(job, FIGURES[figure])
-        yield str(one) if len(scores) > 1 else f"{one.mean:.3f}"
-    for kind in _KINDS:
-        present = [score.attained[kind] for score in scores if kind in score.attained]
-        yield f"{sum(present) / len(present):.3f}" if present else ""
-    yield f"{table.estimate(job, FIGURES['throughput']).mean:.0f}"
-    yield f"{sum(score.refused for score in scores) / len(scores):.3f}"
+def _deeper(table: Table) -> Iterator[str]:
+    """Of what the targets are at, one replica and equal shares: a table for each question."""
+    main = [
+        (circumstances, jobs)
+        for circumstances, jobs in _alike(table)
+        if circumstances.load in TARGET_LOADS and _usual(circumstances)
+    ]
+    for title, make in (
+        ("## Near-oracle: each form beside itself with true lengths, stages and tool times", near_oracle),
+        ("## Over time: programs met and tokens of use, by when they came", over_time),
+        ("## By type of request: of those that came so far", latencies),
+    ):
+        found = [(circumstances, made) for circumstances, jobs in main if (made := _lines(make(table, jobs)))]
+        if found:
+            yield title
+        for circumstances, lines in found:
+            name = title.partition(":")[0].removeprefix("## ")
+            yield f"\n### {name}, {where(circumstances)}, {circumstances.seconds:g} s\n"
+            yield from lines
+        yield ""
 
 
-def _line(name: str, cells: Iterable[str]) -> str:
-    return f"| {name} | {' | '.join(cells)} |"
+def _lines(made: Lines) -> list[str]:
+    return list(made.markdown()) if made.lines else []
+
+
+def _alike(table: Table) -> list[tuple[Job, list[Job]]]:
+    """The circumstances that were replayed, and of each every contender once."""
+    groups: dict[Job, list[Job]] = {}
+    for job in dict.fromkeys(job.but(seed=0) for job in table.jobs()):
+        groups.setdefault(plain(job), []).append(job)
+    return sorted(groups.items(), key=lambda group: (group[0].seconds, where(group[0])))
+
+
+def _usual(job: Job) -> bool:
+    return job == job.but(slo_scale=1.0, mix=(1.0, 1.0, 1.0), replicas=1, arrivals="trace")
+
+
+def plain(job: Job) -> Job:
+    """Its circumstances: the same for every contender and seed."""
+    return job.but(contender="", seed=0)
 
 
 def where(job: Job) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 from ramify.serving.engine.vllm import interpreter
 from ramify.serving.errors import EngineFailed
+from ramify.serving.replay import keeping
 from ramify.serving.replay.errors import NoVllm, ReplayError, WorkerDied
 from ramify.serving.replay.jobs import Job, Result
 
@@ -93,9 +94,7 @@ def run_all(
     todo: SimpleQueue[Job] = SimpleQueue()
     missing = 0
     for job in dict.fromkeys(jobs):
-        path = kept / f"{job.key}.json"
-        if path.exists():
-            found = Result.from_json(path.read_text(encoding="utf-8"))
+        if found := keeping.kept(kept / f"{job.key}.json", Result.from_json):
             done[job] = replace(found, job=job)  # the same by its key, if from files at another place
             told(done[job], True)
         else:
@@ -142,9 +141,7 @@ def _work(
                 job = todo.get_nowait()
                 said = one.ask({"replay": asdict(job)})
                 result = Result.from_json(json.dumps(said))
-                part = kept / f"{job.key}.part"
-                part.write_text(result.to_json(), encoding="utf-8")
-                part.replace(kept / f"{job.key}.json")
+                keeping.keep(kept / f"{job.key}.json", result.to_json())
                 answers.put(result)
     except Empty:
         pass

@@ -1,144 +1,139 @@
-"""Plots of an evaluation, as PNG files and in one page that needs nothing beside it."""
+"""An evaluation as one page that needs nothing beside it: the table of figures, then a part for each question.
+
+What a part shows was measured under circumstances that differ by what its axis says and by nothing else: loose and
+tight limits, say, never share a plot.
+"""
 
 from __future__ import annotations
 
-import base64
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ramify.serving.replay.document import where
-from ramify.serving.replay.evaluation import Section, Table
+from ramify.serving.replay import plots
+from ramify.serving.replay.document import computed, plain, where
+from ramify.serving.replay.evaluation import TARGET_LOADS, Section, Table
 from ramify.serving.replay.jobs import Job, Result
-from ramify.serving.replay.rows import FIGURES, Row
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from ramify.serving.replay.rows import Row
+from ramify.serving.replay.tables import Lines, goodput, latencies, near_oracle, over_time
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; margin: 1rem 0 } td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 80rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; margin: 1rem 0; font-size: 13px }
+td, th { padding: .2rem .6rem; border-bottom: 1px solid #ddd }
 td { text-align: right } td:first-child, th:first-child { text-align: left } img { max-width: 100% }
 .missed { color: #b00 } .met { color: #070 }
 """
-_KINDS = ("latency", "deadline", "compound")
+TITLES = {
+    "load": "Goodput against load",
+    "tight": "Goodput against load, tight limits",
+    "reach": "What a clairvoyant reaches",
+    "ablation": "Ablation",
+    "slo-scale": "Scale of the limits",
+    "mix": "Mixes",
+    "replicas": "Replicas",
+    "poisson": "Arrivals by chance",
+}
+_AXES = ("load", "slo_scale", "replicas")
+_BESIDE = {  # who stands in a part beside those that were replayed for it
+    "reach": ("concord", "concord-oracle", "program-srpt"),
+    "ablation": ("concord", "concord-oracle", "calm-thesis", "ltr", "fcfs"),
+}
 
 
 def write_page(folder: Path, results: Sequence[Result], rows: Sequence[Row], sections: Iterable[Section]) -> Path:
     """`folder`/index.html, and a PNG beside it for each plot in it."""
     table = Table(results)
-    parts = ["<h1>Goodput in replay</h1>", _rows(rows)]
+    parts = ["<h1>Goodput in replay</h1>", *_setting(results), _rows(rows)]
+    shown: set[Job] = set()
     for section in sections:
-        jobs = [job for job in section.jobs if table.has(job.but(seed=0)) and job.seed == 0]
-        if not jobs:
-            continue
-        parts.append(f"<h2>{html.escape(section.name)}</h2>")
-        varied = _varied(jobs)
-        if varied is not None:
-            parts.append(_plot(folder, section.name, table, jobs, varied))
-        parts.append(_figures(table, jobs))
-        parts.append(_latencies(table, jobs))
-    if over_time := [job for job in table.jobs() if job.load == 1.1 and job.seed == 0 and job.slo_scale == 1.0]:
-        parts.append("<h2>over time, load 1.1</h2>" + _over_time(folder, table, over_time))
+        jobs = _jobs(table, section)
+        if not shown.issuperset(jobs):  # cut short, a section may have nothing yet but what stands in another
+            shown.update(jobs)
+            parts.append(_heading(TITLES.get(section.name, section.name)))
+            parts += _section(folder, section.name, table, jobs)
+            if section.name in ("load", "tight"):
+                parts += _deeper(folder, section.name, table, jobs)
     page = folder / "index.html"
     body = "\n".join(parts)
-    page.write_text(f"<!doctype html><meta charset=utf-8><style>{_STYLE}</style>\n{body}\n", encoding="utf-8")
+    page.write_text(
+        f"<!doctype html><meta charset=utf-8><title>Goodput in replay</title><style>{_STYLE}</style>\n{body}\n",
+        encoding="utf-8",
+    )
     return page
 
 
-def _varied(jobs: Sequence[Job]) -> str | None:
-    """The circumstance that differs between a section's jobs and can stand on an axis."""
-    for name in ("load", "slo_scale", "replicas"):
-        if len({getattr(job, name) for job in jobs}) > 1:
-            return name
-    return None
+def _jobs(table: Table, section: Section) -> list[Job]:
+    """One for each contender and circumstance of which there are results, whichever seeds have them."""
+    own = dict.fromkeys(job.but(seed=0) for job in section.jobs if table.has(job))
+    circumstances = dict.fromkeys(job.but(contender="") for job in own)
+    beside = [
+        job.but(contender=name)
+        for job in circumstances
+        for name in _BESIDE.get(section.name, ())
+        if table.has(job.but(contender=name))
+    ]
+    return list(dict.fromkeys([*beside, *own]))
 
 
-def _plot(folder: Path, name: str, table: Table, jobs: Sequence[Job], varied: str) -> str:
-    def draw(axes: Sequence[Axes]) -> None:
-        for ax, figure in zip(axes, ("request", "token", "workflow"), strict=True):
-            for contender in dict.fromkeys(job.contender for job in jobs):
-                mine = sorted((j for j in jobs if j.contender == contender), key=lambda j: float(getattr(j, varied)))
-                estimates = [table.estimate(job, FIGURES[figure]) for job in mine]
-                ours = contender.startswith("concord")
-                ax.errorbar(
-                    [float(getattr(job, varied)) for job in mine],
-                    [one.mean for one in estimates],
-                    [one.half for one in estimates],
-                    label=contender,
-                    linewidth=2.5 if ours else 1.0,
-                    capsize=2,
-                )
-            ax.set_xlabel(varied)
-            ax.set_title(f"{figure} goodput")
-        axes[-1].legend(fontsize=7)
-
-    return _picture(folder / f"{name}.png", 3, draw)
+def _setting(results: Sequence[Result]) -> Iterator[str]:
+    for line in computed(results):
+        yield f"<p>{html.escape(line)}</p>"
 
 
-def _over_time(folder: Path, table: Table, jobs: Sequence[Job]) -> str:
-    def draw(axes: Sequence[Axes]) -> None:
-        for job in jobs:
-            score = table.scores(job)[0]
-            for ax, at in zip(axes, (1, 2), strict=True):
-                ax.plot([p[0] for p in score.over_time], [p[at] for p in score.over_time], label=job.contender)
-        for ax, title in zip(axes, ("programs met", "tokens of use"), strict=True):
-            ax.set_xlabel("arrival, s")
-            ax.set_title(title)
-        axes[-1].legend(fontsize=6)
-
-    return _picture(folder / "over-time.png", 2, draw)
+def _section(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iterator[str]:
+    varied = next((axis for axis in _AXES if len({getattr(job, axis) for job in jobs}) > 1), None)
+    numbers = varied is not None and name in ("load", "tight", "slo-scale", "replicas")
+    if numbers and varied is not None:
+        yield plots.by_circumstance(folder / f"{name}.png", table, jobs, varied, plots.GOODPUTS)
+    else:
+        yield plots.side_by_side(folder / f"{name}.png", table, jobs, plots.GOODPUTS)
+    for group in _alike(jobs):
+        yield f"<h3>{html.escape(where(group[0]))}</h3>" + goodput(table, group).html()
 
 
-def _picture(path: Path, columns: int, draw: object) -> str:
-    import matplotlib
+def _deeper(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iterator[str]:
+    """Of the main comparison: throughput, near-oracle, over time, and by type of request."""
+    mark = "" if name == "load" else f"-{name}"
+    also = "" if name == "load" else f", {name} limits"
+    yield _heading(f"Throughput{also}")
+    path = folder / f"throughput{mark}.png"
+    if len({job.load for job in jobs}) > 1:
+        yield plots.by_circumstance(path, table, jobs, "load", ("throughput",))
+    else:
+        yield plots.side_by_side(path, table, jobs, ("throughput",))
+    for title, picture, make in (
+        ("Near-oracle", f"near-oracle{mark}", near_oracle),
+        ("Over time", f"over-time{mark}", over_time),
+        ("By type of request", f"request-types{mark}", latencies),
+    ):
+        yield _heading(f"{title}{also}")
+        for group in _alike(jobs):
+            if group[0].load not in TARGET_LOADS and title != "Near-oracle":
+                continue
+            lines = make(table, group)
+            if not lines.lines:
+                continue
+            at = f"{picture}-{group[0].load:g}"
+            yield f"<h3>{html.escape(where(group[0]))}</h3>"
+            if make is over_time:
+                yield plots.over_time(folder / f"{at}.png", table, group)
+            elif make is latencies:
+                yield plots.request_types(folder / f"{at}.png", table, group)
+            else:
+                pairs = [
+                    job for job in group for one in lines.lines if job.contender.removesuffix("-oracle") == one[0]
+                ]
+                yield plots.side_by_side(folder / f"{at}.png", table, pairs, plots.GOODPUTS)
+            yield lines.html()
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, columns, figsize=(5 * columns, 4), constrained_layout=True)
-    assert callable(draw)
-    draw(list(axes))
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    data = base64.b64encode(path.read_bytes()).decode()
-    return f'<img alt="{html.escape(path.stem)}" src="data:image/png;base64,{data}">'
-
-
-def _figures(table: Table, jobs: Sequence[Job]) -> str:
-    head = ["", "where", "requests", "tokens", "workflows", *_KINDS, "tokens/s", "refused", "preempted"]
-    lines = []
+def _alike(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Those of one circumstance together."""
+    groups: dict[Job, list[Job]] = {}
     for job in jobs:
-        scores = table.scores(job)
-        attained = [sum(s.attained.get(kind, 0.0) for s in scores) / len(scores) for kind in _KINDS]
-        lines.append(
-            [
-                job.contender,
-                where(job),
-                *(str(table.estimate(job, FIGURES[name])) for name in ("request", "token", "workflow")),
-                *(f"{value:.3f}" for value in attained),
-                f"{table.estimate(job, FIGURES['throughput']).mean:.0f}",
-                f"{sum(s.refused for s in scores) / len(scores):.3f}",
-                f"{sum(s.preemptions for s in scores) / len(scores):.0f}",
-            ]
-        )
-    return _table(head, lines)
-
-
-def _latencies(table: Table, jobs: Sequence[Job]) -> str:
-    """Of the first seed: 50th and 95th percentile, in seconds, by class."""
-    head = ["P50 / P95, s", "where", *(f"{what} {kind}" for what in ("TTFT", "TBT", "E2E") for kind in _KINDS)]
-    lines = []
-    for job in jobs:
-        score = table.scores(job)[0]
-        cells = [
-            f"{tails[kind].p50:.2f} / {tails[kind].p95:.2f}" if kind in tails else ""
-            for tails in (score.ttft, score.tbt, score.e2e)
-            for kind in _KINDS
-        ]
-        lines.append([job.contender, where(job), *cells])
-    return _table(head, lines)
+        groups.setdefault(plain(job), []).append(job)
+    return list(groups.values())
 
 
 def _rows(rows: Sequence[Row]) -> str:
@@ -147,16 +142,9 @@ def _rows(rows: Sequence[Row]) -> str:
         verdict = {True: "met", False: "missed", None: "–"}[row["met"]]
         ours = "–" if row["ours"] is None else f"{row['ours']:.3f} {row['unit']}"
         peer = "" if row["peer_value"] is None else f"{row['peer']} {row['peer_value']:.3f}"
-        lines.append([row["name"], ours, row["target"], verdict, peer, row["note"]])
-    return _table(["row", "measured", "target", "", "against", ""], lines)
+        lines.append((row["name"], ours, row["target"], verdict, peer, row["note"]))
+    return Lines(("row", "measured", "target", "", "against", ""), tuple(lines)).html()
 
 
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f'<td class="{html.escape(cell)}">{html.escape(cell)}</td>' for cell in line) + "</tr>"
-        if any(cell in ("met", "missed") for cell in line)
-        else "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in line) + "</tr>"
-        for line in lines
-    )
-    return f"<table><tr>{top}</tr>{body}</table>"
+def _heading(text: str) -> str:
+    return f"<h2>{html.escape(text)}</h2>"

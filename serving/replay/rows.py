@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from statistics import fmean
 from typing import TypedDict
 
 from ramify.serving.replay.baselines import BASELINES
 from ramify.serving.replay.bounds.shares import Bounds
 from ramify.serving.replay.contenders import CLAIRVOYANT
-from ramify.serving.replay.evaluation import TARGET_LOADS, Estimate, Table
+from ramify.serving.replay.evaluation import TARGET_LOADS, Table
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.score import Score
+
+_CLASSES = ("latency", "deadline", "compound")
+# Concord by what it takes for goodput: programs, tokens, calls.
+OBJECTIVES = {
+    "concord": "",
+    "concord-tokens": ", by the form for tokens",
+    "concord, calls": ", by the form for calls",
+}
 
 
 class Row(TypedDict):
@@ -38,7 +47,6 @@ def rows_of(table: Table, base: Job, bounds: Bounds) -> list[Row]:
     rows += _bounded(table, base, bounds)
     rows += _below_capacity(table, base)
     rows += _saved(table, base)
-    rows += _thesis(table, base)
     return rows
 
 
@@ -65,26 +73,18 @@ def _latency(score: Score) -> float:
 def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
     where = f"load {job.load:g}, {job.slo}"
     yield from _closed(table, job, bounds, where)
-    for rival, least, name in (
-        ("program-srpt", -0.0, "not behind program-level SRPT"),
-        ("fcfs", None, "against FCFS"),
-        ("plas", 1.2, "against PLAS"),
-        ("ltr", 1.12, "against LTR"),
-    ):
+    if both := table.paired(job, "program-srpt"):
+        theirs = table.of(both).estimate(job.but(contender="program-srpt"), request).mean
+        apart = table.difference(job, "program-srpt", request)
+        name, met = f"{where}: not behind program-level SRPT", apart.mean + apart.half >= 0
+        yield judged(name, apart.mean, "share", "program-srpt", theirs, ">= 0", met, f"{apart}, paired")
+    heavy = job.load > 1.2
+    for rival, least, name in (("fcfs", 5.0 if heavy else 2.2, "FCFS"), ("plas", 1.2, "PLAS"), ("ltr", 1.12, "LTR")):
         both = table.paired(job, rival)
-        if not both:
-            continue
-        theirs = table.of(both).estimate(job.but(contender=rival), request).mean
-        apart = table.difference(job, rival, request)
-        if rival == "program-srpt":
-            met = apart.mean + apart.half >= 0
-            yield _judged(f"{where}: {name}", apart.mean, "share", rival, theirs, ">= 0", met, f"{apart}, paired")
-            continue
-        least = (2.2 if job.load < 1.2 else 5.0) if rival == "fcfs" else least
-        if rival == "ltr" and job.load > 1.2:
-            continue
-        ratio = _ratio(table.of(both).estimate(job, request).mean, theirs)
-        yield _row(f"{where}: requests {name}", ratio, "x", rival, theirs, f">= {least:g} x", least, "")
+        if both and not (heavy and rival == "ltr"):
+            same = table.of(both)
+            ours, theirs = (same.estimate(job.but(contender=one), request).mean for one in (job.contender, rival))
+            yield _against(f"{where}: requests against {name}", ours, rival, theirs, least)
     yield from _forms(table, job, where)
 
 
@@ -127,7 +127,7 @@ def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
         apart = table.difference(job.but(contender=oracle), "concord", request)
         most = 0.01 if job.slo == "loose" else 0.02
         theirs = table.of(both).estimate(job.but(contender=oracle), request).mean
-        yield _judged(
+        yield judged(
             f"{where}: oracle less predicted lengths", apart.mean, "share", oracle, theirs, f"<= {most:g}",
             apart.mean <= most, str(apart),
         )  # fmt: skip
@@ -135,9 +135,11 @@ def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
         apart = table.difference(job, hidden, request)
         theirs = table.of(both).estimate(job.but(contender=hidden), request).mean
         yield _row(f"{where}: the plan's worth", apart.mean, "share", hidden, theirs, ">= 0.04", 0.04, str(apart))
-    if job.load < 1.2:
-        latency = table.estimate(job, _latency)
-        yield _row(f"{where}: latency-sensitive attainment", latency.mean, "share", "", None, ">= 0.95", 0.95, "")
+    for contender, objective in OBJECTIVES.items():
+        form = job.but(contender=contender)
+        if job.load < 1.2 and table.has(form):
+            name, latency = f"{where}: latency-sensitive attainment{objective}", table.estimate(form, _latency).mean
+            yield _row(name, latency, "share", "", None, ">= 0.95", 0.95, "")
 
 
 def _bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
@@ -152,34 +154,25 @@ def _bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
             (token, bound.token, 0.90, "token goodput"),
         ):
             value = table.estimate(job, figure).mean
+            note = attainment(table, job) if figure is token else ""
             yield _row(
                 f"load {load:g}, loose: share of the LP bound, {name}", value / most if most else 1.0, "",
-                "LP bound", most, f">= {least:g}", least, "",
+                "LP bound", most, f">= {least:g}", least, note,
             )  # fmt: skip
         form = job.but(contender="concord-tokens")
         if seeds := table.seeds(form):
             most, value = bounds.of(form, seeds).token, table.estimate(form, token).mean
-            latency = table.estimate(form, _latency).mean
             yield _row(
-                f"load {load:g}, loose: share of the LP bound, token goodput, by the form for it", value / most, "",
-                "LP bound", most, ">= 0.9", 0.9, f"of its latency-sensitive requests {latency:.3f} are met",
+                f"load {load:g}, loose: share of the LP bound, token goodput, by the form for it",
+                value / most if most else 1.0, "", "LP bound", most, ">= 0.9", 0.9, attainment(table, form),
             )  # fmt: skip
-            if load == 1.1:
-                name = "load 1.1, loose: latency-sensitive attainment, by the form for tokens"
-                yield _row(name, latency, "share", "", None, ">= 0.95", 0.95, "")
         if both := table.paired(job, "fcfs"):
             same = table.of(both)
             stock = same.estimate(job.but(contender="fcfs"), throughput).mean
-            yield _row(
-                f"load {load:g}, loose: throughput against FCFS",
-                _ratio(same.estimate(job, throughput).mean, stock),
-                "x",
-                "fcfs",
-                stock,
-                ">= 0.98",
-                0.98,
-                "",
-            )
+            ours, refused = same.estimate(job, throughput).mean, fmean(one.refused for one in same.scores(job))
+            row = _against(f"load {load:g}, loose: throughput against FCFS", ours, "fcfs", stock, 0.98)
+            row["note"] = row["note"] or f"{refused:.3f} of the programs were refused, whose tokens FCFS generates"
+            yield row
 
 
 def _below_capacity(table: Table, base: Job) -> Iterator[Row]:
@@ -212,27 +205,19 @@ def _saved(table: Table, base: Job) -> Iterator[Row]:
         )  # fmt: skip
 
 
-def _thesis(table: Table, base: Job) -> Iterator[Row]:
-    """`calm-thesis` against what the thesis held it against, in its setting: its own limits, goodput of requests
-    and of tokens, the latter by the form for it where that was replayed. Whatever comes out."""
-    for load in TARGET_LOADS:
-        for name, figure, form in (("request", request, "calm-thesis"), ("token", token, "calm-thesis, tokens")):
-            job = base.but(contender=form, load=load)
-            for rival in ("fcfs", "plas", "ltr"):
-                if both := table.paired(job, rival):
-                    same = table.of(both)
-                    ours = same.estimate(job, figure).mean
-                    latency = same.estimate(job, _latency).mean
-                    theirs = same.estimate(job.but(contender=rival), figure).mean
-                    yield _row(
-                        f"load {load:g}: calm-thesis against {rival}, {name} goodput",
-                        ours / theirs if theirs else None, "x", rival, theirs, "reported", None,
-                        f"{form} {ours:.3f}; of its latency-sensitive requests {latency:.3f} are met",
-                    )  # fmt: skip
+def attainment(table: Table, job: Job) -> str:
+    """Of each class, in words: no figure of tokens stands without it."""
+    scores = table.scores(job)
+    shares = {kind: [one.attained[kind] for one in scores if kind in one.attained] for kind in _CLASSES}
+    return "met of " + ", ".join(f"{kind} {fmean(of):.3f}" for kind, of in shares.items() if of)
 
 
-def _ratio(ours: float, theirs: float) -> float:
-    return ours / theirs if theirs else float("inf")
+def _against(name: str, ours: float, peer: str, theirs: float, least: float) -> Row:
+    """How many times as much as a peer. Of a peer that has nothing there is no multiple: any at all is above it."""
+    if theirs:
+        return _row(name, ours / theirs, "x", peer, theirs, f">= {least:g} x", least, "")
+    note = f"concord {ours:.3f}; {peer} has none, so that no multiple of it can be said"
+    return judged(name, None, "x", peer, theirs, f">= {least:g} x", ours > 0, note)
 
 
 def _row(
@@ -246,10 +231,10 @@ def _row(
     note: str,
 ) -> Row:
     met = None if ours is None or least is None else ours >= least
-    return _judged(name, ours, unit, peer, value, target, met, note)
+    return judged(name, ours, unit, peer, value, target, met, note)
 
 
-def _judged(
+def judged(
     name: str, ours: float | None, unit: str, peer: str, value: float | None, target: str, met: bool | None, note: str
 ) -> Row:
     ratio = ours / value if ours is not None and value else None
@@ -266,4 +251,3 @@ FIGURES: Mapping[str, Figure] = {
     "workflow": lambda score: score.workflow,
     "throughput": throughput,
 }
-__all__ = ["FIGURES", "Bounds", "Estimate", "Row", "rows_of"]

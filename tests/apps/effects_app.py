@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ramify import DidNotHappen, Happened, Sandbox, fork, idempotency_key, step, workflow
+from ramify import DidNotHappen, Happened, Sandbox, fork, idempotency_key, interrupt, step, workflow
 
 OUTBOX = Path(os.environ.get("EFFECTS_OUTBOX", "/nonexistent"))
 """The receiver: a line an effect, `key text`. Another process sees it too."""
@@ -33,6 +33,7 @@ async def _post(text: str, *, honours_keys: bool = False) -> str:
     if not (honours_keys and key in {k for k, _ in sent()}):
         _receive(f"{key} {text}\n")
     await _maybe("after")
+    await _maybe(f"after {text}")
     return f"receipt for {text}"
 
 
@@ -78,6 +79,11 @@ async def post_and_recall(text: str) -> str:
 
 @step(effect="irreversible", in_fork="leave", compensate=_recall)
 async def post_anywhere(text: str) -> str:
+    return await _post(text)
+
+
+@step(effect="irreversible", in_fork="leave")
+async def post_for_good(text: str) -> str:
     return await _post(text)
 
 
@@ -131,6 +137,34 @@ async def stubborn(text: str) -> str:
 
 
 @workflow
+async def taking_a_doubt_for_a_value(how: str) -> object:
+    receipt: object = None
+    if how == "gather":
+        (receipt,) = await asyncio.gather(post(how), return_exceptions=True)
+    else:
+        try:
+            receipt = await post(how)
+        except Exception as error:  # noqa: BLE001
+            receipt = error
+    if isinstance(receipt, Exception):
+        if how == "asking":
+            return await interrupt("what now?")
+        if how == "not sending":
+            return "never mind"
+        return await post_with_key("in its stead")
+    return receipt
+
+
+@workflow
+async def a_doubt_on_one_of_two_branches(text: str) -> list[str]:
+    async with fork(["a", text]) as branches:
+        receipts = [await branches[0].run(post_anywhere, "a")]
+        receipts.append(await branches[1].run(post_for_good, text))
+        await branches[0].adopt()
+    return receipts
+
+
+@workflow
 async def two_that_can_be_recalled() -> list[str]:
     await write("first")
     await post_and_recall("a")
@@ -167,6 +201,20 @@ async def left_by_an_error(where: str) -> list[str]:
         await branches[0].run(need_luck)
         await branches[0].adopt()
     return receipts
+
+
+@step(effect="pure")
+async def pick() -> str:
+    return "b" if "picky" in STOP else "a"
+
+
+@workflow
+async def another_way() -> str:
+    await write("first")
+    async with fork([1]) as branches:
+        receipt: str = await branches[0].run(post_anywhere, await pick())
+        await branches[0].adopt()
+    return receipt
 
 
 @workflow

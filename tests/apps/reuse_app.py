@@ -102,6 +102,13 @@ async def lying(kind: str) -> int:
     return await lies(kind)
 
 
+@workflow
+async def lying_among_others(kind: str) -> list[int]:
+    async with fork([kind, "other"]) as branches:
+        outcomes = await branches.map(lies, errors="return")
+    return [outcome.value for outcome in outcomes if outcome.error is None]
+
+
 @step
 async def slow_tool(sandbox: Sandbox) -> str:
     assert LOG is not None

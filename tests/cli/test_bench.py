@@ -42,6 +42,19 @@ def test_it_writes_a_model_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_
     assert json.loads(done.output)["path"] == str(out)
 
 
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    asked = [
+        "bench",
+        "profile",
+        "--base-url",
+        "http://127.0.0.1:9/v1",
+        "--out",
+        str(tmp_path / "nowhere" / "steps.json"),
+    ]
+    done = CliRunner().invoke(cli, asked)
+    assert done.exit_code == 2 and "is its folder there?" in done.output
+
+
 def test_a_list_that_is_none_is_wrong_usage() -> None:
     done = CliRunner().invoke(cli, ["bench", "profile", "--base-url", "http://e/v1", "--batches", "one,two"])
     assert done.exit_code == 2 and "1,4,16" in done.output

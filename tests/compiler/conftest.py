@@ -128,14 +128,15 @@ def api(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.fixture
-def load(api: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], ModuleType]]:
-    """Import a file that begins with `from stand_in import …`, under the name of its stem."""
+def load(api: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ModuleType]]:
+    """Import a file that begins with `from stand_in import …`, under the name of its stem or another."""
 
-    def load_file(path: Path) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(path.stem, path)
+    def load_file(path: Path, name: str = "") -> ModuleType:
+        linecache.clearcache()
+        spec = importlib.util.spec_from_file_location(name or path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, path.stem, module)
+        monkeypatch.setitem(sys.modules, spec.name, module)
         spec.loader.exec_module(module)
         return module
 

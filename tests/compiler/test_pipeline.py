@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from examples.coder_graph import graph as coder
+from examples.repair import workflow as repair
 from ramify.compiler.ir.text import parse_graph
 from ramify.compiler.pipeline import Compilation, compile_graph, compile_workflow
 from ramify.compiler.plan import Plan
@@ -39,12 +43,34 @@ def test_every_form_of_a_sample_is_as_it_was(compiled: tuple[str, Compilation]) 
         "mmd": compilation.mermaid(),
         "plan.json": compilation.plan.to_json(),
     }
+    check_goldens(name, forms)
+
+
+def check_goldens(name: str, forms: Mapping[str, str]) -> None:
     for ending, exact in forms.items():
         golden = GOLDENS / f"{name}.{ending}"
         text = re.sub(r"\b[0-9a-f]{64}\b", "DIGEST", exact)  # each version of Python has its own syntax trees
         if os.environ.get("RAMIFY_UPDATE_GOLDENS"):
             golden.write_text(text, encoding="utf-8")
         assert text == golden.read_text(encoding="utf-8"), f"{golden.name} differs"
+
+
+@pytest.mark.parametrize("name", ["repair", "coder"])
+def test_the_examples_are_planned_as_they_were(name: str) -> None:
+    """Those that people run: the samples above are made for the compiler's sake."""
+    if name == "repair":
+        made = compile_workflow(repair.repair, ref="examples/repair/workflow.py:repair")
+    else:
+        made = compile_graph(coder.build(), name="coder", ref="examples/coder_graph/graph.py:build")
+    check_goldens(f"{name}_example", {"ir": made.ir_text(), "plan": by_lines(made.plan)})
+
+
+def by_lines(plan: Plan) -> str:
+    """A plan without what it says of the code, an item a line."""
+    said: dict[str, Any] = json.loads(plan.to_json())
+    del said["code"]
+    parts = ((key, item) for key, value in said.items() for item in (value if isinstance(value, list) else [value]))
+    return "".join(f"{key} {json.dumps(item)}\n" for key, item in parts)
 
 
 def test_the_forms_read_back(compiled: tuple[str, Compilation]) -> None:

@@ -58,7 +58,7 @@ def test_as_many_are_killed_as_were_asked_for(tmp_path: Path, monkeypatch: pytes
 
 
 EVERYWHERE = {
-    *("written", "noted", "placed", "snapshot", "flushed", "cleared"),  # the fork engine's
+    *("written", "noted", "placed", "snapshot", "flushed", "cleared", "indexed"),  # the fork engine's
     *("rows numbered", "batch taken", "layers flushed", "transaction begun", "rows written", "batch committed"),
     *("saver's transaction begun", "saver's rows written", "saver's batch committed"),
     *("rows durable", "answer numbered", "answer durable"),
@@ -66,6 +66,7 @@ EVERYWHERE = {
     *("about to send", "sent"),  # the scenarios' own: in the middle of an effect
 }
 COLLECTION = {"marked", "forgotten", "removed"}  # killed at by test_collect.py
+CHECKOUT = {"written out"}  # killed at by fork_engine/test_crash.py
 
 
 def test_every_point_is_killed_at() -> None:
@@ -73,7 +74,7 @@ def test_every_point_is_killed_at() -> None:
     parts = ("runtime", "fork_engine", "sandboxes", "api")
     sources = [path for part in parts for path in (ROOT / part).rglob("*.py")]
     points = {name for path in sources for name in re.findall(r'crash\.point\("([^"]+)"\)', path.read_text())}
-    assert points == EVERYWHERE - {"about to send", "sent"} | COLLECTION
+    assert points == EVERYWHERE - {"about to send", "sent"} | COLLECTION | CHECKOUT
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from ramify.serving.testing import ScriptedModel
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 import postgres  # noqa: E402
 import scenarios  # noqa: E402
+from disks import read_only  # noqa: E402
 
 AWAY_S = 10.0
 NAMES = ["ann", "bob"]
@@ -225,17 +226,6 @@ async def test_a_home_that_cannot_be_written_is_named_and_left_alone(tmp_path: P
         assert str(home) in str(refused.value.__notes__)
     async with Runtime(home=home, sandbox=backend) as runtime:
         assert len(await runtime.store.runs()) == 1
-
-
-@contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", folder, folder]).returncode:
-        pytest.skip("cannot mount: not root")
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 def test_a_graph_under_a_clock_that_jumps(tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

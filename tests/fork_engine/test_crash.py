@@ -46,13 +46,25 @@ if operation == "seal":
     made = store.seal_upper(upper, base, **same, outside=outside, move=True)
 elif operation == "merge":
     made = store.merge(base, one, two, strategy=lambda *_: str(last).encode())
+elif operation == "import":
+    (root / "user").mkdir(exist_ok=True)
+    (root / "user" / f"f{last}").write_text(str(last))
+    store.import_tree(root / "user")
+elif operation == "checkout":
+    crash.at = lambda name: at(name) if name == "written out" else None
+    store.checkout(one, root / f"out{last}")
+    store.checkout(two, root / f"out{last}", force=True)
 else:
     store.delete_unreachable([base.id, one.id, two.id])
 print("end", flush=True)
 """
 
 
-@pytest.mark.parametrize("operation", ["seal", "merge", "delete"])
+MAKING = {"written", "noted", "placed", "snapshot", "flushed", "cleared"}
+WRITTEN_OUT = {("a", "mine"), ("a", "theirs"), ("b", "2"), ("c", "3")}
+
+
+@pytest.mark.parametrize("operation", ["seal", "merge", "import", "checkout", "delete"])
 def test_killed_at_every_point(bench: Any, operation: str) -> None:
     base = bench.base({"a": "1", "d/b": "2"})
     one, two = bench.after(base, {"a": "mine"}), bench.after(base, {"a": "theirs", "c": "3"})
@@ -69,15 +81,17 @@ def test_killed_at_every_point(bench: Any, operation: str) -> None:
         fresh.forget_temporary()
         assert fresh.fsck().problems == (), f"killed at {done.stdout}"
         assert {id: bench.texts(fresh.get(SnapshotId(id))) for id in kept} == kept
+        out = (path for path in (bench.folder / f"out{last}").rglob("*") if path.is_file())
+        assert {(path.name, path.read_text()) for path in out} <= WRITTEN_OUT
         if done.returncode == 0:
             break
         points.append(done.stdout.strip())
     else:
         raise AssertionError("it never ended")
     assert set(points) == (
-        {"forgotten", "removed"}
-        if operation == "delete"
-        else {"written", "noted", "placed", "snapshot", "flushed", "cleared"}
+        {"delete": {"forgotten", "removed"}, "checkout": {"written out"}, "import": {*MAKING, "indexed"}}.get(
+            operation, MAKING
+        )
     )
     assert set(points) <= set(crash.POINTS)
 

@@ -143,13 +143,18 @@ async def asks(number: int) -> str:
 
 
 @step
+async def uses_a_tool(sandbox: Sandbox, number: int) -> str:
+    return (await sandbox.run(f"file {number}", reuse=True)).stdout
+
+
+@step
 async def plain(number: int) -> int:
     return number
 
 
 @workflow
 async def steps(part: str) -> None:
-    work: Any = {"step": plain, "step-file": changes, "step-answer": asks}[part]
+    work: Any = {"step": plain, "step-file": changes, "step-answer": asks, "step-tool": uses_a_tool}[part]
     await work(0)
     mark("begin", part)
     for number in range(TIMES):
@@ -159,7 +164,7 @@ async def steps(part: str) -> None:
 
 async def decorated(folder: Path) -> None:
     async with Runtime(home=folder / "steps", sandbox=backend, llm=model()) as runtime:
-        for part in ("step", "step-file", "step-answer"):
+        for part in ("step", "step-file", "step-answer", "step-tool"):
             await runtime.run(steps, part)
 
 

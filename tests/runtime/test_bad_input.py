@@ -20,6 +20,7 @@ from ramify.runtime.errors import NotInARun, RunFailed
 from ramify.runtime.forks import Outcomes
 
 HELD: list[Any] = []
+LOCKS = [threading.Lock()]
 WORKFLOWS: dict[str, Any] = {}
 
 
@@ -134,11 +135,70 @@ async def nests() -> None:
     await calls_a_workflow()
 
 
+class Agent:
+    @step
+    async def acts(self, sandbox: Sandbox) -> None: ...
+
+
+@workflow
+async def calls_a_method() -> None:
+    await Agent().acts()
+
+
+@workflow
+async def awaits_twice() -> None:
+    begun = plain(1)
+    await begun
+    await begun
+
+
+@workflow
+async def hands_what_holds_itself() -> None:
+    value: dict[str, Any] = {"deep": [{}]}
+    value["deep"][0]["up"] = value
+    await plain(value)
+
+
+@workflow
+async def hands_what_is_deep() -> None:
+    value: list[Any] = []
+    for _ in range(100_000):
+        value = [value]
+    await plain(value)
+
+
+@workflow
+async def forks(items: Any) -> None:
+    async with ramify.fork(items):
+        pass
+
+
+@workflow
+async def forks_locks() -> None:
+    async with ramify.fork(LOCKS):
+        pass
+
+
+@workflow
+async def forks_and_asks(how: str) -> None:
+    opened: Any = ramify.fork([1, 2])
+    if how == "map":
+        await opened.map(plain)
+    for _ in opened if how == "for" else await opened:
+        pass
+
+
 def at(thing: Any) -> str:
     """The line of its `def`."""
     lines, first = inspect.getsourcelines(inspect.unwrap(thing))
     decorated = next(number for number, line in enumerate(lines) if "def " in line)
     return f"runtime/test_bad_input.py:{first + decorated}"
+
+
+def line(thing: Any, after: int) -> str:
+    """So many lines after its `def`."""
+    file, number = at(thing).split(":")
+    return f"{file}:{int(number) + after}"
 
 
 FOUND: dict[str, tuple[Any, str, str]] = {
@@ -159,6 +219,16 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a closure over a node's world": (graph(a=hands_out), "test_bad_input.py:", "return what was read"),
     "a world beyond its step": (holds_a_world, "step 'uses'", "do all its work inside the step"),
     "a workflow in a step": (nests, "workflow 'inner' was called in step 'calls_a_workflow'", "from a workflow"),
+    "a step awaited twice": (awaits_twice, f"{line(awaits_twice, 3)}: what a step", "keep its result"),
+    "a step that is a method": (calls_a_method, "step Agent.acts(self)", "a step is no method: make it a function"),
+    "an argument that holds itself": (hands_what_holds_itself, "arguments['value']['deep'][0]['up']", "a flat value"),
+    "an argument that is deep": (hands_what_is_deep, "step 'plain': arguments", "nested too deeply"),
+    "a fork of nothing": ((forks, None), f"{line(forks, 1)}: fork() was given a NoneType", "give it a list"),
+    "a fork of a set": ((forks, {1, 2}), f"{line(forks, 1)}: fork() was given a set", "give it `sorted(...)`"),
+    "a fork of a lock": (forks_locks, f"fork() at {line(forks_locks, 1)}: its items[0] is a", "Pass JSON values"),
+    "a fork's map, not entered": ((forks_and_asks, "map"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
+    "a fork as a list": ((forks_and_asks, "for"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
+    "a fork awaited": ((forks_and_asks, "await"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
     "a step in a node": (graph(a=runs_a_step), "node 'a'", "call a plain function there"),
 }
 
@@ -167,7 +237,10 @@ FOUND: dict[str, tuple[Any, str, str]] = {
 async def test_it_names_the_place_and_the_mend(case: str, home: Path, workspace: Path) -> None:
     given, place, mend = FOUND[case]
     with pytest.raises(Exception, match=r".") as caught:
-        await (run_graph if isinstance(given, StateGraph) else run_workflow)(given, home, workspace)
+        if isinstance(given, StateGraph):
+            await run_graph(given, home, workspace)
+        else:
+            await run_workflow(*(given if isinstance(given, tuple) else (given,)), home=home, workspace=workspace)
     said = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
     assert place in said
     assert mend in said
@@ -188,9 +261,9 @@ async def test_a_channel_that_a_checkpointer_of_others_cannot_keep_is_named(
             assert "channel 'n'" in said
 
 
-async def run_workflow(flow: Any, home: Path, workspace: Path) -> None:
+async def run_workflow(flow: Any, *given: Any, home: Path, workspace: Path) -> None:
     async with Runtime(home=home, sandbox="copy") as runtime:
-        await runtime.run(flow, workspace=workspace)
+        await runtime.run(flow, *given, workspace=workspace)
 
 
 async def run_graph(made: Any, home: Path, workspace: Path) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from ramify import Runtime
-from ramify.compiler.frontend.decorators import digests_before
+from ramify.compiler.frontend.decorators import digests_before, read_workflow
 from ramify.runtime.errors import StepFailed, WorkflowChanged
 from ramify.runtime.events import Noticed
 from ramify.session import compile_plan
@@ -210,3 +210,33 @@ async def test_a_run_of_the_version_before_is_resumed_by_its_own_digests(
             assert await runtime.resume(str(runtime.last_run_id)) == "2"
     said = ["changed since the run began: second; what is recorded of them counts as it is"]
     assert [event.what for event in heard if isinstance(event, Noticed)] == (said if "kept" in old else [])
+
+
+LATER = ("x = await first(1)", "from changing_helpers import worded as later\n    x = await first(1)")
+
+
+async def test_what_is_imported_inside_the_workflow_must_be_as_it_was(
+    runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    with pytest.raises(StepFailed):
+        await runtime.run(app(*LATER).flow, workspace=workspace)
+    helpers = tmp_path / "app" / "changing_helpers.py"
+    helpers.write_text(HELPERS.replace("str(x)", "repr(x)"))
+    linecache.clearcache()  # as in a new process
+    with pytest.raises(WorkflowChanged, match=r"worded \(app/changing_helpers.py:7\)"):
+        await runtime.resume(str(runtime.last_run_id))
+
+
+async def test_a_run_of_format_4_is_compared_as_that_knew_its_code(
+    runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    flow = app(*LATER).flow
+    plan, then = compile_plan(flow), read_workflow(flow, ref="", version=4)
+    assert then.code_digest != plan.code_digest
+    digests = {step.name: step.code_digest for step in then.steps}
+    steps = tuple(replace(step, code_digest=digests[step.name]) for step in plan.steps)
+    old = replace(plan, version=4, code=then.code, code_digest=then.code_digest, steps=steps)
+    with pytest.raises(StepFailed):
+        await runtime.run(flow, workspace=workspace, plan=old)
+    (tmp_path / "app" / "flag").unlink()
+    assert await runtime.resume(str(runtime.last_run_id)) == "2"

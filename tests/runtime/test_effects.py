@@ -27,7 +27,7 @@ from ramify.runtime.errors import (
     RunLocked,
     RunNotFound,
 )
-from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, OpStatus
+from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, OpStatus, RunStatus
 from ramify.serving.client import LLMClient
 
 
@@ -89,6 +89,31 @@ async def test_a_doubt_stops_the_run_until_a_person_settles_it(runtime: Runtime,
     assert await runtime.resume(run) == ("by hand" if happened else "receipt for hi")
     assert texts() == ["hi"]
     assert await statuses(runtime) == [EffectStatus.DONE]
+
+
+@pytest.mark.parametrize("how", ["gather", "except", "asking", "not sending"])
+async def test_a_doubt_that_the_workflow_takes_for_a_value_stops_the_run(
+    runtime: Runtime, workspace: Path, how: str
+) -> None:
+    """What it would do next, it would do on the word of nobody: send another way, ask, or say that all is done."""
+    run = await stop_in(runtime, effects_app.taking_a_doubt_for_a_value, "after", workspace, how)
+    for _ in range(2):
+        assert f"ramify approve {run} post" in str(await doubt_of(runtime, run))
+    assert (await runtime.record()).status is RunStatus.FAILED
+    assert texts() == [how]
+    await runtime.approve(run, "post", happened=True, result="by hand")
+    assert await runtime.resume(run) == "by hand"
+    assert texts() == [how]
+
+
+async def test_a_doubt_on_a_branch_undoes_nothing_on_the_others(runtime: Runtime, workspace: Path) -> None:
+    """The run has not dropped them: it goes on from there when the doubt is settled."""
+    run = await stop_in(runtime, effects_app.a_doubt_on_one_of_two_branches, "after b", workspace, "b")
+    assert "post_for_good" in str(await doubt_of(runtime, run))
+    assert effects_app.UNDONE == []
+    await runtime.approve(run, "post_for_good", happened=True, result="by hand")
+    assert await runtime.resume(run) == ["receipt for a", "by hand"]
+    assert (texts(), effects_app.UNDONE) == (["a", "b"], [])
 
 
 @pytest.mark.parametrize("place", ["before", "after"])
@@ -233,6 +258,19 @@ async def test_a_branch_whose_effect_was_undone_is_not_adopted(runtime: Runtime,
     assert await runtime.resume(run.id, back_to=base.id) == [f"receipt for {where}"]
     assert (texts(), effects_app.UNDONE) == ([where, where], [(where, f"receipt for {where}")])
     assert await statuses(runtime) == [EffectStatus.DONE]
+
+
+async def test_an_effect_that_going_back_undid_is_no_part_of_the_branch_any_more(
+    runtime: Runtime, workspace: Path
+) -> None:
+    """The workflow went another way from there: its branch has the old one's name, and another effect."""
+    assert await runtime.run(effects_app.another_way, workspace=workspace) == "receipt for a"
+    run = await runtime.record()
+    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
+    effects_app.STOP[:] = ["picky"]
+    assert await runtime.resume(run.id, back_to=first.id) == "receipt for b"
+    assert (texts(), effects_app.UNDONE) == (["a", "b"], [("a", "receipt for a")])
+    assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
 
 
 async def test_a_branch_is_given_what_was_recorded(runtime: Runtime, workspace: Path) -> None:

@@ -21,6 +21,7 @@ EXPECTED = {
     "step": (1, 0),
     "step-file": (1, 1),
     "step-answer": (2, 0),  # the model's answer outlives a kill of its step
+    "step-tool": (2, 1),  # so does what a command gave; its files are flushed with the step's
     "nothing-sync": (1, 0),
     "nothing-async": (1, 0),
     "file-sync": (1, 1),

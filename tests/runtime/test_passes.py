@@ -221,6 +221,21 @@ async def test_in_a_loop_the_stages_of_recorded_runs_are_expected(runtime: Runti
     assert dues[2] == pytest.approx(tags[2]["slo_deadline_s"] / 4, rel=0.01)
 
 
+@pytest.mark.parametrize(("without", "grouped"), [((), True), (("stages",), False)])
+async def test_samples_of_one_prompt_are_a_fork_group_to_the_scheduler(
+    runtime: Runtime, workspace: Path, without: tuple[str, ...], grouped: bool
+) -> None:
+    plan = plan_of(passes_app.searches, *without)
+    await runtime.run(passes_app.searches, "what?", workspace=workspace, plan=plan)
+    groups = [
+        (tag.get("fork_group"), tag.get("fork_size"))
+        for tag in (codec.decode(row.tags_json) for row in await runtime.llm_calls())
+    ]
+    assert groups == [(f"{runtime.last_run_id}.0", 3) if grouped else (None, None)] * 3
+    await runtime.run(passes_app.asks_twice, "what?", workspace=workspace)
+    assert not any("fork_group" in row.tags_json for row in await runtime.llm_calls()), "each is asked alone"
+
+
 async def test_without_stages_calls_carry_no_rest_and_no_due(runtime: Runtime, workspace: Path) -> None:
     plan = plan_of(passes_app.asks_twice, "stages", estimates=Measured())
     await runtime.run(passes_app.asks_twice, "what?", workspace=workspace, plan=plan, deadline="60s")

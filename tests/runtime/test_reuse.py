@@ -128,6 +128,16 @@ async def test_the_checking_mode_finds_a_wrong_hit(
         assert (await checking.record()).status is RunStatus.FAILED
 
 
+async def test_a_wrong_hit_is_no_failed_branch_among_others(
+    home: Path, model: LLMClient, workspace: Path, runtime: Runtime
+) -> None:
+    await runtime.run(reuse_app.lying_among_others, "result", workspace=workspace)
+    async with Runtime(home=home, sandbox="copy", llm=model, check_reuse=1.0) as checking:
+        with pytest.raises(RunFailed) as caught:
+            await checking.run(reuse_app.lying_among_others, "result", workspace=workspace)
+        assert isinstance(caught.value.__cause__, WrongReuse)
+
+
 async def test_the_checking_mode_passes_what_is_true(
     home: Path, model: LLMClient, workspace: Path, runtime: Runtime, log: Path
 ) -> None:

@@ -97,7 +97,7 @@ class Browser(Acting, Finding):
 
     async def on_mount(self) -> None:
         self._branches, self._pane = self.query_one("#branches", LineView), self.query_one("#pane", LineView)
-        self._store = await self._stack.enter_async_context(self.home.store())
+        self._store = await self._stack.enter_async_context(self.home.store_to_look())
         self.snapshots = self.home.snapshots()
         self._branches.focus()
         self._say_tabs()

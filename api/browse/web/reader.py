@@ -14,6 +14,7 @@ from ramify.browse.web.wire import CheckpointRow, HistoryPage, LineRow, MomentRo
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.records import RunId, RunRecord
 from ramify.runtime.store import RunStore
+from ramify.runtime.store.reader import Reader as DatabaseReader
 
 RUNS = 500  # that the page lists
 _KEPT = 4  # runs: the one that is looked at, and those that were compared with it
@@ -30,7 +31,9 @@ class _Known:
 class Reader:
     """`status` tells a run's status as the command line does: a running one that no process works on is another."""
 
-    def __init__(self, store: RunStore, snapshots: SnapshotStore, status: Callable[[RunRecord], str]) -> None:
+    def __init__(
+        self, store: RunStore | DatabaseReader, snapshots: SnapshotStore, status: Callable[[RunRecord], str]
+    ) -> None:
         self.store = store
         self.snapshots = snapshots
         self._status = status

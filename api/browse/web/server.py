@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from ramify.fork_engine.store import SnapshotStore
     from ramify.runtime.records import RunId, RunRecord
     from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader as DatabaseReader
 
 LOOPBACK = "127.0.0.1"  # never anything else: the token goes over the wire in the clear
 _CLOSE_S = 2  # for answers in progress, when the server is told to stop
 
 
 async def browse(
-    store: AbstractAsyncContextManager[RunStore],
+    store: AbstractAsyncContextManager[RunStore | DatabaseReader],
     snapshots: SnapshotStore,
     status: Callable[[RunRecord], str],
     *,
@@ -51,7 +52,7 @@ async def browse(
 
 @asynccontextmanager
 async def serving(
-    store: RunStore,
+    store: RunStore | DatabaseReader,
     snapshots: SnapshotStore,
     status: Callable[[RunRecord], str],
     *,

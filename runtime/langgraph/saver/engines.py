@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
+from sqlalchemy.pool import NullPool
 
 from ramify.runtime.store.connect import prepare, sync_folder
+from ramify.runtime.store.failures import BUSY_TIMEOUT_S
+from ramify.runtime.store.unwritable import connected
 
 
 def open_engine(address: str | Path) -> Engine:
@@ -25,6 +28,17 @@ def open_engine(address: str | Path) -> Engine:
         except ModuleNotFoundError as error:
             raise ValueError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
     raise ValueError(f"no saver for {url.get_backend_name()}: give sqlite:///FILE or postgresql://HOST/DATABASE")
+
+
+def engine_to_read(address: str | Path) -> Engine:
+    """As `open_engine`, for who only looks: also into a file that cannot be written. It is not made."""
+    url = URL.create("sqlite", database=os.fspath(address)) if isinstance(address, Path) else _url(address)
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return open_engine(address)
+    file = Path(str(url.database))
+    engine = create_engine("sqlite://", creator=lambda: connected(file, timeout_s=BUSY_TIMEOUT_S), poolclass=NullPool)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))  # one look, one state
+    return engine
 
 
 def _url(address: str) -> URL:

@@ -47,6 +47,7 @@ from ramify.runtime.store.connect import looking
 from ramify.runtime.store.packing import compress
 from ramify.runtime.store.texts import written
 
+UPKEEP_S = 0.05  # how long one transaction of upkeep may take, where it can be more of them
 _BRANCHES = 64  # whose last values are kept at hand, so that new ones are written against them
 _WRITTEN = 32  # checkpoints whose tasks' writes are dictionaries: LangGraph may be as many ahead of its `put`s
 _TASKS = 1024
@@ -428,7 +429,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         """
         threads, tags = upkeep.several(thread_ids, "thread_ids"), upkeep.several(keep_tags, "keep_tags")
         rule = upkeep.Rule(strategy, keep, None if older_than_s is None else self._clock() - older_than_s, tags)
-        self._keep_house(lambda connection: upkeep.prune(connection, threads, rule, self.serde))
+        self._thread_by_thread(threads, lambda connection, one: upkeep.prune(connection, [one], rule, self.serde))
 
     async def adelete_thread(self, thread_id: str) -> None:
         await asyncio.to_thread(self.delete_thread, thread_id)
@@ -441,6 +442,24 @@ class Saver(Opened, BaseCheckpointSaver[int]):
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest", **options: Any) -> None:
         await asyncio.to_thread(lambda: self.prune(thread_ids, strategy=strategy, **options))
+
+    def _thread_by_thread(self, names: Sequence[str], work: Callable[[Connection, str], None]) -> None:
+        """As many threads in one transaction as take `UPKEEP_S`, one at least: who writes waits no longer."""
+        left = list(names)
+        while left:
+            done = 0
+
+            def some(connection: Connection, left: Sequence[str] = tuple(left)) -> None:
+                nonlocal done
+                done, until = 0, time.monotonic() + UPKEEP_S
+                for name in left:
+                    work(connection, name)
+                    done += 1
+                    if time.monotonic() >= until:
+                        break
+
+            self._keep_house(some)
+            del left[:done]
 
     def _keep_house(self, work: Callable[[Connection], None], *, deletes: bool = True) -> None:
         def alone(connection: Connection) -> None:

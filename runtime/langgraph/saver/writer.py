@@ -40,6 +40,7 @@ from ramify.runtime.store.failures import clashed, divided, is_busy, is_gone, is
 Work = Callable[[Connection], Any]
 Commit = Callable[[], None]
 
+LONGEST_REST_S = 0.15  # more than what SQLite's waiters sleep between two looks at the lock
 _LOOK_AGAIN_S = 0.05  # whether the lead is done: Ctrl-C may have hit before anybody was to be told of it
 IDLE_S = 1.0  # a connection that was not used for so long is asked first whether it is still there
 
@@ -114,9 +115,35 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._asleep = False  # our thread, until it is woken
         self._stirred = False  # something was submitted since it last looked
+        self._rested = 0.0  # when who is alone may be so again
 
     def commit(self, work: Work, how: Manner = Manner.CAREFULLY) -> None:
         """Have `work` done in a transaction: durable when this returns. Raises what it and the database raise."""
+        if how is Manner.ALONE:
+            self._after_a_rest(work)
+        else:
+            self._commit_now(work, how)
+
+    def _after_a_rest(self, work: Work) -> None:
+        """Upkeep, call after call, would have the lock nearly all the time: who waits for SQLite's looks only now and
+        then, and who waits for the house's row on a server finds it changed, and locked again. So it rests for as
+        long as the last one took."""
+        began: list[float] = []
+
+        def timed(connection: Connection) -> None:
+            began.append(self._clock())
+            work(connection)
+
+        if (rest := self._rested - self._clock()) > 0:
+            self._sleep(rest)
+        try:
+            self._commit_now(timed, Manner.ALONE)
+        finally:
+            if began:
+                now = self._clock()
+                self._rested = now + min(now - began[-1], LONGEST_REST_S)
+
+    def _commit_now(self, work: Work, how: Manner) -> None:
         with self._lock:
             lead = self._open()
             if lead is not None:

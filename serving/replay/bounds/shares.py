@@ -11,8 +11,10 @@ from statistics import fmean
 
 from ramify.serving.replay.bounds.lp import request_bound, token_bound
 from ramify.serving.replay.jobs import Job
+from ramify.serving.replay.keeping import keep, kept
+from ramify.serving.replay.made_up import read_workload
 from ramify.serving.replay.sources import modules_digest
-from ramify.serving.replay.trace import Trace, read
+from ramify.serving.replay.trace import Trace
 from ramify.serving.replay.workload import programs
 
 _OURS = tuple(f"ramify.serving.replay.{name}" for name in ("bounds.lp", "workload", "trace"))
@@ -42,14 +44,10 @@ class Bounds:
     def _one(self, job: Job) -> Share:
         if job not in self._known:
             path = None if self._kept is None else self._kept / f"bound-{job.key_for(_code())}.json"
-            if path is not None and path.exists():
-                self._known[job] = Share(**json.loads(path.read_text(encoding="utf-8")))
-            else:
-                self._known[job] = share = _solved(job)
-                if path is not None:
-                    part = path.with_suffix(".part")
-                    part.write_text(json.dumps(asdict(share)), encoding="utf-8")
-                    part.replace(path)
+            found = None if path is None else kept(path, lambda text: Share(**json.loads(text)))
+            self._known[job] = share = found or _solved(job)
+            if path is not None and found is None:
+                keep(path, json.dumps(asdict(share)))
         return self._known[job]
 
 
@@ -65,7 +63,7 @@ def _solved(job: Job) -> Share:
 
 @lru_cache(maxsize=4)
 def _trace(path: str) -> Trace:
-    return read(Path(path))
+    return read_workload(Path(path))
 
 
 @lru_cache(maxsize=1)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from ramify.compiler.affected import changed_parts
 from ramify.compiler.pipeline import compile_workflow
@@ -125,7 +128,78 @@ def test_what_changes_a_digest_is_named(load: Any, tmp_path: Path, monkeypatch: 
     assert [part.name for part in changed_parts(whole.code, whole.code[1:])] == [whole.code[0].name]
 
 
+LATER = {
+    "later/__init__.py": "",
+    "later/app.py": """
+from stand_in import Sandbox, step, workflow
+@step
+async def one(sandbox: Sandbox, x):
+    from .near import near
+    import later.whole
+    return near(x)
+@step
+async def two(sandbox: Sandbox, x): ...
+def between(x):
+    import json
+    from later import sub
+    from later.near import missing
+    return sub.up(x)
+@workflow
+async def flow(x):
+    await one(x)
+    await two(between(x))
+""",
+    "later/near.py": "from later.deep import *\nfrom . import whole as other\n"
+    "def near(x):\n    return level(x) + other.A\ndef far(x): ...\n",
+    "later/deep.py": "SCALE = 2\ndef level(x):\n    return x * SCALE\n",
+    "later/sub/__init__.py": "def up(x):\n    return x\n",
+    "later/whole.py": "A = 1\nB = 2\n",
+}
+
+
+def later_plan(load: Callable[..., Any], folder: Path, old: str = "", new: str = "") -> Plan:
+    for name, text in LATER.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text.replace(old, new) if old else text)
+    return compile_workflow(load(folder / "later" / "app.py", "later.app").flow, ref="app.py:flow").plan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "name", "steps"),
+    [
+        ("SCALE = 2", "SCALE = 3", "SCALE", ("one",)),
+        ("x * SCALE", "SCALE * x", "level", ("one",)),
+        ("return level(x)", "return 1 + level(x)", "near", ("one",)),
+        ("A = 1", "A = 7", "A", ("one",)),
+        ("B = 2", "B = 7", "B", ("one",)),
+        ("    return x\n", "    return -x\n", "up", ("two",)),
+        ("def far(x): ...", "def far(y): ...", None, ()),
+    ],
+)
+def test_what_is_imported_inside_a_function_is_a_part_whether_or_not_it_is_loaded(
+    load: Any, tmp_path: Path, monkeypatch: Any, old: str, new: str, name: str | None, steps: tuple[str, ...]
+) -> None:
+    whole = later_plan(load, tmp_path)
+    other = later_plan(load, tmp_path, old, new)
+    changed = changed_parts(whole.code, other.code)
+    assert [(part.name, part.steps) for part in changed] == ([(name, steps)] if name else [])
+    digests = {step.name: step.code_digest for step in other.steps}
+    assert [step.name for step in whole.steps if digests[step.name] != step.code_digest] == ["one"] * ("one" in steps)
+    assert (whole.code_digest != other.code_digest) == ("two" in steps), "the workflow's own"
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = ("later", "later.near", "later.deep", "later.sub", "later.whole")
+    try:
+        for module in loaded:
+            importlib.import_module(module)
+        assert later_plan(load, tmp_path, old, new).code == other.code
+    finally:
+        for module in loaded:
+            sys.modules.pop(module, None)
+
+
 def test_plans_of_the_version_before_are_read(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
     plan = plan_of(load, tmp_path / "one", monkeypatch)
     older = {key: value for key, value in json.loads(plan.to_json()).items() if key != "code"} | {"version": 3}
     assert Plan.from_json(json.dumps(older)).steps == plan.steps
+    before = json.loads(plan.to_json()) | {"version": 4}
+    assert Plan.from_json(json.dumps(before)).version == 4

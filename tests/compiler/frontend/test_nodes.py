@@ -157,4 +157,4 @@ def test_a_change_in_a_tools_code_is_a_change_of_its_node() -> None:
 
 
 def test_a_node_that_is_no_tool_node_has_no_tools() -> None:
-    assert tools_of(reads_x, None) == ()  # type: ignore[arg-type]
+    assert tools_of("x", reads_x, None) == ()  # type: ignore[arg-type]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import linecache
 import operator
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
@@ -15,7 +18,7 @@ from langgraph.types import Command
 
 from ramify import Sandbox, step, workflow
 from ramify.compiler.errors import WorkflowError
-from ramify.compiler.pipeline import compile_graph
+from ramify.compiler.pipeline import compile_graph, compile_workflow
 from ramify.runtime.errors import NotInARun
 
 
@@ -115,6 +118,12 @@ async def outer(sandbox: Sandbox):
 async def flow():
     await outer()
 """)
+
+
+@pytest.mark.parametrize("body", ["fork([1])", "await fork([1])", "for _ in [1]: fork([2])"])
+def test_a_fork_that_is_not_entered(body: str, compile_source: Callable[..., Any]) -> None:
+    with pytest.raises(WorkflowError, match=r"sample\.py:\d+: fork\(...\) is not entered.*write `async with fork"):
+        compile_source(f"@workflow\nasync def flow():\n    {body}\n")
 
 
 @pytest.mark.parametrize(
@@ -229,6 +238,46 @@ async def flow():
     with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}"):
         compile_source(text.replace("USED", "MODE"))
     assert compile_source(text.replace("USED", "1")).plan.step("measured") is not None
+
+
+@pytest.mark.parametrize(
+    ("far", "what"),
+    [
+        ("import os\nMODE = os.environ.get('MODE', 'none')\ndef mode():\n    return MODE", "the host's environment"),
+        ("import time\ndef mode():\n    return _now()\ndef _now():\n    return time.time()", "the clock"),
+        ("def mode():\n    from random import random\n    return random()", "chance"),
+        ("import sys\nclass Mode:\n    def get(self):\n        return sys.argv\nmode = Mode", "the host's process"),
+        ("import os\nif os.getenv('FAST'):\n    mode = 1\nelse:\n    mode = 2", "the host's environment"),
+    ],
+)
+def test_what_a_key_lacks_read_in_another_module_of_the_project(
+    load: Callable[[Path], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, far: str, what: str
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("a_far_one", "a_near_one"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "a_far_one.py").write_text(f"import time\n{far}\ndef unused():\n    return time.time()\n")
+    (tmp_path / "a_near_one.py").write_text("import a_far_one\ndef asked():\n    return a_far_one.mode\n")
+    text = """
+from a_near_one import asked
+from stand_in import Sandbox, step, workflow
+@step(reuse=True)
+async def measured(sandbox: Sandbox):
+    return USED
+@workflow
+async def flow():
+    await measured()
+"""
+
+    def compiled_with(used: str) -> Any:
+        (tmp_path / "app.py").write_text(text.replace("USED", used))
+        linecache.clearcache()
+        return compile_workflow(load(tmp_path / "app.py").flow, ref="app.py:flow").plan
+
+    with pytest.raises(WorkflowError, match=f"measured is declared reuse=True, but it reads {what}") as error:
+        compiled_with("asked()")
+    assert "a_far_one.py:" in error.value.where
+    assert compiled_with("1").step("measured") is not None
 
 
 def test_chance_with_a_seed_is_not_chance(compile_source: Callable[..., Any]) -> None:

@@ -30,7 +30,7 @@ from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, RetryPolicy, Send, StreamWriter, interrupt
 from typing_extensions import TypedDict
 
-from tests.runtime.langgraph.gallery import HUMAN, RETRY, Log, Piece, Scripted, calls, confirm, line, say, write
+from tests.runtime.langgraph.pieces import HUMAN, RETRY, Log, Piece, Scripted, calls, confirm, line, say, write
 from tests.runtime.langgraph.shapes import touch
 
 

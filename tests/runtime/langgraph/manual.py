@@ -32,7 +32,7 @@ from langgraph.types import (
 )
 from typing_extensions import TypedDict
 
-from tests.runtime.langgraph.gallery import HUMAN, RETRY, Log, Scripted, ask, calls, line, say
+from tests.runtime.langgraph.pieces import HUMAN, RETRY, Log, Scripted, ask, calls, line, say
 from tests.runtime.langgraph.shapes import touch
 
 ONE: Any = {"configurable": {"thread_id": "1"}}

@@ -19,9 +19,9 @@ from langgraph.runtime import RunControl, Runtime
 from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 
-from tests.runtime.langgraph.gallery import HUMAN, Log, ask, line, say
 from tests.runtime.langgraph.manual import ONE, TWO, scenario, told, tried
 from tests.runtime.langgraph.observing import CONFIG, Comparable, answer, streamed
+from tests.runtime.langgraph.pieces import HUMAN, Log, ask, line, say
 from tests.runtime.langgraph.shapes import touch
 
 

@@ -32,8 +32,8 @@ from langgraph.types import (
 )
 from typing_extensions import TypedDict
 
-from tests.runtime.langgraph.gallery import HUMAN, RETRY, Log, Scripted, calls, confirm, line, say, write
 from tests.runtime.langgraph.manual import ONE, TWO, abc, kept_with_a_store, scenario, told
+from tests.runtime.langgraph.pieces import HUMAN, RETRY, Log, Scripted, calls, confirm, line, say, write
 from tests.runtime.langgraph.shapes import touch
 
 

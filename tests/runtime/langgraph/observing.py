@@ -10,7 +10,7 @@ import pydantic
 from langgraph.types import Command
 
 if TYPE_CHECKING:
-    from tests.runtime.langgraph.gallery import Piece
+    from tests.runtime.langgraph.pieces import Piece
 
 MODES = ["values", "updates", "custom", "messages", "debug", "tasks", "checkpoints"]
 RESUMES = 8

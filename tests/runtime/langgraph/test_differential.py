@@ -24,8 +24,9 @@ import ramify
 from ramify.runtime.langgraph.app import WorldGraph
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
-from tests.runtime.langgraph.gallery import GALLERY, Piece
+from tests.runtime.langgraph.gallery import GALLERY
 from tests.runtime.langgraph.observing import CONFIG, MODES, Comparable, answer, history, seen, streamed
+from tests.runtime.langgraph.pieces import Piece
 from tests.runtime.langgraph.shapes import Kind, Shape, build, shapes
 
 DEEP = "RAMIFY_DEEP" in os.environ

@@ -9,7 +9,7 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from ramify import Sandbox, SyncSandbox
 from ramify.compiler.plan import OpKind
-from tests.runtime.langgraph.gallery import Log, line
+from tests.runtime.langgraph.pieces import Log, line
 
 
 def builds(number: int, command: str) -> Any:

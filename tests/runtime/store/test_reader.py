@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disks import read_only
 
 from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.records import EffectRecord, EffectStatus
@@ -66,6 +68,36 @@ def test_a_file_that_is_none_of_ours_is_told_in_our_words(tmp_path: Path) -> Non
     with pytest.raises(StoreError, match="cannot be opened"), reading(tmp_path / "missing.db"):
         pass
     assert not (tmp_path / "missing.db").exists()
+
+
+@pytest.mark.parametrize("left", ["ended", "working", "killed", "copied"])
+async def test_it_reads_where_nothing_can_be_written(tmp_path: Path, a_run: Make, left: str) -> None:
+    """Whatever who wrote last left beside it: SQLite itself reads no log on a disk where it can make no file."""
+    home, kept = tmp_path / "home", tmp_path / "kept"
+    async with RunStore(home / "ramify.db", clock=lambda: 0.0) as store:
+        await store.create_run(a_run())
+        if left != "ended":
+            shutil.copytree(home, kept)
+        if left == "working":
+            with read_only(home):
+                assert ids_in(home) == ["run-1"]
+    if left in ("killed", "copied"):
+        shutil.rmtree(home)
+        kept.rename(home)
+        assert (home / "ramify.db-wal").stat().st_size
+    if left == "copied":
+        (home / "ramify.db-shm").unlink()
+    before = sorted(path.name for path in home.iterdir())
+    with read_only(home):
+        assert ids_in(home) == ["run-1"]
+        with pytest.raises(StoreError, match="cannot be opened"), reading(home / "missing.db"):
+            pass
+    assert sorted(path.name for path in home.iterdir()) == before
+
+
+def ids_in(home: Path) -> list[str]:
+    with reading(home / "ramify.db") as reader:
+        return [run.id for run in at_once(reader.runs())]
 
 
 def test_nothing_heavy_is_loaded_for_a_file() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_rows_and_page_say_what_was_missed(base: Job, tmp_path: Path) -> None:
     section = evaluation.Section("load", (base, base.but(load=1.3), base.but(contender="fcfs")))
     page = write_page(tmp_path, results, rows, [section]).read_text()
     assert "missed" in page and "data:image/png;base64," in page and "<script" not in page
-    assert (tmp_path / "over-time.png").exists()
+    assert (tmp_path / "over-time-1.1.png").exists()
 
 
 def test_what_has_fewer_seeds_is_compared_over_those(base: Job) -> None:
@@ -122,6 +123,25 @@ def test_token_goodput_is_also_that_of_the_form_for_it(base: Job) -> None:
     assert by_name["load 1.1, loose: latency-sensitive attainment, by the form for tokens"]["met"] is True
 
 
+@pytest.mark.parametrize("form", ["concord-tokens", "concord, calls"])
+def test_every_objective_is_held_to_the_latency_sensitive(base: Job, form: str) -> None:
+    starved = result(base.but(contender=form), 0.9)
+    starved = replace(starved, score=replace(starved.score, attained={"latency": 0.5}))
+    rows = [
+        row for row in rows_of(Table([result(base, 0.8), starved]), base, Bounds()) if "attainment" in row["name"]
+    ]
+    assert [(row["name"].partition("by the form")[1] != "", row["met"]) for row in rows] == [
+        (False, True),
+        (True, False),
+    ]
+
+
+def test_no_token_figure_stands_without_every_classs_attainment(base: Job) -> None:
+    rows = rows_of(Table([result(base, 0.8), result(base.but(contender="concord-tokens"), 0.9)]), base, Bounds())
+    notes = [row["note"] for row in rows if "token goodput" in row["name"]]
+    assert notes == ["met of latency 1.000"] * 2
+
+
 def test_engines_saved_are_said_only_of_loads_that_ran(base: Job) -> None:
     name = "load 1.1: engines saved at the goodput of FCFS"
     results = [result(base, 0.9), result(base.but(contender="fcfs"), 0.5)]
@@ -141,6 +161,18 @@ def test_a_bound_is_kept_and_is_of_the_whole_run_too(base: Job, tmp_path: Path) 
     assert Bounds(tmp_path).of(base, [0]).whole == 0.5
     assert Bounds(tmp_path).of(base.but(contender="fcfs"), [0]).whole == 0.5, "the same for every contender"
     assert Bounds(tmp_path).of(base.but(seed=1), [0, 1]).whole == 0.75
+
+
+def test_a_bound_that_was_spoilt_is_worked_out_anew(base: Job, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    Bounds(kept).of(base, [0])
+    (path,) = kept.iterdir()
+    whole = path.read_text()
+    for spoilt in ("", "{", "[]", '{"request": 1}'):
+        path.write_text(spoilt)
+        assert Bounds(kept).of(base, [0]).whole == 1.0
+        assert path.read_text() == whole and [*kept.iterdir()] == [path]
 
 
 def test_whatever_ends_a_replay_is_told_and_the_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,35 @@ def test_a_load_is_so_much_gpu_time_a_second_and_half_the_load_half_the_programs
     assert all(0 <= program.at < setting.seconds for program in made)
 
 
+def test_a_generated_workload_has_the_lengths_of_table_6_1(tmp_path: Path) -> None:
+    """Median and 95th percentile: single requests call by call, compound ones by all of their calls together."""
+    path = made_up.write_workload(tmp_path / "made-up.json")
+    assert path.read_bytes() == made_up.write_workload(tmp_path / "again.json").read_bytes()
+    generated = made_up.read_workload(path)
+    compound = Workload(mix=Mix(0.0, 0.0, 1.0))
+    for place, one in enumerate(made_up.APPLICATIONS):
+        alone = replace(generated, sessions=generated.sessions[place :: len(made_up.APPLICATIONS)])
+        made = [program.calls for program in programs(alone, compound, Setting(seconds=4000.0))]
+        for whole, wanted in (
+            ([sum(call.prompt for call in calls) for calls in made], one.all_prompts),
+            ([sum(call.output for call in calls) for calls in made], one.all_answers),
+        ):
+            whole.sort()
+            assert whole[len(whole) // 2] == pytest.approx(wanted.median, rel=0.25)
+            assert whole[len(whole) * 95 // 100] == pytest.approx(wanted.p95, rel=0.25)
+    answers = sorted(arrival.call.output for arrival in generated.arrivals)
+    assert 225 < answers[len(answers) // 2] < 410, "between the two applications' medians"
+
+
+def test_what_was_generated_and_then_cut_is_refused_and_other_traces_read_as_ever(tmp_path: Path) -> None:
+    path = made_up.write_workload(tmp_path / "made-up.json", count=5)
+    path.write_text(path.read_text()[:-100])
+    with pytest.raises(BadTrace, match="made anew"):
+        made_up.read_workload(path)
+    (tmp_path / "azure.csv").write_text(AZURE)
+    assert made_up.read_workload(tmp_path / "azure.csv") == read(tmp_path / "azure.csv")
+
+
 def test_the_same_seed_makes_the_same_programs_and_another_others(trace: Trace) -> None:
     setting = Setting(seconds=30.0)
     first, again, other = (programs(trace, Workload(seed=seed), setting) for seed in (1, 1, 2))

@@ -17,6 +17,7 @@ from langgraph.graph import START, StateGraph
 from sqlalchemy import func, select
 
 from ramify import Saver
+from ramify.runtime.langgraph.saver import saver as saver_module
 from ramify.runtime.langgraph.saver import tables
 from ramify.runtime.langgraph.saver.writer import Manner
 
@@ -101,6 +102,26 @@ def test_pruning_breaks_no_branch(saver: Saver) -> None:
     assert app.get_state(fork).values["log"][-1] == "forked"
     assert app.invoke(None, fork)["log"][-1] == "c" * 100
     assert newest == app.get_state(config()).values or len(ids(saver)) > 1
+
+
+@pytest.mark.parametrize(("upkeep_s", "transactions"), [(3600.0, 1), (0.0, 3)])
+def test_many_threads_are_pruned_in_pieces(
+    saver: Saver, monkeypatch: pytest.MonkeyPatch, upkeep_s: float, transactions: int
+) -> None:
+    """Who writes to another thread waits for a piece, not for all of them. Each transaction counts the house up."""
+    monkeypatch.setattr(saver_module, "UPKEEP_S", upkeep_s)
+    app = graph(saver)
+    for name in "xyz":
+        app.invoke({"log": ["0"]}, config(name))
+    before = house_number(saver)
+    saver.prune(["x", "y", "z"])
+    assert house_number(saver) - before == transactions
+    assert [len(ids(saver, name)) for name in "xyz"] == [1, 1, 1]
+
+
+def house_number(saver: Saver) -> int:
+    with saver._engine.connect() as connection:
+        return connection.execute(select(tables.house.c.number)).scalar_one()
 
 
 def test_retention_by_count_age_and_tag(address: str) -> None:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlalchemy.exc import OperationalError
 
 from ramify.runtime.langgraph.saver.engines import open_engine
-from ramify.runtime.langgraph.saver.writer import Work, Writer
+from ramify.runtime.langgraph.saver.writer import LONGEST_REST_S, Manner, Work, Writer
 from ramify.runtime.store.committer import Committer
 
 FOREVER = 3600.0
@@ -101,6 +101,34 @@ def test_draining_and_closing_wait_for_what_lingers(bench: Bench, how: str) -> N
     bench.linger("a")
     getattr(bench.writer, how)()
     assert bench.rows() == ["a"]
+    bench.writer.close()
+
+
+def test_upkeep_after_upkeep_leaves_others_the_lock_as_long(bench: Bench) -> None:
+    """SQLite is asked for its lock now and then: who gives it back for a moment alone keeps it from all others."""
+    now = 0.0
+    rests: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        rests.append(seconds)
+
+    def takes(seconds: float) -> Work:
+        def work(connection: Connection) -> None:
+            nonlocal now
+            now += seconds
+
+        return work
+
+    bench.writer = Writer(bench.engine, undone=lambda: None, clock=lambda: now, sleep=sleep)
+    for seconds in (0.01, 0.02, 10.0, 0.0):
+        bench.writer.commit(takes(seconds), Manner.ALONE)
+        bench.commit(f"after {seconds}")  # rests for nobody
+    assert rests == pytest.approx([0.01, 0.02, LONGEST_REST_S])
+    now += 0.001
+    bench.writer.commit(takes(0.0), Manner.ALONE)  # the last one took no time
+    assert len(rests) == 3
     bench.writer.close()
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks import _split as split
+
 _PATH = Path(__file__).parents[4] / "benchmarks" / "ranker.py"
 _SPEC = importlib.util.spec_from_file_location("ranker", _PATH)
 assert _SPEC is not None and _SPEC.loader is not None
@@ -25,6 +27,16 @@ def test_the_slope_is_the_losss() -> None:
     step = 1e-6
     measured = [(loss(scores + step * row) - loss(scores - step * row)) / (2 * step) for row in np.eye(4)]
     assert ranker.list_mle_slope(scores) == pytest.approx(measured, abs=1e-6)
+
+
+def test_the_prompts_held_out_are_the_analyzers() -> None:
+    """Two in five, the same in whatever order they come and however often: rows of one prompt are on one side."""
+    groups = [split.group(f"prompt {i}") for i in range(100)]
+    held = set(split.held_out(groups).tolist())
+    assert len(held) == 40 and held < set(groups)
+    assert set(split.held_out([*groups[::-1], *groups]).tolist()) == held
+    rows = {"m": [(f"prompt {i}", "x" * (10 + i % 7)) for i in range(100)]}
+    assert len(ranker.analyzer(rows, held)["m"]) == 40
 
 
 def test_it_ranks_held_out_rows_by_what_decides_their_length() -> None:

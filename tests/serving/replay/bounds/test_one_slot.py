@@ -93,9 +93,10 @@ def test_edf_withstands_the_stream_as_it_is_printed() -> None:
 
 
 @pytest.mark.parametrize("count", [5, 20])
-def test_the_same_streams_do_not_break_concord(count: int) -> None:
+@pytest.mark.parametrize("factor", [1.01, 1.5, 10.0])
+def test_the_same_streams_do_not_break_concord(count: int, factor: float) -> None:
     """M > N + 1 makes A denser than any B, so it is kept."""
-    worth = 10.0 * (count + 2)
+    worth = factor * (count + 1)
     work = stream(count, 10, worth)
     assert earned(Concord(), work) == earned(calm(), work) == worth
 

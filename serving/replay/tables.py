@@ -1,0 +1,138 @@
+"""What results come to, as tables of text, for the page and for docs/evaluation.md: means over the seeds."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from ramify.serving.replay.evaluation import Estimate, Table
+from ramify.serving.replay.jobs import Job
+from ramify.serving.replay.rows import FIGURES
+from ramify.serving.replay.score import Score, Tail
+
+KINDS = ("latency", "deadline", "compound")
+# What the thesis looks at (figure 6.6): of whom, and where it stands in a score.
+LATENCIES: Mapping[str, tuple[str, str]] = {
+    "TTFT, latency-sensitive": ("ttft", "latency"),
+    "TBT, latency-sensitive": ("tbt", "latency"),
+    "E2E, deadline": ("e2e", "deadline"),
+    "E2E, compound": ("e2e", "compound"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    head: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> Iterator[str]:
+        yield f"| {' | '.join(self.head)} |"
+        yield "|" + "---|" * len(self.head)
+        for line in self.lines:
+            yield f"| {' | '.join(line)} |"
+
+    def html(self) -> str:
+        """Cells that are a verdict have it as their class."""
+        top = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.head)
+        body = "".join(f"<tr>{''.join(map(_cell, line))}</tr>" for line in self.lines)
+        return f"<table><tr>{top}</tr>{body}</table>"
+
+
+def _cell(text: str) -> str:
+    kind = f' class="{text}"' if text in ("met", "missed") else ""
+    return f"<td{kind}>{html.escape(text)}</td>"
+
+
+def goodput(table: Table, jobs: Sequence[Job]) -> Lines:
+    """Goodput of requests, tokens and workflows, attainment by class, throughput: the best first."""
+    head = ("", "requests", "tokens", "workflows", *KINDS, "tokens a second", "refused", "preempted", "seeds")
+    best_first = sorted(jobs, key=lambda job: -table.estimate(job, FIGURES["request"]).mean)
+    return Lines(head, tuple(_goodput(table, job) for job in best_first))
+
+
+def _goodput(table: Table, job: Job) -> tuple[str, ...]:
+    scores = table.scores(job)
+    attained = [[score.attained[kind] for score in scores if kind in score.attained] for kind in KINDS]
+    workflows = shown(table.estimate(job, FIGURES["workflow"]), scores) if attained[2] else ""
+    return (
+        job.contender,
+        *(shown(table.estimate(job, FIGURES[name]), scores) for name in ("request", "token")),
+        workflows,
+        *(f"{fmean(values):.3f}" if values else "" for values in attained),
+        f"{table.estimate(job, FIGURES['throughput']).mean:.0f}",
+        f"{fmean(score.refused for score in scores):.3f}",
+        f"{fmean(score.preemptions for score in scores):.0f}",
+        str(len(scores)),
+    )
+
+
+def latencies(table: Table, jobs: Sequence[Job]) -> Lines:
+    """50th and 95th percentile, in seconds, by kind of request, of those that came so far."""
+    lines = []
+    for job in jobs:
+        cells = []
+        for figure, kind in LATENCIES.values():
+            tail = tail_of(table.scores(job), figure, kind)
+            digits = 3 if figure == "tbt" else 2
+            cells.append("" if tail is None else f"{tail.p50:.{digits}f} / {tail.p95:.{digits}f}")
+        lines.append((job.contender, *cells))
+    return Lines(("P50 / P95, s", *LATENCIES), tuple(lines))
+
+
+def tail_of(scores: Iterable[Score], figure: str, kind: str) -> Tail | None:
+    """Means over the seeds of one figure's percentiles; None where no request of the kind came so far."""
+    by_seed: list[Mapping[str, Tail]] = [getattr(score, figure) for score in scores]
+    tails = [tails[kind] for tails in by_seed if kind in tails and tails[kind].count]
+    if not tails:
+        return None
+    return Tail(fmean(t.p50 for t in tails), fmean(t.p95 for t in tails), sum(t.count for t in tails))
+
+
+def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
+    """Each form beside itself with true lengths, later stages and tool times, over the seeds that both have."""
+    lines = []
+    for job in jobs:
+        oracle = f"{job.contender}-oracle"
+        if seeds := table.paired(job, oracle):
+            both = table.of(seeds)
+            cells = []
+            for name in ("request", "token"):
+                figure = FIGURES[name]
+                ours, theirs = both.estimate(job, figure), both.estimate(job.but(contender=oracle), figure)
+                share = f"{ours.mean / theirs.mean:.3f}" if theirs.mean else ""
+                cells += [f"{ours.mean:.3f}", f"{theirs.mean:.3f}", share]
+            lines.append((job.contender, *cells, str(len(seeds))))
+    names = ("requests", "its oracle's", "share", "tokens", "its oracle's", "share", "seeds")
+    return Lines(("", *names), tuple(lines))
+
+
+def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
+    """Programs met, and tokens of use, of those that arrive in each part of the window."""
+    starts = sorted({at for job in jobs for at, _, _ in course(table.scores(job))})
+    chunks = [starts[i * len(starts) // parts : (i + 1) * len(starts) // parts] for i in range(parts)]
+    chunks = [chunk for chunk in chunks if chunk]
+    lines = []
+    for job in jobs:
+        points = {at: (met, tokens) for at, met, tokens in course(table.scores(job))}
+        cells = []
+        for chunk in chunks:
+            there = [points[at] for at in chunk if at in points]
+            cells.append(f"{fmean(m for m, _ in there):.2f} / {fmean(t for _, t in there):.2f}" if there else "")
+        lines.append((job.contender, *cells))
+    return Lines(("programs / tokens", *(f"from {chunk[0]:g} s" for chunk in chunks)), tuple(lines))
+
+
+def course(scores: Iterable[Score]) -> list[tuple[float, float, float]]:
+    """`Score.over_time`, its means over the seeds."""
+    found: dict[float, list[tuple[float, float]]] = {}
+    for score in scores:
+        for at, met, tokens in score.over_time:
+            found.setdefault(at, []).append((met, tokens))
+    return [(at, fmean(m for m, _ in of), fmean(t for _, t in of)) for at, of in sorted(found.items())]
+
+
+def shown(one: Estimate, of: Sequence[object]) -> str:
+    """An interval only where there are seeds for one."""
+    return str(one) if len(of) > 1 else f"{one.mean:.3f}"

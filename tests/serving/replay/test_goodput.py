@@ -1,0 +1,131 @@
+"""The command of the evaluation: what would fail is said before it replays, and what is done is not done again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.serving.replay import plots, pool
+from ramify.serving.replay.document import BEGIN, END
+from ramify.serving.replay.jobs import Job
+from tests.serving.replay.test_evaluation import result
+
+_PATH = Path(__file__).parents[3] / "benchmarks" / "goodput.py"
+_SPEC = importlib.util.spec_from_file_location("goodput", _PATH)
+assert _SPEC is not None and _SPEC.loader is not None
+goodput = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(goodput)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace.jsonl"
+    path.write_text("".join(f'{{"timestamp": {i}, "input_length": 90, "output_length": 20}}\n' for i in range(9)))
+    return path
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
+    """The replays that were asked for; what comes of them is made up."""
+    jobs: list[Job] = []
+
+    class Child:
+        def __init__(self, log: Path | None = None) -> None: ...
+
+        def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+            job = Job.from_json(json.dumps(question["replay"]))
+            jobs.append(job)
+            found: dict[str, Any] = json.loads(result(job, 0.0 if job.contender == "fcfs" else 0.9).to_json())
+            return found
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(pool, "Child", Child)
+    monkeypatch.setattr(plots, "_picture", lambda *_, **__: "<img>")  # test_report.py draws
+    return jobs
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr("sys.argv", ["goodput.py", *map(str, arguments)])
+    status: int = goodput.main()
+    return status
+
+
+def test_it_goes_on_where_it_was_cut_short(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    some = ["--trace", trace, "--out", tmp_path / "out", "--only", "load", "--load", 1.1, "--seconds", 20]
+    assert run(monkeypatch, *some, "--contender", "fcfs", "--seeds", 2) == 0
+    assert [(job.contender, job.seed) for job in asked] == [("fcfs", 0), ("fcfs", 1)]
+    (tmp_path / "out" / "results" / f"{asked[1].key}.json").write_text('{"job": ')  # as a full disk leaves it
+    capsys.readouterr()
+    assert run(monkeypatch, *some, "--contender", "fcfs", "--contender", "concord", "--seeds", 2, "--json") == 0
+    assert [(job.contender, job.seed) for job in asked[2:]] == [("concord", 0), ("fcfs", 1), ("concord", 1)]
+    *said, last = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("4 replays, ") and "min on idle cores" in said[0]
+    assert any("requests 0.900 tokens 0.900 workflows 0.900 | latency 1.00" in line for line in said)
+    found = json.loads(last, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
+    by_name = {row["name"]: row for row in found["rows"]}
+    fcfs = by_name["load 1.1, loose: requests against FCFS"]
+    assert (fcfs["ours"], fcfs["met"]) == (None, True) and "fcfs has none" in fcfs["note"]
+    ours = next(one for one in found["goodput"] if one["contender"] == "concord")
+    assert (ours["request"], ours["token"], ours["workflow"], ours["attained"]) == (0.9, 0.9, 0.9, {"latency": 1.0})
+    assert (tmp_path / "out" / "index.html").exists() and (tmp_path / "out" / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--contender", "magic"], "no contender is called 'magic': there are fcfs"),
+        (["--only", "loads"], "no section is called loads: there are load, tight"),
+        (["--load", "5"], "no replay is of --load 5.0: loads are"),
+        (["--steps", "nowhere.json"], "nowhere.json: not a step-time model"),
+        (["--trace", "nowhere.csv"], "nowhere.csv: cannot be read"),
+        (["--report", "nowhere.md"], "nowhere.md: cannot be read"),
+        (["--minutes", "0"], "no replay was done in 0 minutes"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_replayed(
+    asked: list[Job],
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    said: str,
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, "--trace", trace, "--out", tmp_path / "out", *arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("goodput: ") and said in error
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--seconds", "0"], ["--seconds", "inf"], ["--seeds", "0"], ["--workers", "0"]]
+)
+def test_what_is_no_number_of_replays_is_wrong_usage(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, *arguments)
+    assert ended.value.code == 2 and arguments[0] in capsys.readouterr().err
+
+
+def test_the_report_is_written_where_its_marks_are(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    page = tmp_path / "evaluation.md"
+    page.write_text(f"words\n{BEGIN}\n{END}\n")
+    assert run(monkeypatch, "--quick", "--trace", trace, "--out", tmp_path / "out", "--report", page) == 0
+    text = page.read_text()
+    for part in ("Figures", "What did not hold", "Goodput and attainment", "Near-oracle", "Over time", "By type of"):
+        assert f"## {part}" in text
+    assert "First come, first served attains 0.000 at loose, load 1.1." in text
