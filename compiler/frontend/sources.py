@@ -68,6 +68,7 @@ class Sources:
         self.plans_of_now = plans_of_now  # else code is digested as for plans of format 4
         self._trees: dict[str, ast.Module] = {}
         self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
+        self._rebound: dict[str, frozenset[str]] = {}
         # what `digest` found out, by the function and by the file
         self.dependencies: dict[Definition, set[ast.AST]] = {}
         self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
@@ -92,6 +93,13 @@ class Sources:
             self._trees[path] = ast.parse(text, filename=path)
         return self._trees[path]
 
+    def rebound(self, path: str) -> frozenset[str]:
+        """The globals of a module that its functions bind anew while they run."""
+        if path not in self._rebound:
+            functions = [node for node in ast.walk(self.tree(path)) if isinstance(node, Definition)]
+            self._rebound[path] = frozenset(name for each in functions for name in _bound_globals(each))
+        return self._rebound[path]
+
     def _find(self, function: FunctionType, code: CodeType) -> Definition:
         path, where = code.co_filename, f"{site_file(code.co_filename)}:{code.co_firstlineno}"
         try:
@@ -109,6 +117,15 @@ class Sources:
             what = f"the source of {function.__qualname__} is not in {path} at that line"
             raise SourceError(what, where=where, mend="keep it in a file, and import it again after a change")
         return found
+
+
+def _bound_globals(function: Definition) -> set[str]:
+    said = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    if not said:
+        return said
+    return said & {
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
 
 
 def _first_line(node: Definition) -> int:
