@@ -10,7 +10,8 @@ import inspect
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -127,10 +128,28 @@ def _closure(function: FunctionType) -> dict[str, object]:
 
 
 def same_home(workflow: Function, module: str | None, path: str) -> bool:
-    """Whether code is of the workflow's project: its top-level package, or its folder and what is under that."""
+    """Whether code is of the workflow's project: its top-level package, or its folder and what is under that. By
+    files too: the program that was started has its name in a package only where it is imported."""
     if "site-packages" in PurePath(path).parts:
         return False
     package = workflow.module.partition(".")[0]
     if package != "__main__" and (module or "").partition(".")[0] == package:
         return True
-    return PurePath(path).is_relative_to(PurePath(workflow.path).parent)
+    return PurePath(path).is_relative_to(_home_of(workflow.path))
+
+
+@cache
+def root_of(path: str) -> Path:
+    """Where the top-level package of a file stands, by the `__init__.py` files beside and above it; without one, its
+    folder."""
+    folder = Path(path).parent
+    while (folder / "__init__.py").exists() and folder.parent != folder:
+        folder = folder.parent
+    return folder
+
+
+@cache
+def _home_of(path: str) -> Path:
+    root = root_of(path)
+    inside = PurePath(path).relative_to(root).parts
+    return root / inside[0] if len(inside) > 1 else root
