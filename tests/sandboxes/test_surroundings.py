@@ -289,7 +289,9 @@ async def test_a_session_that_has_mapped_a_library_of_the_home_goes_on_in_a_fork
     world = await namespaces.materialise(base, spec)
     session = await world.python(interpreter=sys.executable)
     load = f"import importlib.util as u; s = u.spec_from_file_location('_bisect', {str(library)!r})"
-    ran = await session.run(f"{load}; m = u.module_from_spec(s); s.loader.exec_module(m); m.bisect_right([1, 2, 3], 2)")
+    ran = await session.run(
+        f"{load}; m = u.module_from_spec(s); s.loader.exec_module(m); m.bisect_right([1, 2, 3], 2)"
+    )
     assert ran.value == "2", ran.error
     if replaced:
         await out(world, f"cp {library} other && mv other {library}")
