@@ -49,6 +49,12 @@ BASELINES: tuple[Contender, ...] = (
         Knowledge(Lengths.ORACLE, Structure.HIDDEN),
         about="shortest remaining call, true lengths",
     ),
+    Contender(
+        "srpt-oracle-gpu",
+        partial(srpt, gpu=True),
+        Knowledge(Lengths.ORACLE, Structure.HIDDEN),
+        about="the same by GPU time: what a call takes from the others, not how long it takes",
+    ),
     Contender("program-srpt", ProgramSrpt, _PLAN, about="shortest remaining program, by GPU time"),
     Contender("program-srpt-oracle", ProgramSrpt, _TRUE, about="the same with true lengths"),
 )

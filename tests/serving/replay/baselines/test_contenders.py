@@ -36,6 +36,7 @@ def policy(name: str) -> Policy:
         ("plas", Plas, Lengths.NONE, Structure.HIDDEN),
         ("atlas", Plas, Lengths.NONE, Structure.HIDDEN),
         ("srpt-oracle", Ordered, Lengths.ORACLE, Structure.HIDDEN),
+        ("srpt-oracle-gpu", Ordered, Lengths.ORACLE, Structure.HIDDEN),
         ("program-srpt", ProgramSrpt, Lengths.PREDICTED, Structure.PLAN),
         ("program-srpt-oracle", ProgramSrpt, Lengths.ORACLE, Structure.ORACLE),
         ("concord", Concord, Lengths.PREDICTED, Structure.PLAN),
@@ -64,7 +65,7 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
             "plas",
             "atlas",
         ),
-        *("srpt-oracle", "program-srpt", "program-srpt-oracle"),
+        *("srpt-oracle", "srpt-oracle-gpu", "program-srpt", "program-srpt-oracle"),
         *("concord", "concord-oracle", "concord-tokens", "concord-tokens-oracle"),
         *("calm-thesis", "calm-thesis-oracle"),
     }

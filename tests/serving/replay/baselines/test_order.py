@@ -104,6 +104,13 @@ def test_srpt_serves_the_shortest_call_whatever_its_program() -> None:
     assert order(ProgramSrpt(), waiting) == (2, 3, 1), "by the program the first is the longest"
 
 
+def test_srpt_by_gpu_time_puts_a_long_prompt_behind_a_long_answer() -> None:
+    """Which ends sooner in its slot, and takes more from the others."""
+    waiting = [view(1, length=10, prompt_tokens=20_000), view(2, length=200)]
+    assert order(srpt(refuse=False), waiting) == (1, 2)
+    assert order(srpt(gpu=True, refuse=False), waiting) == (2, 1)
+
+
 def test_srpt_counts_what_is_left_and_displaces_the_longest_that_runs() -> None:
     short = view(9, length=20, deadline=NOW + 60.0)
     busy = [running(i, length=800.0) for i in range(3)] + [running(3, length=800.0, generated=790, computed=890)]
