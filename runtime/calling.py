@@ -38,7 +38,10 @@ def bind(step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise BadArguments(f"step {step.name}{signature}: {error}") from None
+        mend = (
+            "" if "'self'" not in str(error) else "; a step is no method: make it a function, or hand it the object"
+        )
+        raise BadArguments(f"step {step.name}{signature}: {error}{mend}") from None
     bound.apply_defaults()
     return dict(bound.arguments)
 

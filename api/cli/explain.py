@@ -40,8 +40,15 @@ class Changed:
 @click.command("explain")
 @click.argument("run", default="@", shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option(
+    "--app",
+    "target",
+    metavar="FILE.py:NAME",
+    help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
+    "one of its name in the file that compiled it]",
+)
 @pass_app
-def explain_command(app: App, run: str, as_json: bool) -> None:
+def explain_command(app: App, run: str, as_json: bool, target: str | None) -> None:
     """Lay the plan of RUN (the newest) beside what happened: which operations were done, how often, what was reused,
     how long it was expected to take and took, and which snapshots it left. Then what has changed in the code since.
 
@@ -52,7 +59,7 @@ def explain_command(app: App, run: str, as_json: bool) -> None:
     plan = Plan.from_json(record.plan_json)
     stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
     choices = regrets(rows)
-    changed = what_changed(record, plan)
+    changed = what_changed(record, plan, target)
     error = stage_error(plan, llm)
     if as_json:
         said = {"run": record.id, "passes": list(plan.passes), "stage_error": error}
@@ -101,10 +108,10 @@ async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], li
     return run, await store.ops(run.id), await store.llm(run.id), others
 
 
-def what_changed(run: RunRecord, plan: Plan) -> Changed:
+def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Changed:
     """Compile the workflow as its code stands now, and compare digests."""
     try:
-        now = _plan_now(run)
+        now = _plan_now(run, target)
     except Exception as error:
         if not is_ours(error) and not isinstance(error, TargetBroken):
             raise
@@ -119,14 +126,14 @@ def what_changed(run: RunRecord, plan: Plan) -> Changed:
     return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, readers(plan, steps))
 
 
-def _plan_now(run: RunRecord) -> Plan:
+def _plan_now(run: RunRecord, target: str | None) -> Plan:
     if run.frontend == DECORATORS:
         from ramify.cli.compile import compiled
 
         return compiled(run.workflow, workspace=run.workspace).plan
     from ramify.cli.threads import find_app
 
-    with find_app(run, None) as app:
+    with find_app(run, target, "explain") as app:
         return app.session.plan
 
 

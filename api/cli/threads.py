@@ -28,9 +28,9 @@ def point_to_home(app: App) -> None:
         os.environ["RAMIFY_DATABASE"] = app.database_given
 
 
-def find_app(record: RunRecord, target: str | None) -> WorldApp:
+def find_app(record: RunRecord, target: str | None, command: str = "resume") -> WorldApp:
     """The compiled graph of a thread's run: what `target` names, or the only one of its name in the file that
-    compiled it. Raises `TargetNotFound`, saying how to name it, and `TargetBroken`."""
+    compiled it. Raises `TargetNotFound`, saying how to name it to the `command`, and `TargetBroken`."""
     from ramify.runtime.langgraph.app import WorldApp
 
     if target is not None:
@@ -47,7 +47,7 @@ def find_app(record: RunRecord, target: str | None) -> WorldApp:
         number = "no" if not found_there else "more than one"
         raise TargetNotFound(
             f"{where or 'the program of run ' + record.id} has {number} app of graph {record.name!r} at its top "
-            f"level: name it, `ramify resume {record.id} --app FILE.py:NAME`. NAME is what ramify.compile(graph) "
+            f"level: name it, `ramify {command} {record.id} --app FILE.py:NAME`. NAME is what ramify.compile(graph) "
             "returned, or a function without parameters that returns it"
         )
     return found_there[0]

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -64,6 +65,8 @@ class Calls:
         if isinstance(func, ast.Attribute) and (marked := _CALLED_BY.get(func.attr)) is not None:
             of = tracer.scope.resolve(func.value)
             target = target if marked(of) is None else of
+        if isinstance(target, partial) and step_info(target.func) is not None:
+            target = target.func
         info = step_info(target)
         if tracer.drops(node) and (info is not None or workflow_info(target) is not None):
             refuse_dropped(tracer.scope.function, node)
@@ -83,7 +86,7 @@ class Calls:
         elif isinstance(target, Unresolved):
             self._local(tracer, node, func, awaited)
         else:
-            self._function(tracer, node, target)
+            self._function(tracer, node, target, awaited)
 
     def _step(self, info: StepInfo, target: object, tracer: Tracer) -> str:
         known = self.steps.get(info.name)
@@ -126,6 +129,8 @@ class Calls:
     def _is_method_with_steps(self, tracer: Tracer, name: str) -> bool:
         """Whether a class that the function's module knows has a method of this name in which steps run."""
         key = tracer.scope.function.path, name
+        if not self.sources.plans_of_now:  # what is read here adds to what the workflow is digested over
+            return False
         if key not in self._methods:
             self._methods[key] = False  # while its own methods are read
             classes = [value for value in tracer.scope.function.outer.values() if isinstance(value, type)]
@@ -149,14 +154,27 @@ class Calls:
         else:
             self._handed(tracer, node)
 
-    def _function(self, tracer: Tracer, node: ast.Call, target: object) -> None:
+    def _function(self, tracer: Tracer, node: ast.Call, target: object, awaited: bool) -> None:
         function = self._at_home(target)
         if function is not None:
             with tracer.catching() if is_wrapped(target) else nullcontext():
                 own = workflow_info(target) is not None and _is_plain(function.node)
                 self._inline(tracer, node, function.node, function, None, own_thread=own)
+        elif awaited and self._is_opaque(target):
+            tracer.unseen(f"{_text(node.func)} is an object, and what its call does only a run knows", node)
         else:
             self._handed(tracer, node)
+
+    def _is_opaque(self, target: object) -> bool:
+        """Whether it is called like a function, is none, and may run steps: an object of the project, or a partial of
+        one of its functions."""
+        if isinstance(target, partial):
+            return self._at_home(target.func) is not None or self._is_opaque(target.func)
+        if target is eval:
+            return True
+        kind = type(target)
+        own = inspect.getattr_static(kind, "__call__", None)
+        return isinstance(own, FunctionType) and not isinstance(target, type) and self._at_home(own) is not None
 
     def _at_home(self, target: object) -> Function | None:
         plain = plain_function(target)

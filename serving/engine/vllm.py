@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from types import TracebackType
 from typing import Self
 
@@ -49,6 +49,7 @@ PYTHON_VARIABLE = "RAMIFY_VLLM_PYTHON"
 _LOG_TAIL_LINES = 20
 _STOP_S = 15.0
 _POLL_S = 0.25
+_LONGEST_SOCKETS_FOLDER = 107 - 37  # a socket's path may be so long, and vLLM names each by a UUID
 
 
 class VllmEngine:
@@ -127,10 +128,10 @@ class VllmEngine:
         self.slots = self.slots or (_CPU_SLOTS if self._cpu else _SLOTS)
         folder = await asyncio.to_thread(_folder, self.model, python)
         async with contextlib.AsyncExitStack() as stack:
-            if self._log is None:
-                self._log = Path(stack.enter_context(TemporaryDirectory(prefix="ramify-vllm-"))) / "engine.log"
+            scratch = Path(stack.enter_context(TemporaryDirectory(prefix="ramify-vllm-", ignore_cleanup_errors=True)))
+            log = self._log or scratch / "engine.log"
             stack.push_async_callback(self._stop)
-            await self._start(python, folder, self._log)
+            await self._start(python, folder, log, scratch)
             self._stack = stack.pop_all()
         return self
 
@@ -160,7 +161,7 @@ class VllmEngine:
             line += ["--scheduler-cls", self._scheduler, "--additional-config", options]
         return [*line, *self._extra]
 
-    async def _start(self, python: str, folder: Path | str, log: Path) -> None:
+    async def _start(self, python: str, folder: Path | str, log: Path, scratch: Path) -> None:
         port = _free_port()
         # Its threads spin while they wait for each other, at the cost of everything else on these cores.
         environment = {
@@ -168,7 +169,10 @@ class VllmEngine:
             "VLLM_CPU_KVCACHE_SPACE": str(self._kv_cache_gb),
             "VLLM_NO_USAGE_STATS": "1",
             **os.environ,
+            "TMPDIR": str(scratch),  # it leaves sockets and rendezvous files behind, however it ends
         }
+        if len(str(scratch)) > _LONGEST_SOCKETS_FOLDER:
+            environment.setdefault("VLLM_RPC_BASE_PATH", gettempdir())
         with log.open("ab") as output:  # what it said before it died is still wanted when it is started again
             self._process = await asyncio.create_subprocess_exec(
                 python,

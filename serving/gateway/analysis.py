@@ -153,6 +153,8 @@ class Analysis:
         """Take what is still to come of a workflow without a plan from those that began alike."""
         compound, stage = call.compound, call.tags.compound_stage or 0
         assert compound is not None
+        if stage == 0 and not call.tags.app_id:
+            return  # it is like any other so far, also those of strangers
         done = self._workflows[compound.id].stages if compound.id in self._workflows else []
         if compound.matched == stage or len(done) < stage:
             return

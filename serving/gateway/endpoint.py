@@ -26,6 +26,7 @@ from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, b
 from ramify.serving.gateway.exchange import Out, body_of, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
+from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
 from ramify.serving.refusal import from_line
@@ -51,6 +52,7 @@ class _Work:
     text: list[str] = field(default_factory=list)  # said so far, where it may have to be gone on with
     usage: tuple[int | None, int | None] = (None, None)
     closing: Mapping[str, object] | None = None  # the event that holds the whole answer
+    places: Places = field(default_factory=Places)  # of typed events
     ended: bool = False
     whole: bool = True
 
@@ -185,6 +187,7 @@ class Endpoint:
         else:
             work.held.clear()  # left by an attempt that came to nothing, and so is the head of its answer
             work.head.clear()
+            work.places = Places()
         done = False
         async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
             async for batch in batches:
@@ -234,7 +237,8 @@ class Endpoint:
                     work.closing = chunk
                     return True
             if not again:
-                work.held.append(event.raw + b"\n\n")
+                typed = work.places.completed(chunk) if dialect.last_is_whole else None
+                work.held.append(event.raw + b"\n\n" if typed is None else sse.event(typed, str(chunk.get("type"))))
             elif (joined := rejoined(chunk, work.head, again)) is not None:
                 work.held.append(sse.event(joined))
         return False
@@ -250,7 +254,8 @@ class Endpoint:
         ledger = self._ledger(call)
         if work.closing is not None:
             whole = {**answer, wire.LEDGER_KEY: ledger}
-            work.held.append(sse.event({**work.closing, "response": whole}, str(work.closing.get("type"))))
+            closing = work.places.completed(work.closing) or work.closing
+            work.held.append(sse.event({**closing, "response": whole}, str(closing.get("type"))))
         else:
             work.held.append(sse.event({**work.head, "choices": [], wire.LEDGER_KEY: ledger}))
             work.held.append(b"data: [DONE]\n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
 import subprocess
 import sys
 import time
@@ -53,6 +54,10 @@ def last(state: State, sandbox: SyncSandbox) -> dict:
     return {"log": [",".join(sorted(path.name for path in sandbox.path.iterdir()))]}
 
 
+def onward(state: State) -> str:
+    return END
+
+
 graph = StateGraph(State)
 graph.add_node("write", write)
 graph.add_node("think", think)
@@ -64,7 +69,7 @@ graph.add_edge("write", "think")
 graph.add_edge("think", "left")
 graph.add_edge("think", "right")
 graph.add_edge(["left", "right"], "last")
-graph.add_edge("last", END)
+graph.add_conditional_edges("last", onward, ["write", END])
 
 
 def app() -> ramify.graph.WorldApp:
@@ -88,6 +93,12 @@ class Program:
         with self.module["app"]() as app:
             app.invoke({"log": []}, {"configurable": {"thread_id": thread}})
             return str(app.session.last_run_id)
+
+    def change(self, old: str, new: str) -> None:
+        """As its author does, between two processes."""
+        self.path.write_text(self.path.read_text().replace(old, new))
+        sys.modules.pop("thread_program", None)
+        linecache.clearcache()
 
     @property
     def target(self) -> str:
@@ -169,6 +180,18 @@ def test_an_interrupt_is_answered(program: Program, ramify: Any, tmp_path: Path)
     assert answered.json["status"] == "done"
     assert ramify("checkout", fork, tmp_path / "done").status == 0
     assert (tmp_path / "done" / "last").read_text() == "yes"
+
+
+def test_what_has_changed_between_the_nodes_since_is_told(program: Program, ramify: Any) -> None:
+    ran = program.invoke("t")
+    told = ramify("explain", ran).out
+    assert f"name it, `ramify explain {ran} --app FILE.py:NAME`" in told
+    assert "are what the plan was compiled from" in ramify("explain", ran, "--app", program.target).out
+    program.change("return END", 'return "write" if len(state["log"]) < 2 else END')
+    told = ramify("explain", ran, "--app", program.target).out
+    assert "onward (" in told.partition("changed since: ")[2]
+    assert "steps that may be affected: write\n" in told
+    assert "the graph has changed since: its thread goes on with the graph as it stands" in told
 
 
 def test_a_thread_goes_back_to_a_checkpoint(program: Program, ramify: Any) -> None:

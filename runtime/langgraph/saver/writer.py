@@ -119,14 +119,15 @@ class Writer:
 
     def commit(self, work: Work, how: Manner = Manner.CAREFULLY) -> None:
         """Have `work` done in a transaction: durable when this returns. Raises what it and the database raise."""
-        if how is Manner.ALONE and not self._server:
+        if how is Manner.ALONE:
             self._after_a_rest(work)
         else:
             self._commit_now(work, how)
 
     def _after_a_rest(self, work: Work) -> None:
-        """Upkeep, call after call, would have SQLite's lock all but all the time, and who waits for that looks only
-        now and then. So it rests for as long as the last one took."""
+        """Upkeep, call after call, would have the lock nearly all the time: who waits for SQLite's looks only now and
+        then, and who waits for the house's row on a server finds it changed, and locked again. So it rests for as
+        long as the last one took."""
         began: list[float] = []
 
         def timed(connection: Connection) -> None:

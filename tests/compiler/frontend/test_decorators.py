@@ -122,6 +122,9 @@ def test_forks_and_helpers(text: str, expected: list[str], compile_source: Compi
         ("print(llm)", "llm is handed to print"),
         ("context = fork(x)\nasync with context as branches:\n    pass", "fork(...) is not opened"),
         ("await x.map(edit, x)", "edit is handed to x.map"),
+        ("await opaque(x)", "opaque is an object, and what its call does only a run knows"),
+        ("await bound(x)", "bound is an object"),
+        ("await eval('edit(x)')", "eval is an object"),
         ("await Agent().works(x)", "Agent().works is a method of what only a run knows"),
         ("await asyncio.gather(x.works(1), x.other(2))", "x.works is a method of what only a run knows"),
     ],
@@ -133,6 +136,8 @@ def test_what_cannot_be_seen_is_a_graph_break_with_its_reason(
     helpers += (
         "class Agent:\n    async def works(self, x):\n        await helper(x)\n    async def other(self, x): ...\n"
     )
+    helpers += "class Opaque:\n    def __call__(self, x): return edit(x)\nopaque = Opaque()\n"
+    helpers += "import functools\nbound = functools.partial(helper)\n"
     plan = compile_source(helpers + flow(body)).plan
     (catch_all, seen) = plan.breaks
     assert plan.op(catch_all.op) == plan.catch_all
@@ -141,6 +146,12 @@ def test_what_cannot_be_seen_is_a_graph_break_with_its_reason(
     assert op.kind is OpKind.BREAK
     assert op.site is not None
     assert seen.where == f"app/sample.py:{op.site.line}"
+
+
+def test_a_partial_of_a_step_is_the_step(compile_source: Compile) -> None:
+    plan = compile_source("import functools\nbound = functools.partial(edit, 1)\n" + flow("await bound()")).plan
+    assert plan.op("run.1").step == "edit"
+    assert len(plan.breaks) == 1
 
 
 def test_a_step_that_is_only_handed_on_is_in_the_table(compile_source: Compile) -> None:

@@ -8,7 +8,10 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -133,11 +136,20 @@ def test_the_known_weights_become_a_folder_that_vllm_reads(weights: Path, tmp_pa
     assert hugging_face_folder(here) == folder
 
 
+@pytest.fixture
+def short_tmp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files go; its path is short enough for a socket's."""
+    with TemporaryDirectory(prefix="rt-") as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        monkeypatch.setattr(tempfile, "tempdir", None)  # asked anew
+        yield Path(folder)
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-async def test_it_serves_through_our_scheduler_refuses_with_a_reason_and_ends_with_its_last_process(
-    weights: Path,
+async def test_it_serves_through_our_scheduler_refuses_with_a_reason_and_ends_with_its_last_process_and_file(
+    weights: Path, short_tmp: Path
 ) -> None:
     python = os.environ.get(PYTHON_VARIABLE)
     if python is None and importlib.util.find_spec("vllm") is None:
@@ -155,3 +167,4 @@ async def test_it_serves_through_our_scheduler_refuses_with_a_reason_and_ends_wi
         assert await engine.healthy()
     assert not Path(f"/proc/{pid}").exists()
     assert await engine.ended() is not None
+    assert list(short_tmp.iterdir()) == [], "vLLM's sockets and rendezvous files go with it"

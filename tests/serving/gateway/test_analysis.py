@@ -40,12 +40,16 @@ async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
         settings = GatewaySettings(home=tmp_path, engines=engines, analyzer=True, forward_xargs=True)
         async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
             for stage in range(3):
-                answer = await ask(client, compound_id="run", compound_stage=stage, compound_last=int(stage == 2))
+                last = int(stage == 2)
+                answer = await ask(client, app_id="a", compound_id="run", compound_stage=stage, compound_last=last)
                 assert answer.status_code == 200
             assert gateway.gateway is not None and gateway.gateway.analysis is not None
             stats = await gateway.gateway.analysis.stats()
             assert (stats.observations, stats.patterns) == (3, 1)
-            await ask(client, compound_id="again", compound_stage=0, compound_deadline_s=60)
+            await ask(client, compound_id="stranger", compound_stage=0, compound_deadline_s=60)
+            unknown = model.calls[-1].body["vllm_xargs"]
+            assert isinstance(unknown, dict) and "plan_rest" not in unknown, "it may be anybody's"
+            await ask(client, app_id="a", compound_id="again", compound_stage=0, compound_deadline_s=60)
             told = model.calls[-1].body["vllm_xargs"]
             assert isinstance(told, dict) and len(told["plan_rest"]) == 8, "what no plan says, history does"
             assert 0 < told["compound_due_s"] < 60

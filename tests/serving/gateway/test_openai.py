@@ -85,6 +85,42 @@ async def test_an_engine_without_responses_is_named(tmp_path: Path) -> None:
     assert caught.value.code == "endpoint_unsupported"
 
 
+async def test_typed_events_without_their_places_are_completed() -> None:
+    """As llama.cpp sends them: no numbers, no items, no parts."""
+    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "in_progress", "content": []}
+    part: dict[str, object] = {"type": "output_text", "text": ""}
+    whole = {
+        **item,
+        "status": "completed",
+        "content": [{"type": "output_text", "annotations": [], "text": "one two"}],
+    }
+    head = {"id": "resp_1", "object": "response", "status": "in_progress"}
+    events: list[dict[str, object]] = [
+        {"type": "response.created", "response": head},
+        {"type": "response.output_item.added", "item": item},
+        {"type": "response.content_part.added", "item_id": "msg_1", "part": part},
+        {"type": "response.output_text.delta", "item_id": "msg_1", "delta": "one"},
+        {"type": "response.output_text.delta", "item_id": "msg_1", "delta": " two"},
+        {"type": "response.output_text.done", "item_id": "msg_1", "text": "one two"},
+        {"type": "response.output_item.done", "item": whole},
+        {"type": "response.completed", "response": {**head, "status": "completed", "model": "m", "output": [whole]}},
+    ]
+    sent = b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in events)
+    sse = {"content-type": "text/event-stream"}
+    engine = httpx.MockTransport(lambda _: httpx.Response(200, headers=sse, content=sent))
+    app = create_gateway("http://engine", transport=engine)
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+    async with (
+        openai.AsyncOpenAI(base_url="http://gateway/v1", api_key="x", http_client=http) as client,
+        client.responses.stream(model="m", input="hi") as stream,
+    ):
+        said: list[Any] = [event async for event in stream]
+        final = await stream.get_final_response()
+    assert final.output_text == "one two"
+    assert [event.snapshot for event in said if event.type == "response.output_text.delta"] == ["one", "one two"]
+    assert [event.sequence_number for event in said] == list(range(8))
+
+
 async def test_an_answer_that_an_engine_does_not_keep_is_no_missing_endpoint() -> None:
     """As vLLM refuses one, which keeps none unless it is told to."""
     refusal = {"message": "Response with id 'resp_1' not found.", "param": "response_id", "code": 404}
