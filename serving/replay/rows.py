@@ -14,6 +14,7 @@ from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.score import Score
 
 _CLASSES = ("latency", "deadline", "compound")
+_PLAS, _LTR = ("plas", "atlas"), ("ltr", "ltr-preempting")  # forms of one baseline: the best that ran counts
 # Concord by what it takes for goodput: programs, tokens, calls.
 OBJECTIVES = {
     "concord": "",
@@ -79,10 +80,14 @@ def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
         name, met = f"{where}: not behind program-level SRPT", apart.mean + apart.half >= 0
         yield judged(name, apart.mean, "share", "program-srpt", theirs, ">= 0", met, f"{apart}, paired")
     heavy = job.load > 1.2
-    for rival, least, name in (("fcfs", 5.0 if heavy else 2.2, "FCFS"), ("plas", 1.2, "PLAS"), ("ltr", 1.12, "LTR")):
-        both = table.paired(job, rival)
-        if both and not (heavy and rival == "ltr"):
-            same = table.of(both)
+    for rivals, least, name in (
+        (("fcfs",), 5.0 if heavy else 2.2, "FCFS"),
+        (_PLAS, 1.2, "PLAS"),
+        (_LTR, 1.12, "LTR"),
+    ):
+        rival = table.best_baseline(job, request, [one for one in BASELINES if one.name in rivals])
+        if rival and not (heavy and name == "LTR"):
+            same = table.of(table.paired(job, rival))
             ours, theirs = (same.estimate(job.but(contender=one), request).mean for one in (job.contender, rival))
             yield _against(f"{where}: requests against {name}", ours, rival, theirs, least)
     yield from _forms(table, job, where)

@@ -35,6 +35,12 @@ BASELINES: tuple[Contender, ...] = (
     Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, which refuses likewise"),
     Contender("ltr", LearningToRank, _CALLS, about="learning to rank: the shortest answer by a ListMLE head"),
     Contender(
+        "ltr-preempting",
+        partial(LearningToRank, displace=0.0),
+        _CALLS,
+        about="the same, what runs displaced by what ranks before it, as the paper's batches are made anew",
+    ),
+    Contender(
         "plas", partial(Plas, PlasOptions(preempts=False)), _BLIND, about="Autellix: program-level attained service"
     ),
     Contender(

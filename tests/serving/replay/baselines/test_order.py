@@ -149,6 +149,14 @@ def test_learning_to_rank_looks_at_the_order_of_scores_and_promotes_who_starves(
     assert starving.wake_at == NOW + 4.0, "then the next one starves"
 
 
+def test_learning_to_rank_that_preempts_makes_room_for_what_ranks_before_what_runs() -> None:
+    busy = [running(i, length=100.0 * (i + 1)) for i in range(4)]
+    short = View(TIGHT, [view(9, length=20, deadline=NOW + 60.0)], busy)
+    assert LearningToRank().decide(short, NOW).admit == ()
+    moved = LearningToRank(displace=0.0).decide(short, NOW)
+    assert (moved.admit, moved.pause) == ((9,), (3,))
+
+
 def test_learning_to_rank_is_asked_once_and_not_refined() -> None:
     sketch = LengthSketch((0.0, 0.5, 1.0), (10.0, 100.0, 1000.0))
     begun = view(1, sketch=sketch, generated=200, state=State.PREEMPTED)
