@@ -97,6 +97,11 @@ async def post_in_time(text: str) -> str:
     return await _post(text)
 
 
+@step(effect="irreversible", timeout=0.2)
+async def post_within(text: str) -> str:
+    return await _post(text)
+
+
 @step(effect="irreversible", retry=1)
 async def post_stubbornly(text: str) -> str:
     return await _post(text)
@@ -129,6 +134,14 @@ async def asking(text: str) -> str:
 @workflow
 async def in_time(text: str) -> str:
     return await post_in_time(text)
+
+
+@workflow
+async def going_on_without_it(text: str) -> str:
+    try:
+        return await post_within(text)
+    except TimeoutError:
+        return "gone on"
 
 
 @workflow

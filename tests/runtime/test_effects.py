@@ -27,6 +27,7 @@ from ramify.runtime.errors import (
     RunLocked,
     RunNotFound,
 )
+from ramify.runtime.events import Event, Noticed
 from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, OpStatus, RunStatus
 from ramify.serving.client import LLMClient
 
@@ -153,6 +154,17 @@ async def test_a_timeout_leaves_a_doubt_and_is_not_retried(runtime: Runtime, wor
         await runtime.run(effects_app.in_time, "hi", workspace=workspace)
     assert isinstance(caught.value.__cause__, EffectInDoubt)
     assert texts() == ["hi"]
+
+
+async def test_a_run_that_goes_on_without_knowing_says_so(home: Path, model: LLMClient, workspace: Path) -> None:
+    """The workflow was there when the time was up, and decided; the doubt stays in the ledger."""
+    effects_app.STOP[:] = ["after"]
+    heard: list[Event] = []
+    async with Runtime(home=home, sandbox="copy", llm=model, observer=heard.append) as runtime:
+        assert await runtime.run(effects_app.going_on_without_it, "hi", workspace=workspace) == "gone on"
+        assert await statuses(runtime) == [EffectStatus.IN_DOUBT]
+    told = [event.what for event in heard if isinstance(event, Noticed)]
+    assert told == ["nobody knows whether this happened outside: post_within"]
 
 
 async def test_a_seal_that_fails_does_not_undo_the_effect(

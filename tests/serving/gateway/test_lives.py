@@ -81,8 +81,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served(lives: Lives, **more: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    async with Supervised(0, lives.make, Traits()) as engine:
+async def served(lives: Lives, slots: int | None = None, **more: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    async with Supervised(0, lives.make, Traits(), slots=slots) as engine:
         app = create_gateway([engine.replica], **more)
         engine.changed = app.state.gateway.admission.decide
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
@@ -119,6 +119,18 @@ async def test_what_it_had_not_begun_to_answer_waits_for_its_next_life(stream: b
     assert answer.status_code == 200 and "done" in answer.text and "error" not in answer.text
     assert [(r["outcome"], r["met"], r["attempts"]) for r in seen] == [("done", True, 2)]
     assert "\nramify_retries_total 1.0" in figures
+
+
+async def test_all_that_it_had_not_begun_wait_though_they_ask_at_once_whether_it_lives() -> None:
+    lives = Lives(iter([holds(asyncio.Event()), ScriptedModel(lambda _: "done")]))
+    async with served(lives, slots=64) as (client, gateway):
+        body = {"messages": MESSAGES, "deadline": 3000}
+        calls = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(64)]
+        await until(lambda: len(lives.all[0].model.calls) == 64)
+        await lives.all[0].kill()
+        answers = await asyncio.wait_for(asyncio.gather(*calls), 60)
+        assert (gateway.admission.running, gateway.admission.waiting) == (0, 0)
+    assert [answer.status_code for answer in answers] == [200] * 64
 
 
 async def test_a_server_whose_engine_is_dead_is_ended_and_its_call_done_by_the_next() -> None:
@@ -219,5 +231,8 @@ async def test_an_engine_that_is_too_busy_to_answer_lives(monkeypatch: pytest.Mo
     async def broken(_: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("gone")
 
-    assert await Upstream("http://engine", transport=httpx.MockTransport(never)).lives()
+    over = Upstream("http://engine", transport=httpx.MockTransport(never))
+    assert await over.lives()
+    await over.aclose()
+    assert not await over.lives()
     assert not await Upstream("http://engine", transport=httpx.MockTransport(broken)).lives()
