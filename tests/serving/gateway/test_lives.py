@@ -179,6 +179,30 @@ async def test_who_can_not_be_in_time_any_more_is_refused_while_it_waits_for_the
         assert (await asyncio.wait_for(patient, 60)).status_code == 200
 
 
+async def test_it_is_waited_for_where_the_other_engine_has_failed_the_call_and_holds_nobody_up() -> None:
+    inside = asyncio.Event()
+    lives = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
+    lives.start.clear()
+    other = ScriptedModel(lambda _: "by the other", faults=[Fault.ERROR_500])
+    async with Supervised(0, lives.make, Traits()) as engine:
+        two = Replica(1, 1, Upstream("http://other", transport=other))
+        two.running = 1  # so that the first call goes to the first engine
+        app = create_gateway([engine.replica, two])
+        engine.changed = app.state.gateway.admission.decide
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+            call = asyncio.create_task(client.post("/chat/completions", json={"messages": MESSAGES}))
+            await inside.wait()
+            two.running = 0
+            await lives.all[0].kill()
+            await until(lambda: other.calls and app.state.gateway.admission.waiting == 1)
+            two.down_until = 0.0
+            answer = await asyncio.wait_for(client.post("/chat/completions", json={"messages": MESSAGES}), 60)
+            assert "by the other" in answer.text
+            lives.start.set()
+            assert "done" in (await asyncio.wait_for(call, 60)).text
+    assert len(other.calls) == 2
+
+
 async def test_what_kills_every_engine_is_not_tried_for_ever() -> None:
     def deadly() -> ScriptedModel:
         async def script(request: ChatRequest) -> str:
