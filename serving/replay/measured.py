@@ -1,8 +1,8 @@
 """Measured runs of vLLM as files.
 
 A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling and
-enable_chunked_prefill where they are false) and `requests.jsonl`, gzipped or not: for each request its lengths and when
-it arrived, was queued, and gave its first and last token.
+enable_chunked_prefill where they are false) and `requests.jsonl`, gzipped or not: for each request its lengths and
+when it arrived, was queued, and gave its first and last token.
 """
 
 from __future__ import annotations
