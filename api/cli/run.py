@@ -147,6 +147,7 @@ def run_command(
     """
     from ramify.cli.targets import arguments, load_workflow
     from ramify.compiler.plan import Plan
+    from ramify.since import since
 
     plan = None if plan_file is None else Plan.from_json(plan_file.read_text())
     if plan is None and not words:
@@ -157,6 +158,8 @@ def run_command(
     if choices.apply and workspace is None and workflow.workspace is None:
         raise click.UsageError("--apply needs a workspace to write to: name it with --workspace")
     args, kwargs = arguments(workflow, given, keywords)
+    if plan is not None and (changed := since(plan, workflow).told()) is not None:
+        say(f"warning: {changed}", style="yellow", err=True)
 
     async def start(runtime: Runtime) -> Any:
         return await runtime.start(workflow, args, kwargs, workspace=workspace, deadline=deadline, plan=plan)
