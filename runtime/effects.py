@@ -90,8 +90,8 @@ class Fence:
 
     @property
     def idempotency_key(self) -> str:
-        """Of the effect at hand. One that was undone and is done anew is another to the receiver, who would answer the
-        old key by what it knows, and do nothing."""
+        """Of the effect at hand. One that was undone and is done anew is another to the receiver, who would answer
+        the old key by what it knows, and do nothing."""
         before = self.journal.effect(self.key)
         if before is None:
             return idempotency_key(self.run, self.key)
