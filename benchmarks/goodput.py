@@ -129,9 +129,8 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace) -> list[Result]:
     jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # cut short, it is whole for fewer seeds
     todo = [job for job in jobs if not (kept / f"{job.key}.json").exists()]
     expected = evaluation.expected_s(todo, asked.workers)
-    print(
-        f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before; about {expected / 60:.0f} min on idle cores"
-    )
+    about = f"{expected / 60:.0f} min" if expected >= 120 else f"{expected:.0f} s"
+    print(f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before; about {about} on idle cores", flush=True)
     begun, done = time.perf_counter(), 0
 
     def told(result: Result, old: bool) -> None:

@@ -5,10 +5,9 @@ Each finding names the place in the user's code and the mend. Rules of the graph
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.ir.graph import Graph
+from ramify.compiler.ir.ways import reached
 from ramify.compiler.spec import END, Machine, Spec
 
 
@@ -26,9 +25,9 @@ def _machine(spec: Spec, machine: Machine) -> None:
         return
     places = {step.name: step.where or f"{spec.name}, node {step.name}" for step in spec.steps}
     onward = {node.run.step: node.targets for node in machine.nodes}
-    reached = _reached(machine.entry, onward)
+    met = reached(machine.entry, onward)
     for node in onward:
-        if node not in reached:
+        if node not in met:
             raise WorkflowError(
                 f"nothing leads to node {node}",
                 where=places[node],
@@ -38,7 +37,7 @@ def _machine(spec: Spec, machine: Machine) -> None:
     for node, targets in onward.items():
         for target in targets:
             back.setdefault(target, []).append(node)
-    ending = _reached([END], back)
+    ending = reached([END], back)
     for node in onward:
         if node not in ending:
             raise WorkflowError(
@@ -48,23 +47,13 @@ def _machine(spec: Spec, machine: Machine) -> None:
             )
 
 
-def _reached(start: Iterable[str], onward: dict[str, list[str]] | dict[str, tuple[str, ...]]) -> set[str]:
-    seen, todo = set(start), list(start)
-    while todo:
-        for to in onward.get(todo.pop(), ()):
-            if to not in seen:
-                seen.add(to)
-                todo.append(to)
-    return seen
-
-
 def _ends(graph: Graph) -> None:
     """Some way leads out of every loop; an exception that a step may raise is not one that the code shows."""
     back: dict[str, list[str]] = {}
     for block in graph.blocks:
         for to, _ in block.exits:
             back.setdefault(to, []).append(block.id)
-    ending = _reached([block.id for block in graph.blocks if not block.exits], back)
+    ending = reached([block.id for block in graph.blocks if not block.exits], back)
     stuck = [block for block in graph.blocks if block.id not in ending]
     if stuck:
         sites = [op.place for block in stuck for op in block.ops if op.site is not None]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ramify.compiler.estimates import CallEstimate, Estimates
 from ramify.compiler.ir.graph import Block, Graph, Operation, base_id
-from ramify.compiler.ir.loops import in_loops
+from ramify.compiler.ir.ways import in_loops
 from ramify.compiler.plan import OpKind, StagePlan
 from ramify.compiler.spec import Spec
 

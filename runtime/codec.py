@@ -16,7 +16,7 @@ import importlib
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -167,6 +167,9 @@ def _encode_object(value: object, where: str) -> Any:
         ]:
             raise NotSerialisable(f"{where} is a {cls.__qualname__} with {more[0]!r}, which is not among its fields")
         return {_TAG: "dataclass", "t": _type_name(cls), "v": fields}
+    if isinstance(value, Awaitable):
+        what = getattr(value, "__qualname__", cls.__qualname__)
+        raise NotSerialisable(f"{where} is something to await ({what}), and not what comes of it: write `await`")
     raise NotSerialisable(
         f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "
         "Pass JSON values, dataclasses, enums, paths, bytes, tuples, sets or pydantic models across a step"

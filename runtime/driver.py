@@ -43,7 +43,7 @@ from ramify.runtime.records import (
     checkpoint_id,
 )
 from ramify.runtime.recovery import Made, Recovery
-from ramify.runtime.reuse import Reuse, Sampler
+from ramify.runtime.reuse import Reuse, Sampler, model_of
 from ramify.runtime.run import Run, RunScope
 from ramify.runtime.scope import entered
 from ramify.runtime.store import RunStore
@@ -201,7 +201,9 @@ def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     """The reuse of one run. Close it with the run."""
     seen = world_print(world_spec(record), services.settings.sandbox)
-    return Reuse(services.store, journal, services.snapshots, services.locks, seen, Sampler(services.check_reuse))
+    model = model_of(record.id, services.settings)
+    check = Sampler(services.check_reuse)
+    return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)
 
 
 def _answers(services: Services, record: RunRecord, reuse: Reuse) -> Answers:

@@ -221,6 +221,10 @@ class Journal:
             self._emit(LLMDone(row, replayed=True))
         return row
 
+    def asked_a_model(self, step_key: str) -> bool:
+        """Whether that step made model calls, answered in whatever way."""
+        return any(row.step_key == step_key for row in self._llm.values())
+
     def consumed_s(self) -> float:
         """Seconds of the deadline used by this run so far, over all processes that worked on it."""
         return self._run.consumed_s + self._timer() - self._begun

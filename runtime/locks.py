@@ -76,6 +76,11 @@ def _wish(folder: Path, run: RunId) -> Path:
     return folder / f"{run}.cancel"
 
 
+def was_here(folder: Path, run: RunId) -> bool:
+    """Whether a process of this home ever worked on the run."""
+    return (folder / f"{run}.lock").exists()
+
+
 def is_held(folder: Path, run: RunId) -> bool:
     """Whether a living process works on the run. Of another user's lock, which cannot be asked: yes."""
     try:

@@ -27,7 +27,7 @@ from ramify.runtime.errors import WrongReuse
 from ramify.runtime.flights import Flights
 from ramify.runtime.journal import Journal
 from ramify.runtime.pins import Pins
-from ramify.runtime.records import OpRecord
+from ramify.runtime.records import OpRecord, RunId, Settings
 from ramify.runtime.store import RunStore
 
 
@@ -82,10 +82,20 @@ class ExactState:
         return await self._store.reusable(question.lineage_key)
 
 
+ASKED = "asked"
+"""The attribute of a step's row that says which model it asked (`model_of`)."""
+
+
+def model_of(run: RunId, settings: Settings) -> str:
+    """Which model a run asks. Where a server's is not named, it may be another one tomorrow: the run's own."""
+    named = settings.base_url is None or settings.model is not None
+    return codec.digest([settings.base_url, settings.model]) if named else f"of run {run}"
+
+
 class Reuse:
     """The reuse of one run. `environment`: the print of its worlds; None where no print covers what they see.
 
-    `check` says which hits are computed again and compared.
+    `model`: which one its steps ask (`model_of`). `check` says which hits are computed again and compared.
     """
 
     def __init__(
@@ -95,9 +105,11 @@ class Reuse:
         snapshots: SnapshotStore,
         locks: Path,
         environment: str | None,
+        model: str,
         check: Sampler,
     ) -> None:
         self.environment = environment
+        self._model = model
         self.pins = Pins(locks)
         self._journal = journal
         self.levels: Sequence[Level] = (OwnRun(journal), ExactState(store))
@@ -115,9 +127,14 @@ class Reuse:
     async def find(self, question: Question) -> OpRecord | None:
         """The row that answers, None where it must be computed. Hold a pin from here to the commit that names it."""
         for level in self.levels:
-            if (found := await level.find(question)) is not None:
+            found = await level.find(question)
+            if found is not None and found.attrs.get(ASKED, self._model) == self._model:
                 return found
         return None
+
+    def asked(self, step_key: str) -> dict[str, str]:
+        """What the row of a step says of the model that it asked; nothing where it asked none."""
+        return {ASKED: self._model} if self._journal.asked_a_model(step_key) else {}
 
     async def applied(self, source: OpRecord, onto: Snapshot) -> Snapshot | None:
         """The state after taking `source` over in a state of equal content; None where its snapshots are gone.

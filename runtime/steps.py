@@ -40,7 +40,7 @@ from ramify.runtime.outcomes import (
 from ramify.runtime.pending import Pending, commands_of, run_attempt
 from ramify.runtime.prints import code_print
 from ramify.runtime.records import OpRecord, OpStatus
-from ramify.runtime.reuse import Question
+from ramify.runtime.reuse import ASKED, Question
 from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.worlds import Branch
@@ -203,7 +203,7 @@ async def _take_over(pending: Pending, question: Question, source: OpRecord, sna
         started_at=now,
         ended_at=now,
         summary=source.summary,
-        attrs={**choice.attrs(took), "layers": str(layers)},
+        attrs={**choice.attrs(took), "layers": str(layers), **{k: v for k, v in source.attrs.items() if k == ASKED}},
     )
     await commit_step(pending, row, snapshot)
     return codec.decode(source.result_json or "null")
@@ -276,6 +276,7 @@ async def _execute_and_commit(
             **recovered,
             **({"attempt": str(attempt)} if attempt else {}),
             **({} if fence is None else barrier_of(pending)),
+            **({} if question is None else run.reuse.asked(pending.key)),
         },
     )
     run.costs.learn([row])

@@ -329,7 +329,8 @@ class Agent(Inhabitants):
                 session.on = replace(session.on, ground=None)
             place = Path(self._tree.reach(f"{message.images}/{session.name}"))
             try:
-                made = carrying.take(session.name, session.pid, place, self._start.private, session.on, pids)
+                points = self._start.view.points if self._start.view is not None else ()
+                made = carrying.take(session.name, session.pid, place, self._start.private, session.on, pids, points)
             except (CannotKeep, OSError) as error:
                 shutil.rmtree(place, ignore_errors=True)
                 reasons.append(f"the Python session {session.name!r}: {error}")

@@ -10,6 +10,12 @@ SandboxError
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+TOO_MANY_FILES = "this process may open no more files: raise its limit (ulimit -n), or have fewer worlds at once"
+
 
 class SandboxError(Exception):
     """Anything that a sandbox backend reports."""
@@ -37,3 +43,14 @@ class WorldDied(SandboxError):
 
 class SealFailed(SandboxError):
     """What changed in a world could not be made into a layer."""
+
+
+@contextmanager
+def files_counted(raised: type[SandboxError]) -> Iterator[None]:
+    """Where no more files may be opened, say so, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        raise raised(TOO_MANY_FILES) from error

@@ -179,7 +179,7 @@ class Helper:
         while self._control is not None and len(self._spares) < SPARES:
             try:
                 self._spares.append(await self._fork("isolated"))
-            except WorldStartFailed:
+            except (WorldStartFailed, OSError):
                 return  # whoever asks for a world next is told
 
     async def close(self) -> None:

@@ -87,6 +87,7 @@ class Inhabitants:
         for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
             self._poll.register(descriptor, select.POLLIN)
         self._sessions = Sessions(self._private, self._poll)
+        self._score = limits.Score()
         self._criu: Criu | None = None
         if start.criu and tree is not None:
             self._criu = Criu(start.criu, Pids(tree.pids))
@@ -309,7 +310,8 @@ class Inhabitants:
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         pwd, env = self._start_place(), self._start_env()
-        pid = os.fork()
+        with self._score.handed_on():
+            pid = os.fork()
         if pid == 0:
             try:
                 os.setsid()

@@ -55,7 +55,7 @@ class Shell:
 
     def _ask(self, command: str, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
-        line = f"{assignments} eval {shlex.quote(command)} <{shlex.quote(stdin)} {CONTROL}>&-"
+        line = f"{assignments} eval {shlex.quote(completed(command))} <{shlex.quote(stdin)} {CONTROL}>&-"
         back = ""
         if cwd is not None:
             line = f"builtin cd -- {shlex.quote(cwd)} && {line}"
@@ -149,3 +149,11 @@ class Shell:
         self.telling = True
         del self._heard[: end + 1]
         return True
+
+
+def completed(command: str) -> str:
+    """After a text that ends amid a continued line, bash reads what follows `eval` amiss, and ends."""
+    if command.endswith("\\\n"):
+        return f"{command}\n"
+    odd = (len(command) - len(command.rstrip("\\"))) % 2
+    return command + "\\" * odd

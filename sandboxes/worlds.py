@@ -12,7 +12,7 @@ from pathlib import Path
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
 from ramify.sandboxes.contract import Limit, Repl, RunResult
-from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied
+from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, files_counted
 from ramify.sandboxes.living import LivingWorld, T
 from ramify.sandboxes.recording import ShellState, tier_of
 from ramify.sandboxes.scratch import remove_tree
@@ -55,12 +55,13 @@ class AgentWorld(LivingWorld):
         data = stdin.encode() if isinstance(stdin, str) else stdin or b""
         message = Run(text, data, timeout, dict(env or {}), cwd)
         async with self._lock:
-            await self._wake()
-            killed_before = not self._alone and await self._killed_since()
-            self._looked, self._alone = None, False  # also where we are cancelled, and never hear what it came to
-            ran = await self._ran(message)
-            self._alone = ran.others == 0
-            limit = _limit_met(ran, killed=await self._killed_by(ran))
+            with files_counted(SandboxError):
+                await self._wake()
+                killed_before = not self._alone and await self._killed_since()
+                self._looked, self._alone = None, False  # also where we are cancelled, and never hear what it came to
+                ran = await self._ran(message)
+                self._alone = ran.others == 0
+                limit = _limit_met(ran, killed=await self._killed_by(ran))
             earlier = Limit.MEMORY if killed_before else Limit(ran.earlier)
         return RunResult(
             text,

@@ -9,6 +9,7 @@ import click
 from ramify import paths
 from ramify.cli.app import App, pass_app, say, say_json
 from ramify.cli.words import count
+from ramify.runtime.locks import was_here
 
 if TYPE_CHECKING:
     from ramify.fork_engine.check import Problem
@@ -40,7 +41,7 @@ def fsck_command(app: App, context: click.Context, repair: bool, as_json: bool) 
         else:
             say(f"no snapshots yet in {app.home}")
         return
-    expected = app.look(_named) - _let_go_of(app) if app.has_runs else set()
+    expected = _expected(app)
     report = app.snapshots().fsck(repair=repair, expected=expected)
     if as_json:
         say_json(_object(report))
@@ -49,16 +50,24 @@ def fsck_command(app: App, context: click.Context, repair: bool, as_json: bool) 
     context.exit(report.status)
 
 
-async def _named(store: Reader) -> set[SnapshotId]:
-    """What rows name."""
-    return await store.live_snapshots()
-
-
-def _let_go_of(app: App) -> set[SnapshotId]:
-    """What a collection let go of although rows name it."""
+def _expected(app: App) -> set[SnapshotId]:
+    """What rows name, but for what a collection let go of. Where the database may be several homes', of the runs that
+    were worked on from this one: the others' snapshots lie in theirs."""
     from ramify.runtime.collect import Marks
 
-    return Marks(paths.evicted(app.home)).all()
+    if not app.has_runs:
+        return set()
+    own = app.database == paths.database(app.home, app.home / "ramify.db")
+    named = app.look(lambda store: store.live_snapshots() if own else _of_this_home(store, app))
+    return named - Marks(paths.evicted(app.home)).all()
+
+
+async def _of_this_home(store: Reader, app: App) -> set[SnapshotId]:
+    every = [run.id for run in await store.runs()]
+    mine = [run for run in every if was_here(paths.locks(app.home), run)]
+    if others := len(every) - len(mine):
+        say(f"{count(others, 'run')} never worked on from {app.home}: their snapshots are not looked for", err=True)
+    return await store.live_snapshots(mine)
 
 
 def _show(app: App, report: FsckReport, repair: bool) -> None:

@@ -58,8 +58,11 @@ class Calls:
         self._inlined = 0
 
     def read(self) -> Body:
-        scope, blocking = Scope.of(self.workflow), _is_plain(self.workflow.node)
-        return Tracer(self.call, scope, [], self.caught, blocking).function(self.workflow.node)
+        node, scope = self.workflow.node, self._scope(self.workflow)
+        return Tracer(self.call, scope, [], self.caught, _is_plain(node)).function(node)
+
+    def _scope(self, function: Function, outer: Scope | None = None) -> Scope:
+        return Scope.of(function, self.sources.rebound(function.path), outer)
 
     def call(self, tracer: Tracer, node: ast.Call, awaited: bool) -> None:
         func, target = node.func, tracer.scope.resolve(node.func)
@@ -211,7 +214,7 @@ class Calls:
         self, tracer: Tracer, inner: Function, outer: Scope | None, node: ast.Call | None, blocking: bool
     ) -> Body:
         """A helper's body; empty if it holds nothing but calls of itself."""
-        scope = Scope.of(inner, outer)
+        scope = self._scope(inner, outer)
         if node is not None:
             _hand_over_forks(tracer, node, inner.node, scope)
         self._reading.append(inner.node)

@@ -109,7 +109,7 @@ def _between(builder: StateGraph[Any, Any, Any, Any], sources: Sources) -> Itera
 def _digest(functions: Iterable[Callable[..., Any]], sources: Sources, steps: Iterable[str]) -> str:
     """Of all of these whose source is to be had; "" says that the code cannot be told apart."""
     found = []
-    for function in functions:
+    for function in dict.fromkeys(functions):
         with suppress(SourceError):  # made in a shell, or by exec
             found.append(sources.function(function))
     return digest_of(found, sources, list(steps)) if found else ""
@@ -135,17 +135,22 @@ def functions_of(runnable: object) -> Iterator[Callable[..., Any]]:
     elif bound is not None:
         yield from functions_of(bound)
     else:
-        for action in (getattr(runnable, "func", None), getattr(runnable, "afunc", None), runnable):
+        given = [each for name in ("func", "afunc") if (each := getattr(runnable, name, None)) is not None]
+        for action in given or [runnable]:
             yield from _held_by(action)
+        if not given:  # a Runnable of the user's own
+            methods = (plain_function(getattr(type(runnable), name, None)) for name in ("invoke", "ainvoke"))
+            yield from (method for method in methods if method is not None and _is_the_users(method))
 
 
 def _held_by(action: object) -> Iterator[Callable[..., Any]]:
-    found = plain_function(action) or plain_function(inspect.getattr_static(type(action), "__call__", None))
-    if isinstance(action, partial) and plain_function(action) is None:
+    if (function := plain_function(action)) is not None:
+        yield function
+    elif isinstance(action, partial):
         for part in (action.func, *action.args, *action.keywords.values()):
             yield from filter(_is_the_users, _held_by(part))
-    elif found is not None:
-        yield found
+    elif (called := plain_function(inspect.getattr_static(type(action), "__call__", None))) is not None:
+        yield called
 
 
 def _is_the_users(function: Callable[..., Any]) -> bool:

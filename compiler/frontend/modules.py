@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from ramify.compiler.frontend.digest import bindings
-from ramify.compiler.frontend.sources import Function, Sources, same_home
+from ramify.compiler.frontend.sources import Function, Sources, root_of, same_home
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,14 +23,8 @@ class Module:
     values: Mapping[str, object]
     table: Mapping[str, list[ast.AST]]  # the statements that bind each name
     home: Function  # whose project it is
+    root: Path  # the folder where its top-level package stands, or the module itself
     by_file: bool = False  # nothing is known of its values: it need not be loaded
-
-    @property
-    def root(self) -> Path:
-        """The folder where its top-level package stands, or the module itself."""
-        above = list(Path(self.path).parents)
-        depth = len(self.package.split(".")) if self.package else 0
-        return above[min(depth, len(above) - 1)]
 
     def source(self, level: int, name: str | None) -> str:
         """The whole name of a module that it imports from, with so many dots before it."""
@@ -49,7 +43,9 @@ class Modules:
         package = function.outer.get("__package__")
         package = package if isinstance(package, str) else ""
         table = bindings(function.path, self._sources)
-        return Module(function.module, function.path, package, function.outer, table, function)
+        return Module(
+            function.module, function.path, package, function.outer, table, function, root_of(function.path)
+        )
 
     def imported(self, by: Module, name: str) -> Module | None:
         """A module of the same project that this one imports; None of any other."""
@@ -83,7 +79,7 @@ class Modules:
             table = bindings(path, self._sources)
         except SyntaxError:  # changed since it was imported
             return None
-        return Module(name, path, module.__package__ or "", vars(module), table, home)
+        return Module(name, path, module.__package__ or "", vars(module), table, home, root_of(path))
 
     def _read_file(self, by: Module, name: str) -> Module | None:
         place = by.root.joinpath(*name.split("."))
@@ -99,5 +95,5 @@ class Modules:
                 table = bindings(str(path), self._sources)
             except (SyntaxError, UnicodeDecodeError):  # as its import will say
                 return None
-            return Module(name, str(path), package, MappingProxyType({}), table, by.home, by_file=True)
+            return Module(name, str(path), package, MappingProxyType({}), table, by.home, by.root, by_file=True)
         return None

@@ -40,9 +40,11 @@ class Scope:
     functions: dict[str, Definition] = field(default_factory=dict)  # defined inside this one
     forks: dict[str, OpenFork] = field(default_factory=dict)  # names that hold branches, or what came from them
 
+    rebound: frozenset[str] = frozenset()  # globals that functions of the module bind anew: no value of now tells
+
     @classmethod
-    def of(cls, function: Function, outer: Scope | None = None) -> Scope:
-        return cls(function, outer, frozenset(_local_names(function.node)))
+    def of(cls, function: Function, rebound: frozenset[str], outer: Scope | None = None) -> Scope:
+        return cls(function, outer, frozenset(_local_names(function.node)), rebound=rebound)
 
     def definition(self, name: str) -> tuple[Scope, Definition] | None:
         """The function that this name is, where it was defined inside this function or one around it."""
@@ -61,7 +63,7 @@ class Scope:
     def resolve(self, node: ast.expr) -> object:
         """The object, or UNRESOLVED."""
         if isinstance(node, ast.Name):
-            if self.is_local(node.id):
+            if self.is_local(node.id) or node.id in self.rebound:
                 return UNRESOLVED
             outer = self.function.outer
             return outer[node.id] if node.id in outer else getattr(builtins, node.id, UNRESOLVED)

@@ -10,7 +10,8 @@ import inspect
 import linecache
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from functools import cache
+from pathlib import Path, PurePath
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -67,6 +68,7 @@ class Sources:
         self.plans_of_now = plans_of_now  # else code is digested as for plans of format 4
         self._trees: dict[str, ast.Module] = {}
         self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
+        self._rebound: dict[str, frozenset[str]] = {}
         # what `digest` found out, by the function and by the file
         self.dependencies: dict[Definition, set[ast.AST]] = {}
         self.bindings: dict[str, dict[str, list[ast.AST]]] = {}
@@ -91,6 +93,13 @@ class Sources:
             self._trees[path] = ast.parse(text, filename=path)
         return self._trees[path]
 
+    def rebound(self, path: str) -> frozenset[str]:
+        """The globals of a module that its functions bind anew while they run."""
+        if path not in self._rebound:
+            functions = [node for node in ast.walk(self.tree(path)) if isinstance(node, Definition)]
+            self._rebound[path] = frozenset(name for each in functions for name in _bound_globals(each))
+        return self._rebound[path]
+
     def _find(self, function: FunctionType, code: CodeType) -> Definition:
         path, where = code.co_filename, f"{site_file(code.co_filename)}:{code.co_firstlineno}"
         try:
@@ -110,6 +119,15 @@ class Sources:
         return found
 
 
+def _bound_globals(function: Definition) -> set[str]:
+    said = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
+    if not said:
+        return said
+    return said & {
+        node.id for node in ast.walk(function) if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
+    }
+
+
 def _first_line(node: Definition) -> int:
     """As the code object counts: decorators belong to the function."""
     decorators = [] if isinstance(node, ast.Lambda) else node.decorator_list
@@ -127,10 +145,28 @@ def _closure(function: FunctionType) -> dict[str, object]:
 
 
 def same_home(workflow: Function, module: str | None, path: str) -> bool:
-    """Whether code is of the workflow's project: its top-level package, or its folder and what is under that."""
+    """Whether code is of the workflow's project: its top-level package, or its folder and what is under that. By
+    files too: the program that was started has its name in a package only where it is imported."""
     if "site-packages" in PurePath(path).parts:
         return False
     package = workflow.module.partition(".")[0]
     if package != "__main__" and (module or "").partition(".")[0] == package:
         return True
-    return PurePath(path).is_relative_to(PurePath(workflow.path).parent)
+    return PurePath(path).is_relative_to(_home_of(workflow.path))
+
+
+@cache
+def root_of(path: str) -> Path:
+    """Where the top-level package of a file stands, by the `__init__.py` files beside and above it; without one, its
+    folder."""
+    folder = Path(path).parent
+    while (folder / "__init__.py").exists() and folder.parent != folder:
+        folder = folder.parent
+    return folder
+
+
+@cache
+def _home_of(path: str) -> Path:
+    root = root_of(path)
+    inside = PurePath(path).relative_to(root).parts
+    return root / inside[0] if len(inside) > 1 else root

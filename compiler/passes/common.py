@@ -11,8 +11,8 @@ from collections import Counter
 
 from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.graph import Graph
-from ramify.compiler.ir.loops import in_loops
 from ramify.compiler.ir.ops import FAMILY, sort
+from ramify.compiler.ir.ways import in_loops
 from ramify.compiler.passes.marks import marked
 from ramify.compiler.plan import OpId
 from ramify.compiler.spec import Spec

@@ -83,10 +83,17 @@ class Reader:
     async def effects(self, run_id: RunId) -> list[EffectRecord]:
         return self._records("SELECT * FROM effects WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
 
-    async def live_snapshots(self) -> set[SnapshotId]:
-        """Every snapshot that a row names."""
-        query = " UNION ".join(f"SELECT {column} AS name FROM {table}" for table, column in _NAMES_SNAPSHOTS)
-        return {SnapshotId(row["name"]) for row in self._rows(query) if row["name"] is not None}
+    async def live_snapshots(self, runs: Collection[RunId] | None = None) -> set[SnapshotId]:
+        """Every snapshot that a row names; a row of these runs, where they are given."""
+        if runs is None:
+            query = " UNION ".join(f"SELECT {column} AS name FROM {table}" for table, column in _NAMES_SNAPSHOTS)
+            return {SnapshotId(row["name"]) for row in self._rows(query) if row["name"] is not None}
+        found = set[SnapshotId]()
+        for run in runs:
+            for table, column in _NAMES_SNAPSHOTS:
+                query = f"SELECT {column} AS name FROM {table} WHERE {'id' if table == 'runs' else 'run_id'} = ?"
+                found.update(row["name"] for row in self._rows(query, (run,)) if row["name"] is not None)
+        return found
 
     async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
         """How much was done in each of these runs."""

@@ -45,7 +45,6 @@ def main() -> None:
     link = Link(sock)
     host, _never = os.pipe()  # the host's process cannot be seen from here: its socket's end says that it has gone
     kernel.adopt_orphans()
-    kernel.shut(closed=True)  # commands, of its user and with its capabilities, may not trace it
     start = link.receive()
     if not isinstance(start, Start):
         return
@@ -57,6 +56,7 @@ def main() -> None:
         home = Path(start.env.get("HOME", "/"))
         home.mkdir(parents=True, exist_ok=True)
         agent = Agent(start, link, host, None)
+        kernel.shut(closed=True)  # commands, of its user and with its capabilities, may not trace it
     except OSError as error:
         link.send(Failed(str(error)))
         return

@@ -23,7 +23,7 @@ from ramify.fork_engine.staying import Stayed
 from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.backends import AgentBackend
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, WorldStartFailed, files_counted
 from ramify.sandboxes.features import Feature
 from ramify.sandboxes.forking import all_of
 from ramify.sandboxes.helper import Helper
@@ -92,6 +92,10 @@ class NamespaceBackend(AgentBackend):
             snapshot = replace(snapshot, image=await self._imported(spec.image))
         _check_places(spec, self._around.home, image=snapshot.image is not None)
         self._check(spec)
+        with files_counted(WorldStartFailed):
+            return await self._forked(snapshot, spec, n)
+
+    async def _forked(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
         worlds: list[AgentWorld] = []
         try:
             for folder, top in self._folders.take(self._store.lower_dirs(snapshot), n):

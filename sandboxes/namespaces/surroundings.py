@@ -126,7 +126,7 @@ class Surroundings:
         key = tuple(places)
         if key not in self._skeletons:
             wanted = sorted({str(place) for place in (*key, self.inside)})
-            name = "skeleton-" + hashlib.sha256("\0".join(wanted).encode()).hexdigest()[:16]
+            name = "skeleton-" + hashlib.sha256(os.fsencode("\0".join(wanted))).hexdigest()[:16]
             await self._once(name, lambda: self._trees.furnish(name, skeleton(wanted, self.home)))
             self._skeletons[key] = f"@{name}"
         return self._skeletons[key]

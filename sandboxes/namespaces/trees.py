@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from ramify.sandboxes.errors import SandboxError, WorldStartFailed
+from ramify.sandboxes.errors import TOO_MANY_FILES, SandboxError, WorldStartFailed
 from ramify.sandboxes.namespaces.keeper import PLACES
 from ramify.sandboxes.namespaces.orders import (
     BIGGEST,
@@ -116,11 +116,11 @@ class Trees:
         if self._sock is None:
             return
         try:
-            data, given, _, _ = socket.recv_fds(self._sock, BIGGEST, MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
+            data, given, flags, _ = socket.recv_fds(self._sock, BIGGEST, MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except ConnectionResetError:
-            data, given = b"", []
+            data, given, flags = b"", [], 0
         if not data:
             self._lost()
             return
@@ -128,11 +128,13 @@ class Trees:
         assert isinstance(answer, Answer), answer
         self._pid = answer.pid
         due = self._due.popleft()
-        if due.done():  # whoever asked was cancelled
-            for descriptor in given:
-                os.close(descriptor)
-        else:
+        if not due.done() and not flags & socket.MSG_CTRUNC:
             due.set_result((answer, given))
+            return
+        for descriptor in given:
+            os.close(descriptor)
+        if not due.done():  # else whoever asked was cancelled
+            due.set_exception(WorldStartFailed(TOO_MANY_FILES))
 
     def _lost(self) -> None:
         assert self._sock is not None

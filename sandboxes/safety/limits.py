@@ -7,6 +7,8 @@ import os
 import re
 import resource
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ramify.sandboxes.safety.bounds import Bounds
 
@@ -20,6 +22,7 @@ to the program that `core_pattern` names, on the host and as root."""
 
 
 FIRST_TO_GO = 500  # of 1000, in the kernel's reckoning of whom to kill for memory
+_SCORE = "/proc/self/oom_score_adj"
 
 
 def apply(bounds: Bounds, *, isolated: bool) -> None:
@@ -37,14 +40,34 @@ def apply(bounds: Bounds, *, isolated: bool) -> None:
         _lower(resource.RLIMIT_NPROC, bounds.processes + FORKS_AHEAD)
 
 
+class Score:
+    """This process's own, kept open: an agent that shuts itself to its commands cannot open it again, nor can what it
+    forks, until that has executed something."""
+
+    def __init__(self) -> None:
+        self._file = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC)
+
+    @contextmanager
+    def handed_on(self) -> Iterator[None]:
+        """What is forked meanwhile is among the first to go; this process is not."""
+        mine = os.pread(self._file, 16, 0)
+        if int(mine) >= FIRST_TO_GO:
+            yield
+            return
+        os.pwrite(self._file, str(FIRST_TO_GO).encode(), 0)
+        try:
+            yield
+        finally:
+            os.pwrite(self._file, mine, 0)
+
+
 def _volunteer() -> None:
     """Where memory runs out, have the kernel end a command before the world's agent, and before the host's own."""
-    file = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if int(os.read(file, 16)) < FIRST_TO_GO:
-            os.pwrite(file, str(FIRST_TO_GO).encode(), 0)
-    finally:
-        os.close(file)
+    with open(_SCORE) as file:  # noqa: PTH123  (a fork waits)
+        if int(file.read()) >= FIRST_TO_GO:
+            return
+    with open(_SCORE, "w") as file:  # noqa: PTH123
+        file.write(str(FIRST_TO_GO))
 
 
 def _lower(what: int, soft: int, hard: int | None = None) -> None:

@@ -120,13 +120,20 @@ class Standing:
 
 
 def take(
-    session: str, pid: int, folder: Path, private: str, on: Standing, spare: Container[int] = ()
+    session: str,
+    pid: int,
+    folder: Path,
+    private: str,
+    on: Standing,
+    spare: Container[int] = (),
+    points: Sequence[str] = (),
 ) -> Ground | None:
     """Write a session's image into a new folder; the session goes on as it was. A new ground where it is whole, None
     where it stands on the one in `on`: then `GROUND` is to be put there, for whoever reads it.
 
     `private`: where its pipes lie. `spare`: the world's other sessions, which are taken for themselves where it
-    forked them. Raises `CannotKeep` with what of it no image can take, `OSError` where the kernel refuses.
+    forked them. `points`: where the world's overlays are mounted. Raises `CannotKeep` with what of it no image can
+    take, `OSError` where the kernel refuses.
     """
     threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     if threads != 1:
@@ -147,12 +154,36 @@ def take(
                 kept = keep(pid, tracee.memory, pages, on.came, on.ground)
                 made = None if any(one.below >= 0 for one in kept) else _ground(pages, kept)
             places = (*_places(pid), heap_end)
+            kept = _found_again(kept, points)
             image = Image(session, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
         finally:
             tracee.registers = registers
             tracee.blocked = blocked
     image.write(folder)
     return made
+
+
+def _found_again(kept: Sequence[Kept], points: Sequence[str]) -> list[Kept]:
+    """With the paths at which the mapped files can be opened. Of a home that is an overlay itself below the world's
+    own, the kernel tells the path within that. Raises `CannotKeep`."""
+    names = {(one.area.name, one.area.inode): "" for one in kept if one.area.file and not one.mapped}
+    for name, inode in names:
+        within = [path for point in points if _inode(path := point.rstrip("/") + name) == inode]
+        if not within and _inode(name) < 0:
+            raise CannotKeep(f"it has mapped a file that is not found at its place: {name}")
+        names[name, inode] = within[0] if within else name
+    return [
+        replace(one, area=replace(one.area, name=names.get((one.area.name, one.area.inode), one.area.name)))
+        for one in kept
+    ]
+
+
+def _inode(path: str) -> int:
+    """-1 where there is nothing."""
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116  (hundreds of libraries)
+    except OSError:
+        return -1
 
 
 @contextlib.contextmanager

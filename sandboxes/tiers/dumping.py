@@ -41,6 +41,11 @@ COMMON = (
     "--link-remap",
     "--ghost-limit=64M",
 )
+NOT_FOUND = "Can't open mapped ["
+HOMES_OWN = (
+    ". Programs and libraries of your home cannot be dumped while Ramify's own folder lies in it:"
+    " set RAMIFY_HOME to one outside"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,4 +171,6 @@ def _first_error(log: Path) -> str:
     except OSError:
         return "it left no log"
     errors = [line.strip() for line in lines if "Error" in line and "RLIMIT_NOFILE for self" not in line]
+    if errors and NOT_FOUND in errors[0]:
+        return f"{errors[0]}{HOMES_OWN}"
     return errors[0] if errors else f"it named no error among {len(lines)} lines"

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Protocol
 
 from ramify.serving.gateway.replicas import Replica, Replicas
-from ramify.serving.policy.types import Finished, Policy, Refusal, RequestId, RequestView, View
+from ramify.serving.policy.types import Finished, Policy, Refusal, RequestId, RequestView, Verdict, View
 
 
 class Refused(Exception):
@@ -130,7 +130,7 @@ class Admission:
         for refusal in verdict.drop:
             self._drop(refusal)
         self._interrupt(verdict.preempt)
-        self._admit(verdict.admit, now)
+        self._admit(verdict, now)
         wakes = (verdict.wake_at, self._replicas.wakes_at(now) if self._waiting else None)
         self._wake(min((at for at in wakes if at is not None), default=None))
 
@@ -151,15 +151,24 @@ class Admission:
                 self._leaving.add(id_)
                 call.interrupt(Preempted())
 
-    def _admit(self, ids: Sequence[RequestId], now: float) -> None:
-        """Into slots that are free by now: those that are being left call for another decision when they are."""
-        for id_ in ids:
+    def _admit(self, verdict: Verdict, now: float) -> None:
+        """Into slots that are free by now: those that are being left call for another decision when they are. Who
+        would rather wait for a replica that is away leaves its turn to the next."""
+        left = len(verdict.admit)
+        for id_ in (*verdict.admit, *verdict.order):
+            if not left:
+                return
+            if id_ not in self._waiting:
+                continue
             call, turn = self._waiting[id_]
             if turn.done():
                 continue
             replica = self._replicas.place(call.view(), now, call.affinity, call.avoid)
             if replica is None:
-                return
+                if not self._replicas.room(now):
+                    return
+                continue
+            left -= 1
             del self._waiting[id_]
             self._inside[id_] = call
             replica.running += 1

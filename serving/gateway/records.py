@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from ramify.serving.gateway.calls import Call, Outcome
-from ramify.serving.gateway.compounds import Compound
+from ramify.serving.gateway.compounds import MOST_STAGES, Compound
 from ramify.serving.policy.types import RequestId, StepModel
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags
@@ -48,7 +48,8 @@ class Records:
         compound = self._compound(tags, now, wall)
         if compound is not None:
             tags = compound.join(tags)
-            if tags.compound_due_s is not None:  # counted from the stage's first call: its calls are due together
+            if tags.compound_due_s is not None and len(compound.dues) < MOST_STAGES:
+                # Counted from the stage's first call: its calls are due together.
                 compound.dues.setdefault(tags.compound_stage or 0, now + tags.compound_due_s)
         own = None if tags.slo_deadline_s is None else now + tags.slo_deadline_s
         whole = compound.deadline if compound else None
@@ -80,7 +81,10 @@ class Records:
         call.track.completed = outcome is Outcome.DONE
         call.track.move(Phase.ENDED, call.ended)
         if call.compound:
-            call.compound.left(call.ended, whole=outcome is Outcome.DONE, spent=call.track.spent(call.ended))
+            # A fork's losers are called off, or their connections closed.
+            loser = outcome is Outcome.GONE and call.tags.fork_group is not None
+            needless, spent = loser or outcome is Outcome.ABORTED, call.track.spent(call.ended)
+            call.compound.left(call.ended, whole=outcome is Outcome.DONE, needless=needless, spent=spent)
         return True
 
     def open_calls(self, *, compound_id: str | None, fork_group: str | None) -> list[Call]:

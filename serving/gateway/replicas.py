@@ -106,10 +106,14 @@ class Replicas:
     def place(self, call: RequestView, now: float, affinity: str | None, avoid: frozenset[int]) -> Replica | None:
         """A replica with a free slot: its siblings' or its prefix's where that is one, else the better of a few.
 
-        None where there is none. `avoid` are those that have failed this call; they serve where nothing else does.
+        None where there is none. `avoid` are those that have failed this call; they serve where nothing else does, or
+        will: one that is being started again is waited for.
         """
         free = [r for r in self.usable(now) if r.free]
-        free = [r for r in free if r.index not in avoid] or free
+        if not (others := [r for r in free if r.index not in avoid]):
+            away = any(r.upstream is None and r.comes_back is not None and r.index not in avoid for r in self.all)
+            others = [] if away else free
+        free = others
         if not free:
             return None
         home = self.home(affinity)
@@ -125,6 +129,10 @@ class Replicas:
         """Where calls with this affinity are best, so far as there were any."""
         index = self._homes.get(affinity) if affinity else None
         return None if index is None else self.all[index]
+
+    def room(self, now: float) -> bool:
+        """Has any of them a free slot?"""
+        return any(r.free for r in self.usable(now))
 
     def remember(self, affinity: str, home: Replica) -> None:
         """Calls with this affinity are best there from now on."""

@@ -17,6 +17,7 @@ from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
 
 _BACKOFF_S = 0.5
 _BACKOFF_CAP_S = 30.0
+_STATUS_S = 1.0  # until a process whose connections are gone is, too
 _STEADY_S = 60.0  # an engine that has lived so long starts its next life without a wait
 
 
@@ -105,6 +106,7 @@ class Supervised:
         past = asyncio.create_task(self._past_answering.wait())
         try:
             await asyncio.wait({ended, past}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended}, timeout=_STATUS_S)
             return ended.result() if ended.done() else None
         finally:
             ended.cancel()

@@ -16,12 +16,15 @@ class Places:
         self._parts: dict[str, int] = {}
 
     def completed(self, event: Mapping[str, object]) -> dict[str, object] | None:
-        """The event with all of them; None where it has its number, and with it the rest."""
-        if "sequence_number" in event:
+        """The event with all of them; None where it has its number, and with it the rest, and for what is none of
+        OpenAI's."""
+        kind = event.get("type")
+        ours = isinstance(kind, str) and kind.startswith("response.") and kind.isascii() and kind.isprintable()
+        if not ours or "sequence_number" in event:
             return None
         whole = {**event, "sequence_number": self._number}
         self._number += 1
-        kind, item = str(event.get("type")), event.get("item")
+        kind, item = str(kind), event.get("item")
         name = item.get("id") if isinstance(item, Mapping) else event.get("item_id")
         if not isinstance(name, str):
             return whole

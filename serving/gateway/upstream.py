@@ -84,6 +84,10 @@ class Upstream:
                 return False
             except httpx.RequestError:
                 continue
+            except RuntimeError:
+                if not self._http.is_closed:
+                    raise
+                return False  # its life was over while we asked
         return False
 
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:

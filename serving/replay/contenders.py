@@ -6,6 +6,7 @@ from functools import partial
 
 from ramify.serving.policy.table import make_policy
 from ramify.serving.replay.baselines import BASELINES
+from ramify.serving.replay.baselines.ltr import LearningToRank
 from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.types import Contender, Knowledge, Lengths, Structure
 
@@ -39,8 +40,23 @@ HIDDEN = Contender(
     ours=True,
     about="the default without later stages: what the compiled plan is worth",
 )
+# What a prompt tells of its answer's length, on held-out prompts (docs/decisions/300), as the copula's correlation.
+_ANALYZER, _RANKER = 0.48, 0.51
 ABLATED: tuple[Contender, ...] = (
     HIDDEN,
+    Contender(
+        "concord, lengths as measured",
+        _CONCORD,
+        Knowledge(correlation=_ANALYZER),
+        ours=True,
+        about="the default with lengths as well as the request analyzer told them of held-out prompts",
+    ),
+    Contender(
+        "ltr, lengths as measured",
+        LearningToRank,
+        Knowledge(structure=Structure.HIDDEN, correlation=_RANKER),
+        about="learning to rank with lengths as well as its head told them of held-out prompts",
+    ),
     Contender(
         "concord, mean lengths",
         _CONCORD,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TypedDict
 
@@ -12,8 +12,12 @@ from ramify.serving.replay.contenders import CLAIRVOYANT
 from ramify.serving.replay.evaluation import TARGET_LOADS, Table
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.score import Score
+from ramify.serving.replay.types import Contender
 
 _CLASSES = ("latency", "deadline", "compound")
+# Forms of one baseline: the best that ran counts.
+_PLAS, _LTR = ("plas", "plas-preempting", "atlas"), ("ltr", "ltr-preempting")
+_PROGRAMS = ("program-srpt", "program-srpt-preempting")
 # Concord by what it takes for goodput: programs, tokens, calls.
 OBJECTIVES = {
     "concord": "",
@@ -73,19 +77,27 @@ def _latency(score: Score) -> float:
 def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
     where = f"load {job.load:g}, {job.slo}"
     yield from _closed(table, job, bounds, where)
-    if both := table.paired(job, "program-srpt"):
-        theirs = table.of(both).estimate(job.but(contender="program-srpt"), request).mean
-        apart = table.difference(job, "program-srpt", request)
+    if rival := table.best_baseline(job, request, _named(_PROGRAMS)):
+        theirs = table.of(table.paired(job, rival)).estimate(job.but(contender=rival), request).mean
+        apart = table.difference(job, rival, request)
         name, met = f"{where}: not behind program-level SRPT", apart.mean + apart.half >= 0
-        yield judged(name, apart.mean, "share", "program-srpt", theirs, ">= 0", met, f"{apart}, paired")
+        yield judged(name, apart.mean, "share", rival, theirs, ">= 0", met, f"{apart}, paired")
     heavy = job.load > 1.2
-    for rival, least, name in (("fcfs", 5.0 if heavy else 2.2, "FCFS"), ("plas", 1.2, "PLAS"), ("ltr", 1.12, "LTR")):
-        both = table.paired(job, rival)
-        if both and not (heavy and rival == "ltr"):
-            same = table.of(both)
+    for rivals, least, name in (
+        (("fcfs",), 5.0 if heavy else 2.2, "FCFS"),
+        (_PLAS, 1.2, "PLAS"),
+        (_LTR, 1.12, "LTR"),
+    ):
+        rival = table.best_baseline(job, request, _named(rivals))
+        if rival and not (heavy and name == "LTR"):
+            same = table.of(table.paired(job, rival))
             ours, theirs = (same.estimate(job.but(contender=one), request).mean for one in (job.contender, rival))
             yield _against(f"{where}: requests against {name}", ours, rival, theirs, least)
     yield from _forms(table, job, where)
+
+
+def _named(names: Sequence[str]) -> list[Contender]:
+    return [one for one in BASELINES if one.name in names]
 
 
 def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:

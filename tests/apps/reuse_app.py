@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from ramify import Sandbox, fork, step, workflow
+from ramify import Sandbox, fork, llm, step, workflow
 
 LOG: Path | None = None  # every execution adds a character
 BROKEN: list[str] = []  # while this is not empty, `check` raises
@@ -95,6 +95,17 @@ async def lies(sandbox: Sandbox, kind: str) -> int:
         (sandbox.path / "count").write_text(str(count))
         return 0
     return count
+
+
+@step(reuse=True)
+async def asks(sandbox: Sandbox, question: str) -> str:
+    note("q")
+    return (await llm.chat(question)).text
+
+
+@workflow
+async def asking(question: str) -> str:
+    return await asks(question)
 
 
 @workflow

@@ -50,6 +50,18 @@ def test_what_is_missing(ramify: Any, layer: Path) -> None:
     assert {problem["damage"] for problem in told.json["problems"]} == {"missing", "changed"}
 
 
+def test_what_other_homes_keep_is_not_missed(ramify: Any, home: Any, tmp_path: Path) -> None:
+    """A database may be several homes', each with snapshots of its own: a run's lie where it was worked on."""
+    (tmp_path / "w").mkdir()
+    SnapshotStore(paths.snapshots(tmp_path / "other")).import_tree(tmp_path / "w")
+    there = ("--home", tmp_path / "other", "--database", home.path / "ramify.db", "fsck")
+    said = ramify(*there)
+    assert (said.status, "1 run never worked on from" in said.err) == (0, True), said.out
+    paths.locks(tmp_path / "other").mkdir()
+    (paths.locks(tmp_path / "other") / f"{home.story.run.id}.lock").touch()
+    assert ramify(*there).status == 2
+
+
 def test_leftovers_alone_are_no_damage(ramify: Any, layer: Path) -> None:
     (layer.parents[2] / "tmp/left").mkdir()
     said = ramify("fsck")

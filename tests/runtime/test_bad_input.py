@@ -146,6 +146,15 @@ async def calls_a_method() -> None:
 
 
 @workflow
+async def forgets_to_await() -> None:
+    begun: Any = plain()
+    try:
+        await plain(begun)
+    finally:
+        begun.close()
+
+
+@workflow
 async def awaits_twice() -> None:
     begun = plain(1)
     await begun
@@ -220,6 +229,11 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a world beyond its step": (holds_a_world, "step 'uses'", "do all its work inside the step"),
     "a workflow in a step": (nests, "workflow 'inner' was called in step 'calls_a_workflow'", "from a workflow"),
     "a step awaited twice": (awaits_twice, f"{line(awaits_twice, 3)}: what a step", "keep its result"),
+    "a step not awaited": (
+        forgets_to_await,
+        "arguments['value'] is something to await (step 'plain')",
+        "write `await`",
+    ),
     "a step that is a method": (calls_a_method, "step Agent.acts(self)", "a step is no method: make it a function"),
     "an argument that holds itself": (hands_what_holds_itself, "arguments['value']['deep'][0]['up']", "a flat value"),
     "an argument that is deep": (hands_what_is_deep, "step 'plain': arguments", "nested too deeply"),

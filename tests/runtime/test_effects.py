@@ -27,6 +27,7 @@ from ramify.runtime.errors import (
     RunLocked,
     RunNotFound,
 )
+from ramify.runtime.events import Event, Noticed
 from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, OpStatus, RunStatus
 from ramify.serving.client import LLMClient
 
@@ -155,6 +156,17 @@ async def test_a_timeout_leaves_a_doubt_and_is_not_retried(runtime: Runtime, wor
     assert texts() == ["hi"]
 
 
+async def test_a_run_that_goes_on_without_knowing_says_so(home: Path, model: LLMClient, workspace: Path) -> None:
+    """The workflow was there when the time was up, and decided; the doubt stays in the ledger."""
+    effects_app.STOP[:] = ["after"]
+    heard: list[Event] = []
+    async with Runtime(home=home, sandbox="copy", llm=model, observer=heard.append) as runtime:
+        assert await runtime.run(effects_app.going_on_without_it, "hi", workspace=workspace) == "gone on"
+        assert await statuses(runtime) == [EffectStatus.IN_DOUBT]
+    told = [event.what for event in heard if isinstance(event, Noticed)]
+    assert told == ["nobody knows whether this happened outside: post_within"]
+
+
 async def test_a_seal_that_fails_does_not_undo_the_effect(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,6 +200,28 @@ async def test_going_back_compensates_the_last_first(runtime: Runtime, workspace
     assert await statuses(runtime) == [EffectStatus.DONE, EffectStatus.DONE]
     undone = [row.step for row in await runtime.journal() if row.status is OpStatus.UNDONE and row.result_json]
     assert undone == ["post_and_recall", "write", "post_and_recall", "write"]
+
+
+async def test_what_was_undone_is_done_anew_under_another_key(runtime: Runtime, workspace: Path) -> None:
+    """To a receiver that honours keys the old one is done: it would answer, and do nothing."""
+    app = effects_app.one_under_a_key_that_can_be_recalled
+    await runtime.run(app, workspace=workspace)
+    run = await runtime.record()
+    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
+    effects_app.STOP[:] = ["after"]
+    task = asyncio.create_task(runtime.resume(run.id, back_to=first.id))
+    while "hangs" not in effects_app.STOP:
+        await asyncio.sleep(0.01)
+        assert not task.done(), task
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    effects_app.STOP.clear()
+    assert await runtime.resume(run.id) == "receipt for a"  # in doubt since: sent again under the same new key
+    keys = [key for key, _ in effects_app.sent()]
+    assert (len(keys), len(set(keys))) == (2, 2)
+    (effect,) = await runtime.effects()
+    assert (effect.status, effect.idempotency_key) == (EffectStatus.DONE, keys[1])
 
 
 async def test_going_back_goes_on_where_a_hook_failed(runtime: Runtime, workspace: Path) -> None:

@@ -14,6 +14,7 @@ from ramify.runtime.costs import regrets
 from ramify.runtime.errors import RunFailed, WrongReuse
 from ramify.runtime.records import RunStatus
 from ramify.serving.client import LLMClient
+from ramify.serving.testing import ScriptedModel
 
 SANDBOXES = ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)]
 
@@ -54,6 +55,28 @@ async def test_what_looks_equal_and_is_not_is_done_again(runtime: Runtime, works
     for value in given + given:
         assert await runtime.run(reuse_app.spells, value, workspace=workspace) == repr(value)
     assert executed(log) == len(given)
+
+
+@pytest.mark.parametrize(("base_url", "known"), [(None, True), ("http://model.test/v1", False)])
+async def test_what_a_step_was_told_by_a_model_is_no_word_of_another(
+    home: Path, workspace: Path, log: Path, base_url: str | None, known: bool
+) -> None:
+    """A server's model that is not named may be another one in the next run; the embedded one is the same."""
+
+    async def said(model: str | None) -> str:
+        transport = ScriptedModel(lambda request: f"{model} says {request.messages[-1].content}")
+        async with (
+            LLMClient("http://model.test/v1", transport=transport) as client,
+            Runtime(home=home, sandbox="copy", llm=client, base_url=base_url, model=model) as runtime,
+        ):
+            return str(await runtime.run(reuse_app.asking, "hi", workspace=workspace))
+
+    assert [await said("m1"), await said("m1")] == ["m1 says hi"] * 2
+    assert executed(log) == 1
+    assert await said("m2") == "m2 says hi"
+    assert executed(log) == 2
+    assert [await said(None), await said(None)] == ["None says hi"] * 2
+    assert executed(log) == (3 if known else 4)
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)

@@ -20,7 +20,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import processes
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.errors import SealFailed, WorldDied, WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, WorldStartFailed
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 
 pytestmark = pytest.mark.linux_ns
@@ -388,3 +388,36 @@ async def test_seals_beside_living_processes_cost_what_changed(
     assert (await fork.run("wc -c < large; cat small; ls $HOME | grep -E 'beside|other'")).stdout == (
         "300000\nsmall\nother\n"
     )
+
+
+async def test_who_may_open_no_more_files_is_told_so(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    world = await namespaces.materialise(base, spec)
+    assert await out(world, "echo well") == "well\n"
+    usual, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    begun: list[World] = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 6, most))
+    try:
+        for _ in range(30):
+            begun.append(await namespaces.materialise(base, spec))
+            await begun[-1].run("true")
+        pytest.fail("thirty worlds took six descriptors")
+    except SandboxError as error:
+        assert "ulimit -n" in str(error)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
+    await asyncio.gather(*(one.close() for one in begun))
+    assert await out(await namespaces.materialise(base, spec), "echo well") == await out(world, "echo well")
+
+
+async def test_a_workspace_with_a_name_that_is_no_text(
+    namespaces: NamespaceBackend, store: SnapshotStore, spec: WorldSpec, tmp_path: Path, out: Out
+) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff:,\\"))
+    odd.mkdir()
+    (odd / "file").write_text("there\n")
+    base = store.import_tree(odd).snapshot
+    world = await namespaces.materialise(base, replace(spec, mount_at=odd))
+    result = await world.run("pwd; cat file")
+    assert result.stdout_bytes == os.fsencode(odd) + b"\nthere\n"

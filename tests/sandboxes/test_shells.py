@@ -104,6 +104,21 @@ async def test_a_syntax_error_is_the_commands_own(world: World, out: Out) -> Non
     assert await out(world, "echo well") == "well\n"
 
 
+async def test_a_command_may_end_with_a_backslash(world: World, out: Out) -> None:
+    """As where a line was to go on; `bash -c` says the same."""
+    for command, code, told in (
+        ("kept=1; echo x \\\n", 0, "x\n"),
+        ("echo $kept; false \\\n", 1, "1\n"),
+        ("echo x\\", 0, "x\\\n"),
+        ("echo x\\\\", 0, "x\\\n"),
+        ("echo x # \\", 0, "x\n"),
+        ("\\\n", 0, ""),
+    ):
+        result = await world.run(command)
+        assert (result.exit_code, result.stdout, result.stderr) == (code, told, ""), command
+    assert await out(world, "echo $kept") == "1\n"
+
+
 async def test_a_shell_that_ends_gives_its_code_and_a_new_one_remembers(world: World, out: Out) -> None:
     await out(world, "cd package; export E='x y'; v=1; f() { echo f; }; unset LANG; set -u")
     place = await out(world, "pwd")

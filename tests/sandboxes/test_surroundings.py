@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -17,10 +18,11 @@ from pathlib import Path
 import pytest
 
 from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import Snapshot
+from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.namespaces.surroundings import mask, skeleton
+from ramify.sandboxes.tiers import tracing
 
 pytestmark = pytest.mark.linux_ns
 
@@ -270,3 +272,34 @@ def test_a_skeleton_has_every_place_to_mount_on(tmp_path: Path) -> None:
     )
     assert pieces[f"root{tmp_path}/file"] == "file"
     assert all(str(Path(path).parent) in {".", *pieces} for path in pieces)
+
+
+@pytest.mark.skipif(bool(tracing.why_not()), reason=f"sessions are not carried: {tracing.why_not()}")
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_session_that_has_mapped_a_library_of_the_home_goes_on_in_a_fork(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, home: Path, out: Out, replaced: bool
+) -> None:
+    """The kernel tells its path within whatever the world's home lies on."""
+    found = sorted(Path(sysconfig.get_config_var("DESTSHARED")).glob("_bisect.*.so"))
+    if not found:
+        pytest.skip("this Python's modules are no files of their own")
+    library = home / "lib" / found[0].name
+    library.parent.mkdir()
+    shutil.copy(found[0], library)
+    world = await namespaces.materialise(base, spec)
+    session = await world.python(interpreter=sys.executable)
+    load = f"import importlib.util as u; s = u.spec_from_file_location('_bisect', {str(library)!r})"
+    ran = await session.run(
+        f"{load}; m = u.module_from_spec(s); s.loader.exec_module(m); m.bisect_right([1, 2, 3], 2)"
+    )
+    assert ran.value == "2", ran.error
+    if replaced:
+        await out(world, f"cp {library} other && mv other {library}")
+    sealed = await world.seal()
+    if replaced:
+        assert sealed.tier is ProcessTier.DROPPED and str(library.name) in sealed.processes.reason
+        return
+    assert sealed.tier is ProcessTier.REPL, sealed.processes.reason
+    fork = await namespaces.materialise(sealed, spec)
+    again = await (await fork.python()).run("m.bisect_right([1, 2, 3], 3)")
+    assert again.value == "3", again.error

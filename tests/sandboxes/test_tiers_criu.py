@@ -172,6 +172,8 @@ def test_the_first_error_of_a_log(tmp_path: Path) -> None:
     assert "no log" in dumping._first_error(tmp_path / "log")
     (tmp_path / "log").write_text("Warn x\nError (criu/a.c:1): one\nError (criu/b.c:2): two\n")
     assert dumping._first_error(tmp_path / "log") == "Error (criu/a.c:1): one"
+    (tmp_path / "log").write_text("Error (criu/proc_parse.c:353): Can't open mapped [/bin/x]: No such file\n")
+    assert "RAMIFY_HOME" in dumping._first_error(tmp_path / "log")
 
 
 def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

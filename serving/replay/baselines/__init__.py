@@ -2,7 +2,7 @@
 
 Each is told what its paper assumes and nothing less: a predictor's lengths for those that use any, the plan for those
 that look at programs. Parameters are the papers' own where a paper names them; which were varied here, and what came
-of it, is in docs/decisions/136.
+of it, is in docs/decisions/136 and 302.
 """
 
 from __future__ import annotations
@@ -28,15 +28,27 @@ _TRUE = _PLAN.as_oracle()
 BASELINES: tuple[Contender, ...] = (
     Contender("fcfs", Stock(), _BLIND, about="vLLM as it is: first come, first served, chunked prefill (Sarathi)"),
     Contender("fcfs-whole", Stock(chunked_prefill=False), _BLIND, about="the same with every prefill in one piece"),
-    Contender("fcfs-drop", partial(fcfs, 5.0), _BLIND, about="FCFS; not admitted within 5 s, dropped"),
-    Contender("classes", classes, _CALLS, about="static priority: latency, deadline, compound"),
+    Contender("fcfs-drop", partial(fcfs, 2.0), _BLIND, about="FCFS; not admitted within 2 s, dropped"),
+    Contender(
+        "classes", partial(classes, displace=True), _CALLS, about="static priority: latency, deadline, compound"
+    ),
     Contender("edf", edf, _BLIND, about="earliest deadline first"),
     Contender("edf-feasible", partial(edf, 0.1), _CALLS, about="EDF that refuses what cannot be met"),
+    Contender(
+        "edf-feasible-preempting", partial(edf, 0.1, True), _CALLS, about="the same, which displaces what runs"
+    ),
     Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, which refuses likewise"),
     Contender("ltr", LearningToRank, _CALLS, about="learning to rank: the shortest answer by a ListMLE head"),
     Contender(
+        "ltr-preempting",
+        partial(LearningToRank, displace=0.0),
+        _CALLS,
+        about="the same, what runs displaced by what ranks before it, as the paper's batches are made anew",
+    ),
+    Contender(
         "plas", partial(Plas, PlasOptions(preempts=False)), _BLIND, about="Autellix: program-level attained service"
     ),
+    Contender("plas-preempting", Plas, _BLIND, about="the same, which displaces what runs, as in the paper"),
     Contender(
         "atlas",
         partial(Plas, PlasOptions(critical_path=True, preempts=False)),
@@ -49,7 +61,19 @@ BASELINES: tuple[Contender, ...] = (
         Knowledge(Lengths.ORACLE, Structure.HIDDEN),
         about="shortest remaining call, true lengths",
     ),
+    Contender(
+        "srpt-oracle-gpu",
+        partial(srpt, gpu=True),
+        Knowledge(Lengths.ORACLE, Structure.HIDDEN),
+        about="the same by GPU time: what a call takes from the others, not how long it takes",
+    ),
     Contender("program-srpt", ProgramSrpt, _PLAN, about="shortest remaining program, by GPU time"),
+    Contender(
+        "program-srpt-preempting",
+        partial(ProgramSrpt, displace=0.2),
+        _PLAN,
+        about="the same, which displaces what runs for what is a fifth shorter",
+    ),
     Contender("program-srpt-oracle", ProgramSrpt, _TRUE, about="the same with true lengths"),
 )
 

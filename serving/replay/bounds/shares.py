@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from statistics import fmean
 
-from ramify.serving.replay.bounds.lp import request_bound, token_bound
+from ramify.serving.policy.types import SloClass
+from ramify.serving.replay.bounds.lp import Bound, request_bound, token_bound
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.keeping import keep, kept
 from ramify.serving.replay.made_up import read_workload
 from ramify.serving.replay.sources import modules_digest
 from ramify.serving.replay.trace import Trace
+from ramify.serving.replay.types import Call, Program, ProgramId, Setting, Stage
 from ramify.serving.replay.workload import programs
 
+_PREFIXES = "and what the programs around the window left in the prefix cache"
 _OURS = tuple(f"ramify.serving.replay.{name}" for name in ("bounds.lp", "workload", "trace"))
 
 
@@ -43,7 +46,8 @@ class Bounds:
 
     def _one(self, job: Job) -> Share:
         if job not in self._known:
-            path = None if self._kept is None else self._kept / f"bound-{job.key_for(_code())}.json"
+            code = _code() + (_PREFIXES if _shares_blocks(job.trace) else "")
+            path = None if self._kept is None else self._kept / f"bound-{job.key_for(code)}.json"
             found = None if path is None else kept(path, lambda text: Share(**json.loads(text)))
             self._known[job] = share = found or _solved(job)
             if path is not None and found is None:
@@ -54,11 +58,31 @@ class Bounds:
 def _solved(job: Job) -> Share:
     setting = job.setting
     made = programs(_trace(job.trace), job.workload, setting)
-    return Share(
-        request_bound(made, setting).share,
-        token_bound(made, setting).share,
-        request_bound(made, replace(setting, warm=0.0, cool=0.0)).share,
-    )
+    around = brought(made, setting)
+    window = [around, *made] if around else made
+    requests, tokens = request_bound(window, setting), token_bound(window, setting)
+    if around:
+        requests = Bound(requests.value, requests.total - 1.0)
+        tokens = Bound(tokens.value, tokens.total - sum(call.prompt + call.output for call in around.calls))
+    return Share(requests.share, tokens.share, request_bound(made, replace(setting, warm=0.0, cool=0.0)).share)
+
+
+def brought(made: Sequence[Program], setting: Setting) -> Program | None:
+    """A program of the window that cannot be met and has all blocks that those before it may have left in the prefix
+    cache: standing before the others it pays for them, and is worth nothing. None where nothing is shared.
+
+    The bound of the window does not serve those around it, so that without this it would charge the window for
+    prompts that came before it: on agent sessions that is no upper bound."""
+    begin, _ = setting.window
+    blocks = {block for one in made if one.at < begin for call in one.calls for block in call.blocks}
+    if not blocks:
+        return None
+    stages = (Stage((Call(1, 1, tuple(sorted(blocks))),)),)
+    return Program(ProgramId(-1), begin, SloClass.DEADLINE, stages, deadline_s=0.0)
+
+
+def _shares_blocks(trace: str) -> bool:
+    return any(arrival.call.blocks for arrival in _trace(trace).arrivals)
 
 
 @lru_cache(maxsize=4)

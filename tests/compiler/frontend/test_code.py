@@ -197,6 +197,44 @@ def test_what_is_imported_inside_a_function_is_a_part_whether_or_not_it_is_loade
             sys.modules.pop(module, None)
 
 
+INSIDE = {
+    "whole/__init__.py": "",
+    "whole/above.py": "K = 2\ndef above(x):\n    return x * K\n",
+    "whole/sub/__init__.py": "",
+    "whole/sub/app.py": """
+from stand_in import Sandbox, step, workflow
+from whole.above import above
+@step
+async def one(sandbox: Sandbox, x):
+    from whole.above import K
+@workflow
+async def flow(x):
+    await one(above(x))
+""",
+}
+
+
+def test_a_program_that_is_started_has_the_digests_of_the_module_that_it_is(
+    load: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """By its file, as `ramify resume` loads it, and as a script or by `python -m`, where its name is `__main__`."""
+    for name, text in INSIDE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        plans = [
+            compile_workflow(load(tmp_path / "whole/sub/app.py", name).flow, ref="app.py:flow").plan
+            for name in ("whole.sub.app", "__main__")
+        ]
+    finally:
+        for module in ("whole", "whole.above", "whole.sub"):
+            sys.modules.pop(module, None)
+    assert plans[0].code == plans[1].code
+    assert (plans[0].code_digest, plans[0].steps) == (plans[1].code_digest, plans[1].steps)
+    assert {"above", "K"} <= {part.name for part in plans[0].code}
+
+
 def test_plans_of_the_version_before_are_read(load: Any, tmp_path: Path, monkeypatch: Any) -> None:
     plan = plan_of(load, tmp_path / "one", monkeypatch)
     older = {key: value for key, value in json.loads(plan.to_json()).items() if key != "code"} | {"version": 3}

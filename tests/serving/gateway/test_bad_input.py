@@ -253,6 +253,19 @@ async def test_an_upgrade_is_not_followed(tmp_path: Path) -> None:
         assert await stands(url)
 
 
+@pytest.mark.parametrize("kind", ["\ud800", "response.a\nevent: x", "a\r\n", 5, None])
+async def test_an_engine_cannot_inject_an_event_nor_break_a_stream_by_a_types_name(kind: object) -> None:
+    last = {"type": "response.completed", "response": {"id": "r"}}
+    sent = b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in ({"type": kind}, last))
+    sse = {"content-type": "text/event-stream"}
+    engine = httpx.MockTransport(lambda _: httpx.Response(200, headers=sse, content=sent))
+    app = create_gateway("http://engine", transport=engine)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post("/v1/responses", json={"input": "hi", "stream": True})
+    assert response.status_code == 200 and "event: x" not in response.text.splitlines()
+    assert "event: response.completed" in response.text.splitlines()
+
+
 async def test_an_engine_cannot_inject_a_header() -> None:
     refusal = {"error": {"message": "no\r\nset-cookie: a=b", "code": "no\r\nx: y", "param": "a\r\nb: c"}}
     app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(429, json=refusal)))

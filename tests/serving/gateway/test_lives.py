@@ -81,8 +81,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served(lives: Lives, **more: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    async with Supervised(0, lives.make, Traits()) as engine:
+async def served(lives: Lives, slots: int | None = None, **more: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    async with Supervised(0, lives.make, Traits(), slots=slots) as engine:
         app = create_gateway([engine.replica], **more)
         engine.changed = app.state.gateway.admission.decide
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
@@ -119,6 +119,18 @@ async def test_what_it_had_not_begun_to_answer_waits_for_its_next_life(stream: b
     assert answer.status_code == 200 and "done" in answer.text and "error" not in answer.text
     assert [(r["outcome"], r["met"], r["attempts"]) for r in seen] == [("done", True, 2)]
     assert "\nramify_retries_total 1.0" in figures
+
+
+async def test_all_that_it_had_not_begun_wait_though_they_ask_at_once_whether_it_lives() -> None:
+    lives = Lives(iter([holds(asyncio.Event()), ScriptedModel(lambda _: "done")]))
+    async with served(lives, slots=64) as (client, gateway):
+        body = {"messages": MESSAGES, "deadline": 3000}
+        calls = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(64)]
+        await until(lambda: len(lives.all[0].model.calls) == 64)
+        await lives.all[0].kill()
+        answers = await asyncio.wait_for(asyncio.gather(*calls), 60)
+        assert (gateway.admission.running, gateway.admission.waiting) == (0, 0)
+    assert [answer.status_code for answer in answers] == [200] * 64
 
 
 async def test_a_server_whose_engine_is_dead_is_ended_and_its_call_done_by_the_next() -> None:
@@ -164,7 +176,32 @@ async def test_who_can_not_be_in_time_any_more_is_refused_while_it_waits_for_the
         said = await asyncio.wait_for(late, 60)
         assert (said.status_code, said.json()["error"]["code"]) == (422, "deadline_infeasible")
         lives.start.set()
-        assert (await asyncio.wait_for(patient, 60)).status_code == 200
+        ledger = (await asyncio.wait_for(patient, 60)).json()["ramify"]
+        assert (ledger["queue_s"], ledger["prefill_s"], ledger["attempts"]) == (60.0, 0.0, 2), "nobody worked on it"
+
+
+async def test_it_is_waited_for_where_the_other_engine_has_failed_the_call_and_holds_nobody_up() -> None:
+    inside = asyncio.Event()
+    lives = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
+    lives.start.clear()
+    other = ScriptedModel(lambda _: "by the other", faults=[Fault.ERROR_500])
+    async with Supervised(0, lives.make, Traits()) as engine:
+        two = Replica(1, 1, Upstream("http://other", transport=other))
+        two.running = 1  # so that the first call goes to the first engine
+        app = create_gateway([engine.replica, two])
+        engine.changed = app.state.gateway.admission.decide
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+            call = asyncio.create_task(client.post("/chat/completions", json={"messages": MESSAGES}))
+            await inside.wait()
+            two.running = 0
+            await lives.all[0].kill()
+            await until(lambda: other.calls and app.state.gateway.admission.waiting == 1)
+            two.down_until = 0.0
+            answer = await asyncio.wait_for(client.post("/chat/completions", json={"messages": MESSAGES}), 60)
+            assert "by the other" in answer.text
+            lives.start.set()
+            assert "done" in (await asyncio.wait_for(call, 60)).text
+    assert len(other.calls) == 2
 
 
 async def test_what_kills_every_engine_is_not_tried_for_ever() -> None:
@@ -219,5 +256,8 @@ async def test_an_engine_that_is_too_busy_to_answer_lives(monkeypatch: pytest.Mo
     async def broken(_: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("gone")
 
-    assert await Upstream("http://engine", transport=httpx.MockTransport(never)).lives()
+    over = Upstream("http://engine", transport=httpx.MockTransport(never))
+    assert await over.lives()
+    await over.aclose()
+    assert not await over.lives()
     assert not await Upstream("http://engine", transport=httpx.MockTransport(broken)).lives()

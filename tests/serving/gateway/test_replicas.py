@@ -111,6 +111,20 @@ def test_a_replica_asked_to_avoid_serves_where_no_other_has_room() -> None:
     assert both.place(CALL, 0.0, None, frozenset({0})) is one
 
 
+async def test_one_that_is_started_again_is_waited_for_where_the_other_has_failed_the_call() -> None:
+    async def yes() -> bool:
+        return True
+
+    one, two = replica(0, 1), replica(1, 1)
+    one.comes_back, back, one.upstream = yes, one.upstream, None
+    both = Replicas([one, two])
+    assert both.place(CALL, 0.0, None, frozenset({1})) is None
+    assert both.place(CALL, 0.0, None, frozenset()) is two, "for others it is good enough"
+    assert both.place(CALL, 0.0, None, frozenset({0, 1})) is two, "where both have failed it"
+    one.upstream = back
+    assert both.place(CALL, 0.0, None, frozenset({1})) is one
+
+
 def test_preemption_is_offered_only_where_every_engine_can_go_on() -> None:
     can, cannot = replica(0), replica(1)
     can.traits = Traits(can_resume=True)

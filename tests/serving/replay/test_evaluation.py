@@ -123,6 +123,15 @@ def test_token_goodput_is_also_that_of_the_form_for_it(base: Job) -> None:
     assert by_name["load 1.1, loose: latency-sensitive attainment, by the form for tokens"]["met"] is True
 
 
+def test_of_two_forms_of_a_baseline_the_better_counts(base: Job) -> None:
+    levels = {"concord": 0.9, "ltr": 0.75, "ltr-preempting": 0.8, "plas": 0.6, "atlas": 0.5}
+    results = [result(base.but(contender=name), level) for name, level in levels.items()]
+    by_name = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
+    ltr, plas = (by_name[f"load 1.1, loose: requests against {name}"] for name in ("LTR", "PLAS"))
+    assert (ltr["peer"], ltr["ours"]) == ("ltr-preempting", pytest.approx(0.9 / 0.8))
+    assert (plas["peer"], plas["ours"]) == ("plas", pytest.approx(1.5))
+
+
 @pytest.mark.parametrize("form", ["concord-tokens", "concord, calls"])
 def test_every_objective_is_held_to_the_latency_sensitive(base: Job, form: str) -> None:
     starved = result(base.but(contender=form), 0.9)

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ramify.serving.replay import plots, pool
+from ramify.serving.replay.contenders import HIDDEN
 from ramify.serving.replay.document import BEGIN, END
+from ramify.serving.replay.evaluation import names
 from ramify.serving.replay.jobs import Job
 from tests.serving.replay.test_evaluation import result
 
@@ -67,7 +69,7 @@ def test_it_goes_on_where_it_was_cut_short(
     assert run(monkeypatch, *some, "--contender", "fcfs", "--contender", "concord", "--seeds", 2, "--json") == 0
     assert [(job.contender, job.seed) for job in asked[2:]] == [("concord", 0), ("fcfs", 1), ("concord", 1)]
     *said, last = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("4 replays, ") and "min on idle cores" in said[0]
+    assert said[0].startswith("4 replays, ") and " s on idle cores" in said[0]
     assert any("requests 0.900 tokens 0.900 workflows 0.900 | latency 1.00" in line for line in said)
     found = json.loads(last, parse_constant=lambda text: pytest.fail(f"{text} is no JSON"))
     by_name = {row["name"]: row for row in found["rows"]}
@@ -124,7 +126,10 @@ def test_the_report_is_written_where_its_marks_are(
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     page = tmp_path / "evaluation.md"
     page.write_text(f"words\n{BEGIN}\n{END}\n")
-    assert run(monkeypatch, "--quick", "--trace", trace, "--out", tmp_path / "out", "--report", page) == 0
+    some = ["--quick", "--seconds", 20, "--trace", trace, "--out", tmp_path / "out"]
+    assert run(monkeypatch, *some, "--report", page) == 0
+    assert {job.seed for job in asked} == {0, 1} and {job.load for job in asked} == {1.1}
+    assert {job.contender for job in asked} == {*names(), HIDDEN.name}, "every policy"
     text = page.read_text()
     for part in ("Figures", "What did not hold", "Goodput and attainment", "Near-oracle", "Over time", "By type of"):
         assert f"## {part}" in text

@@ -8,7 +8,7 @@ import pytest
 
 from ramify.serving.policy.calm import Calm
 from ramify.serving.policy.concord import Concord
-from ramify.serving.policy.types import Policy
+from ramify.serving.policy.types import Capacity, Policy, View
 from ramify.serving.replay.baselines import BASELINES, PUBLISHED
 from ramify.serving.replay.baselines.ltr import LearningToRank
 from ramify.serving.replay.baselines.ordered import Ordered
@@ -16,6 +16,7 @@ from ramify.serving.replay.baselines.plas import Plas
 from ramify.serving.replay.baselines.program_srpt import ProgramSrpt
 from ramify.serving.replay.contenders import OURS, contender
 from ramify.serving.replay.types import Knowledge, Lengths, Stock, Structure
+from tests.serving.policy.views import NOW, running, view
 
 
 def policy(name: str) -> Policy:
@@ -33,9 +34,11 @@ def policy(name: str) -> Policy:
         ("edf-feasible", Ordered, Lengths.PREDICTED, Structure.HIDDEN),
         ("least-laxity", Ordered, Lengths.PREDICTED, Structure.PLAN),
         ("ltr", LearningToRank, Lengths.PREDICTED, Structure.HIDDEN),
+        ("ltr-preempting", LearningToRank, Lengths.PREDICTED, Structure.HIDDEN),
         ("plas", Plas, Lengths.NONE, Structure.HIDDEN),
         ("atlas", Plas, Lengths.NONE, Structure.HIDDEN),
         ("srpt-oracle", Ordered, Lengths.ORACLE, Structure.HIDDEN),
+        ("srpt-oracle-gpu", Ordered, Lengths.ORACLE, Structure.HIDDEN),
         ("program-srpt", ProgramSrpt, Lengths.PREDICTED, Structure.PLAN),
         ("program-srpt-oracle", ProgramSrpt, Lengths.ORACLE, Structure.ORACLE),
         ("concord", Concord, Lengths.PREDICTED, Structure.PLAN),
@@ -61,10 +64,14 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
             "edf-feasible",
             "least-laxity",
             "ltr",
+            "ltr-preempting",
+            "edf-feasible-preempting",
+            "plas-preempting",
+            "program-srpt-preempting",
             "plas",
             "atlas",
         ),
-        *("srpt-oracle", "program-srpt", "program-srpt-oracle"),
+        *("srpt-oracle", "srpt-oracle-gpu", "program-srpt", "program-srpt-oracle"),
         *("concord", "concord-oracle", "concord-tokens", "concord-tokens-oracle"),
         *("calm-thesis", "calm-thesis-oracle"),
     }
@@ -72,6 +79,7 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
     assert contender("fcfs-whole").engine == Stock(chunked_prefill=False)
     assert {one.name for one in BASELINES} - {one.name for one in PUBLISHED} == {
         "program-srpt",
+        "program-srpt-preempting",
         "program-srpt-oracle",
     }
 
@@ -81,6 +89,23 @@ def test_an_oracle_is_the_same_policy_that_knows_more(form: str) -> None:
     known, oracle = contender(form), contender(f"{form}-oracle")
     assert oracle.engine is known.engine
     assert oracle.knows == known.knows.as_oracle() != known.knows
+
+
+@pytest.mark.parametrize("name", ["edf-feasible", "ltr", "plas", "program-srpt"])
+def test_whoever_preempts_in_a_paper_runs_both_ways(name: str) -> None:
+    """Only the second of the two takes a slot from what runs."""
+    busy = [running(i, length=900.0, generated=600, computed=700, deadline=NOW + 90.0) for i in range(4)]
+    short = view(9, length=20, deadline=NOW + 60.0)
+    tight = Capacity(slots=4, running=4, kv_free=100_000, can_preempt=True, can_pause=True)
+    verdicts = [policy(form).decide(View(tight, [short], busy), NOW) for form in (name, f"{name}-preempting")]
+    assert [len(verdict.pause) for verdict in verdicts] == [0, 1]
+    assert contender(name).knows == contender(f"{name}-preempting").knows
+
+
+def test_what_was_measured_of_held_out_prompts_is_less_than_what_contenders_are_told() -> None:
+    told = Knowledge().correlation
+    assert contender("concord, lengths as measured").knows.correlation < told
+    assert contender("ltr, lengths as measured").knows.correlation < told
 
 
 def test_calm_at_its_best_has_no_waiting_limit_and_does_not_preempt() -> None:

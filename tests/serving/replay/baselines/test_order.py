@@ -104,6 +104,13 @@ def test_srpt_serves_the_shortest_call_whatever_its_program() -> None:
     assert order(ProgramSrpt(), waiting) == (2, 3, 1), "by the program the first is the longest"
 
 
+def test_srpt_by_gpu_time_puts_a_long_prompt_behind_a_long_answer() -> None:
+    """Which ends sooner in its slot, and takes more from the others."""
+    waiting = [view(1, length=10, prompt_tokens=20_000), view(2, length=200)]
+    assert order(srpt(refuse=False), waiting) == (1, 2)
+    assert order(srpt(gpu=True, refuse=False), waiting) == (2, 1)
+
+
 def test_srpt_counts_what_is_left_and_displaces_the_longest_that_runs() -> None:
     short = view(9, length=20, deadline=NOW + 60.0)
     busy = [running(i, length=800.0) for i in range(3)] + [running(3, length=800.0, generated=790, computed=890)]
@@ -140,6 +147,14 @@ def test_learning_to_rank_looks_at_the_order_of_scores_and_promotes_who_starves(
     assert starving.order == (1, 2, 3)
     assert starving.admit == (1,)
     assert starving.wake_at == NOW + 4.0, "then the next one starves"
+
+
+def test_learning_to_rank_that_preempts_makes_room_for_what_ranks_before_what_runs() -> None:
+    busy = [running(i, length=100.0 * (i + 1)) for i in range(4)]
+    short = View(TIGHT, [view(9, length=20, deadline=NOW + 60.0)], busy)
+    assert LearningToRank().decide(short, NOW).admit == ()
+    moved = LearningToRank(displace=0.0).decide(short, NOW)
+    assert (moved.admit, moved.pause) == ((9,), (3,))
 
 
 def test_learning_to_rank_is_asked_once_and_not_refined() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from ramify.serving.policy.types import SloClass
 from ramify.serving.replay.bounds.lp import chosen, request_bound, token_bound
 from ramify.serving.replay.bounds.one_slot import UNIT, Job, optimum
+from ramify.serving.replay.bounds.shares import brought
 from ramify.serving.replay.types import Call, Program, ProgramId, Setting, Stage
 
 ONE_SLOT = Setting(step=UNIT, slots=1, seconds=100.0, warm=0.0, cool=0.0)
@@ -99,6 +102,21 @@ def test_a_prefix_that_the_program_had_before_is_not_paid_for_again() -> None:
     again = [twice(shared) for _ in range(4)]
     anew = [twice(other) for _ in range(4)]
     assert request_bound(again, costly).value > request_bound(anew, costly).value
+
+
+def test_a_prefix_that_came_before_the_window_is_not_paid_for_in_it() -> None:
+    """One that comes before the window, and one in it with the same prompt, due sooner than it could be computed."""
+    setting = Setting(slots=1, seconds=100.0)
+    stages = (Stage((Call(51_200, 10, tuple(range(100))),)),)
+    before = Program(ProgramId(0), 5.0, SloClass.DEADLINE, stages, deadline_s=30.0)
+    within = replace(before, id=ProgramId(1), at=50.0)
+    tight = [replace(within, id=ProgramId(n), deadline_s=0.5) for n in range(1, 4)]
+    around = brought([before, *tight], setting)
+    assert around is not None
+    anew, cached = request_bound(tight, setting, 0.1), request_bound([around, *tight], setting, 0.1)
+    assert cached.value == 3.0 > anew.value
+    assert brought(tight, setting) is None
+    assert brought([due(0, 5.0, 1, 9.0)], setting) is None
 
 
 def test_chosen_is_what_fits_and_less_of_it_with_less_time() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.concord import Concord
@@ -99,6 +99,36 @@ def test_the_same_streams_do_not_break_concord(count: int, factor: float) -> Non
     worth = factor * (count + 1)
     work = stream(count, 10, worth)
     assert earned(Concord(), work) == earned(calm(), work) == worth
+
+
+@st.composite
+def spread(draw: st.DrawFn, of: Spread) -> list[Job]:
+    """As `worst.draw`, by hypothesis."""
+    found = []
+    for _ in range(draw(st.integers(2, 6))):
+        at, length = draw(st.integers(0, 40)), draw(st.integers(1, 40))
+        due = at + int(length * draw(st.floats(1.0, of.slack)))
+        found.append(Job(at, length, due, length * of.density ** draw(st.floats(0.0, 1.0))))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("density", [1.0, 10.0])
+@pytest.mark.parametrize("slack", [1.0, 3.0])
+def test_over_thousands_of_hypotheses_the_default_is_nowhere_the_worst(density: float, slack: float) -> None:
+    """The same cases for all, 500 for each spread of density and slack; hypothesis likes ties and ends of ranges."""
+    policies = {"concord": Concord, "calm-thesis": calm, "srpt": lambda: srpt(displace=0.0)}
+    worst = dict.fromkeys(policies, 1.0)
+
+    @settings(max_examples=500, derandomize=True, database=None, phases=[Phase.generate])
+    @given(spread(Spread(density, slack)))
+    def each(work: list[Job]) -> None:
+        best = optimum(work)
+        for name, policy in policies.items():
+            worst[name] = min(worst[name], earned(policy(), work) / best)
+
+    each()
+    assert worst["concord"] >= max(worst["calm-thesis"], worst["srpt"])
 
 
 @pytest.mark.parametrize("density", [1.0, 100.0])
