@@ -67,3 +67,22 @@ async def prepared(many: int) -> int:
     """Branches that each begin with the same work on the same files."""
     async with fork(["ready"] * many) as branches:
         return len(await branches.map(prepare))
+
+
+RULES = " ".join(
+    f"Rule {n}: before you change anything in part {n}, read its tests, say in one sentence what they hold it to, "
+    f"and leave part {n + 1} as it is."
+    for n in range(1, 19)
+)
+
+
+@step
+async def prepare_slowly(sandbox: Sandbox) -> None:
+    await asyncio.sleep(1.0)
+    (sandbox.path / "prepared").write_text("yes")
+
+
+@workflow
+async def prepares_and_asks() -> str:
+    await prepare_slowly()
+    return (await llm.chat("Which part is next? One word.", system=RULES, max_tokens=2)).text

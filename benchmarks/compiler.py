@@ -1,7 +1,7 @@
 """The compiler: how long it takes, and what its passes bring when a plan runs.
 
     python benchmarks/compiler.py [--quick] [--json]
-        [--only compile|superstep|lookahead|sends|placement|learned|parallel|common|liveness|stages]
+        [--only compile|superstep|lookahead|hints|sends|placement|learned|parallel|common|liveness|stages]
 
 Medians of twenty and more, with the smallest and the largest beside them; `--quick` measures each thing less often.
 Each row of a pass is measured against the same plan without that pass, in the same run.
@@ -20,6 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for the examples
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import _compiler_hints
 import _compiler_passes
 import _compiler_sends
 import _compiler_shared
@@ -30,6 +31,7 @@ PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "compile": _compiler_time.compile_rows,
     "superstep": _compiler_time.superstep_rows,
     "lookahead": _compiler_passes.lookahead_rows,
+    "hints": _compiler_hints.hint_rows,
     "sends": _compiler_sends.send_rows,
     "placement": _compiler_passes.placement_rows,
     "learned": _compiler_passes.learned_rows,

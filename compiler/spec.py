@@ -265,7 +265,8 @@ def spec_text(spec: Spec) -> str:
     lines = [f"workflow {spec.name} ({spec.frontend}) {spec.workflow}"]
     for step in spec.steps:
         effect = step.declared or ("takes a Sandbox" if step.takes_sandbox else "not declared")
-        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{_channels(step)}{_files(step)}{_asks(step)}")
+        known = f"{_channels(step)}{_files(step)}{_asks(step)}"
+        lines.append(f"step {step.name}: {effect}{', reuse' if step.reuse else ''}{known}")
         lines += [f"  tool {tool.name}: {tool.effect} ({tool.why})" for tool in step.tools]
     if isinstance(spec.body, Machine):
         lines.append(f"start -> {', '.join(spec.body.entry)}")

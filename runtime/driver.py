@@ -184,8 +184,8 @@ async def drive(
         run.worlds.recovery = recovery
         run.asked.update(row.key for row in open_questions(ops))
         try:
-            asked = {row.op_id for row in llm}
-            return await _unless_cancelled(_call(run, function, services, asked), services, record.id)
+            answered = {row.op_id for row in llm}
+            return await _unless_cancelled(_call(run, function, services, answered), services, record.id)
         finally:
             journal.close()  # before the lock is let go: from then on the run may be another process's
             await run.worlds.close()
@@ -243,10 +243,10 @@ async def _reopen(services: Services, record: RunRecord, more_s: float | None) -
     return record, resumed
 
 
-async def _call(run: Run, function: Callable[..., Any], services: Services, asked: set[OpId]) -> Any:
+async def _call(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:
     args, kwargs = codec.decode(run.record.args_json)
     try:
-        hint_ahead(run, function, asked, services.llm, services.emit)
+        hint_ahead(run, function, answered, services.llm, services.emit)
         with entered(RunScope(run, run.root)):
             result_json = codec.encode(await outcome(function, args, kwargs), "its result")
         left = await run.end_left()

@@ -67,7 +67,7 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHinted:
-    """An idle engine has read, or would not read, what the run's first model call begins with. Nothing rests on it."""
+    """An idle engine has read, or would not, what the run's first model call begins with. Nothing rests on it."""
 
     run: RunId
     op_id: OpId  # that call's

@@ -25,14 +25,14 @@ from ramify.serving.types import Message
 def hint_ahead(
     run: Run,
     function: Callable[..., Any],
-    asked: Collection[str],
+    answered: Collection[str],
     provider: LLMProvider,
     emit: Callable[[Event], None],
 ) -> None:
-    """Begin to send what the plan of a run that begins says. `asked`: the operations whose model calls the journal
-    holds, which are not asked again."""
+    """Begin to send what the plan of a run that begins says. `answered`: the operations of which the journal holds
+    model calls, which are not asked again."""
     op = next((op for op in run.plan.ops if PREFIX in op.attrs), None)
-    if op is None or op.id in asked:
+    if op is None or op.id in answered:
         return
     task = asyncio.get_running_loop().create_task(_send(run, op, function, provider, emit))
     run.ahead.add(task)

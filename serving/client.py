@@ -126,9 +126,8 @@ class LLMClient:
         return ChatStream(self._pieces(request, tags or SLOTags(), deadline_s, restart=False))
 
     async def hint(self, messages: Sequence[Message], *, model: str = "default") -> str:
-        """Have an idle engine behind a Ramify gateway read what calls will begin with; nothing is sent to any other
-        server. Returns when that is done, or will not be: then why, else "". A failure is such a reason, too; cancel it
-        when it is wanted no longer."""
+        """Have an idle engine behind a Ramify gateway read what calls will begin with; any other server is sent
+        nothing. Returns when that is done, or will not be: then why, else "". A failure is such a reason, too."""
         return self._scrubbed(await self._hints.send(messages, model=self._model if model == "default" else model))
 
     async def models(self) -> tuple[str, ...]:

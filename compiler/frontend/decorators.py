@@ -77,5 +77,5 @@ def _step(info: StepInfo, function: Function, code: Callable[..., Any], sources:
         calls_llm,
         function.where(),
         files=files_of(function, nodes, sources),
-        prefix=first_prefix(function) if calls_llm else None,
+        prefix=first_prefix(function, sources.rebound(function.path)) if calls_llm else None,
     )

@@ -35,9 +35,9 @@ def prefix_of(node: ast.Call, scope: Scope) -> Prefix | None:
     return Prefix(model, tuple(messages)) if model and messages else None
 
 
-def first_prefix(function: Function) -> Prefix | None:
+def first_prefix(function: Function, rebound: frozenset[str]) -> Prefix | None:
     """Of the first model call in a step's own code."""
-    scope = Scope.of(function)
+    scope = Scope.of(function, rebound)
     calls = [
         node
         for node in ast.walk(function.node)

@@ -1,8 +1,8 @@
 """What the first model call of a run begins with is read while steps still run before it.
 
-Where that is known ahead, long enough to be worth a request, and a step comes first, the call is marked with it: a run
-sends it as a hint when it begins. Only the first call: a later one is made after others, whose engine is not idle and
-whose cache has what it has.
+Where that is known ahead, long enough to be worth a request, and a step comes first, the call is marked with it: a
+run sends it as a hint when it begins. Only the first call: a later one comes after others, which are to have the
+engine, and whose prefix its cache keeps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _is_long(prefix: Prefix | None) -> bool:
 
 
 def _awaited_first(graph: Graph, asking: Collection[str]) -> list[Operation]:
-    """Calls, and steps that make some, which on some way from the start no other one stands before, and a step does."""
+    """Calls, and steps that make some, which on some way from the start stand behind a step and behind no call."""
     found: set[OpId] = set()
     begun: dict[str, set[bool]] = {graph.blocks[0].id: {False}}  # of each block: whether a step has run before it
     todo = [graph.blocks[0]]

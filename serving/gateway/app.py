@@ -129,8 +129,8 @@ class _Control:
         return JsonResponse({"cancelled": len(chosen)})
 
     async def prefix(self, request: Request) -> Response:
-        """Have an idle engine read what calls will begin with: `{"model": …, "messages": […], "tools": […]}`. 200 when
-        it has, 202 where it has not, and why. It is called off where its client leaves."""
+        """Have an idle engine read what calls will begin with: `{"model": …, "messages": […], "tools": […]}`. 200
+        when it has, 202 where it has not, and why. It is called off where its client leaves."""
         self._gateway.authorise(request)
         hint = hint_of(await body_of(request))
         if self._gateway.stopping:

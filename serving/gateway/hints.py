@@ -2,8 +2,7 @@
 
 A hint is no call. It goes only where a slot is free and nobody waits, as one token's work whose answer is thrown
 away; records, attainment, policy and analyzer hear nothing of it. A call that wants its slot ends it, and what was
-read by then is in the engine's cache. So is all of it where its client leaves before the end: what it is for has
-come, or never will.
+read by then is in the engine's cache. It ends, too, where its client leaves: then its run is over.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ def hint_of(body: Mapping[str, object]) -> Mapping[str, object]:
     model = body.get("model", "default")
     if not isinstance(model, str) or not model:
         raise bad_request("model", "model: must be a model's name")
-    messages = body.get("messages")
-    if not _objects(messages) or not messages:
+    messages = _objects(body.get("messages"))
+    if not messages:
         raise bad_request("messages", "messages: give those that calls will begin with, a list of at least one")
     for at, message in enumerate(messages):
         if not isinstance(message.get("role"), str):
             raise bad_request("messages", f"messages[{at}].role: must be a text")
-    if not _objects(body.get("tools", [])):
+    if _objects(body.get("tools", [])) is None:
         raise bad_request("tools", "tools: must be a list of objects")
     return {"model": model, **body}
 
@@ -180,5 +179,7 @@ async def _ended(tasks: list[asyncio.Task[HintResult]]) -> None:
         await asyncio.wait(tasks)
 
 
-def _objects(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
+def _objects(value: object) -> list[Mapping[str, object]] | None:
+    if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
+        return None
+    return value

@@ -30,10 +30,12 @@ async def literal() -> str:
     return (
         await llm.chat(
             "what?",
-            system="be brief, be exact, and name your sources; be brief, be exact, and name your sources; be brief, be "
-            "exact, and name your sources; be brief, be exact, and name your sources; be brief, be exact, and name "
-            "your sources; be brief, be exact, and name your sources; be brief, be exact, and name your sources; be "
-            "brief, be exact, and name your sources; be brief, be exact, and name your sources; be brief, be exact",
+            system="be brief, be exact, and name your sources; be brief, be exact, and name your sources; be brief, "
+            "be exact, and name your sources; be brief, be exact, and name your sources; be brief, be exact, "
+            "and name your sources; be brief, be exact, and name your sources; be brief, be exact, and name y"
+            "our sources; be brief, be exact, and name your sources; be brief, be exact, and name your source"
+            "s; be brief, be exact, and name your sources; be brief, be exact, and name your sources; be brie"
+            "f, be exact, and name your sources;",
         )
     ).text
 

@@ -68,7 +68,7 @@ async def test_an_idle_engine_reads_it_and_no_call_is_counted() -> None:
         assert asked.request.messages[0].content == SYSTEM["content"]
         assert (await client.get("/ramify/requests")).json()["requests"] == []
         text = (await client.get("http://gateway/metrics")).text
-        assert 'ramify_requests_total{' not in text and 'ramify_slo_total{' not in text
+        assert "ramify_requests_total{" not in text and "ramify_slo_total{" not in text
         assert await counted(client) == {"read": 1}
 
 
