@@ -13,7 +13,7 @@ from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ramify import paths
 from ramify.browse.graph import ancestry
@@ -48,9 +48,7 @@ from ramify.runtime.recovery import missing
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
-
-if TYPE_CHECKING:
-    from ramify.compiler.spec import Spec
+from ramify.since import since
 
 NO_ANSWER = object()
 
@@ -169,11 +167,13 @@ class Runtime:
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
         folder = workspace if workspace is not None else workflow.workspace
-        # a plan made by hand is checked as one from a file is
+        code: dict[str, str] = {}
         if plan is None:
             plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref, folder))
         else:
-            plan = Plan.from_json(plan.to_json())
+            plan = Plan.from_json(plan.to_json())  # one made by hand is checked as one from a file is
+            if any(step.reuse for step in plan.steps):  # reuse goes by the code that runs, not by the plan's
+                code = since(plan, workflow).digests
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
@@ -182,7 +182,7 @@ class Runtime:
         record, skipped = await driver.create(services, launch)
         self.last_run_id = record.id
         self._warm(plan, self._settings)
-        return await driver.drive(services, record, workflow.__wrapped__, skipped=skipped)
+        return await driver.drive(services, record, workflow.__wrapped__, skipped=skipped, code=code)
 
     async def resume(
         self, run_id: str, *, deadline: Duration | None = None, back_to: str | None = None, answer: Any = NO_ANSWER
@@ -222,31 +222,22 @@ class Runtime:
     def _since(self, record: RunRecord, plan: Plan, workflow: Workflow[..., Any]) -> dict[str, str]:
         """The digests of the steps as their code stands now. Raises `WorkflowChanged` for other code around them; of
         steps that have changed it is said which."""
-        from ramify.compiler.affected import changed_parts
-        from ramify.compiler.frontend.decorators import digests_before
-
-        now = read_code(workflow, plan)
-        parts = changed_parts(plan.code, now.code) if plan.code else ()
-        names = tuple(f"{part.name} ({part.where})" for part in parts)
-        digests = {step.name: step.code_digest for step in now.steps}
-        whole, each = (now.code_digest, digests) if plan.code else digests_before(workflow)
-        if whole != plan.code_digest:
-            affected = tuple(sorted({step for part in parts for step in part.steps}))
-            named = f": {', '.join(names)}" if names else ""
-            may_be = ", ".join(affected) or ("none" if plan.code else "its plan does not say")
+        found = since(plan, workflow)
+        if found.workflow:
+            named = f": {', '.join(found.parts)}" if found.parts else ""
+            may_be = ", ".join(found.affected) or ("none" if plan.code else "its plan does not say")
             raise WorkflowChanged(
                 f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
                 f"steps that may be affected: {may_be}. "
                 "Bring the code back as it was, or start anew with `ramify run`",
-                parts=names,
-                steps=affected,
+                parts=found.parts,
+                steps=found.affected,
             )
-        other = [step.name for step in plan.steps if each.get(step.name, "") != step.code_digest]
-        if other:
-            why = f" ({', '.join(names)})" if names else ""
-            what = f"changed since the run began: {', '.join(other)}{why}; what is recorded of them counts as it is"
-            self._emit(Noticed(record.id, what))
-        return digests
+        if found.steps:
+            why = f" ({', '.join(found.parts)})" if found.parts else ""
+            what = f"changed since the run began: {', '.join(found.steps)}{why}"
+            self._emit(Noticed(record.id, f"{what}; what is recorded of them counts as it is"))
+        return found.digests
 
     async def fork(self, checkpoint_id: str, *, files: str | Path | None = None, for_real: bool = False) -> RunRecord:
         """Make a run that stands where another stood at one of its checkpoints, to be resumed; its record.
@@ -431,14 +422,6 @@ def _traces() -> Observer:
     from ramify.telemetry import Traces
 
     return Traces()
-
-
-def read_code(workflow: Workflow[..., Any], plan: Plan) -> Spec:
-    """A workflow as its code stands now, to be compared with that of a plan; of what it runs on nothing is asked,
-    which may have changed since."""
-    from ramify.compiler.frontend.decorators import read_workflow
-
-    return read_workflow(workflow, ref=workflow.__ramify_workflow__.ref, version=plan.version)
 
 
 def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:

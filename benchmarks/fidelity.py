@@ -45,6 +45,8 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the last line is one object")
     parser.add_argument("--residuals", type=Path, help="a CSV of every judged request, measured and replayed")
     asked = parser.parse_args()
+    if asked.residuals and not asked.residuals.absolute().parent.is_dir():
+        parser.error(f"--residuals {asked.residuals}: its folder is not there")
     if asked.live and min(asked.repeats or 2, asked.requests or 2) < 2:
         parser.error("--repeats and --requests are 2 at least: one run has no spread")
     try:

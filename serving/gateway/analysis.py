@@ -116,6 +116,9 @@ class Analysis:
             self._client.observe(Ended(followed.ask, call.chunks, call.cut, followed.bound))
         if whole and call.compound is not None:
             self._note(call, followed.ask)
+        workflow = None if call.compound is None else self._workflows.get(call.compound.id)
+        if workflow is not None and workflow.compound is call.compound and call.compound.over:
+            self._over(workflow)
 
     async def stats(self) -> Stats:
         """Raises AnalyzerDown, BadFrame."""
@@ -184,8 +187,6 @@ class Analysis:
         if len(workflow.stages[ask.stage]) < _MOST_CALLS:
             workflow.stages[ask.stage].append(node)
         workflow.ended_at = call.ended
-        if compound.last_seen and not compound.open:
-            self._over(workflow)
 
     def _sweep(self, now: float) -> None:
         """Those of which nothing was heard for long are over. One that ended in a failure was broken off: what it
@@ -198,11 +199,13 @@ class Analysis:
                 workflow.heard_at = now
                 self._workflows.move_to_end(workflow.compound.id)
             else:
-                self._over(workflow, whole=workflow.compound.ended_whole)
+                self._over(workflow)
 
-    def _over(self, workflow: _Workflow, *, whole: bool = True) -> None:
+    def _over(self, workflow: _Workflow) -> None:
+        """A run that was resumed, or had answers from elsewhere, lacks stages: it is no pattern."""
         compound = workflow.compound
         del self._workflows[compound.id]
-        if whole and not compound.recorded and workflow.stages:
+        whole = all(any(node.kind is Kind.LLM for node in stage) for stage in workflow.stages)
+        if compound.ended_well and whole and not compound.recorded and workflow.stages:
             self._client.record(compound.id, workflow.app, workflow.stages)
         compound.recorded = True

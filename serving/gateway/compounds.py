@@ -25,7 +25,7 @@ class Compound:
     done: int = 0
     spent: Spent = _NOTHING  # by its calls that ended: more than wall time where they ran beside each other
     ended_at: float | None = None  # when its last call so far ended
-    ended_whole: bool = False  # that one did, with its whole answer
+    ended_well: bool = False  # that one did, with its whole answer or because nobody needed it any more
     recorded: bool = False  # as a pattern: what comes later is not a part of it
     latest: int = -1  # the last stage of which a call has come
     stage: CompoundView | None = None  # what all calls of its stage share
@@ -55,12 +55,17 @@ class Compound:
             self._last_width = max(self._last_width, tags.compound_width or 1)
         return tags
 
-    def left(self, now: float, *, whole: bool, spent: Spent = _NOTHING) -> None:
-        """One of its calls has ended, and spent its time so."""
+    def left(self, now: float, *, whole: bool, needless: bool = False, spent: Spent = _NOTHING) -> None:
+        """One of its calls has ended, and spent its time so. `needless`: the workflow called it off."""
         self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
         self.open -= 1
         self.done += whole
-        self.ended_at, self.ended_whole = now, whole
+        self.ended_at, self.ended_well = now, whole or needless
+
+    @property
+    def over(self) -> bool:
+        """Its last stage is done. One whose last call failed may ask again."""
+        return self.last_seen and not self.open and self.ended_well
 
     def met(self) -> bool | None:
         """None while it runs or where it has no deadline; a compound is in time when its last stage was."""

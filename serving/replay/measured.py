@@ -1,7 +1,8 @@
 """Measured runs of vLLM as files.
 
-A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens) and `requests.jsonl`, gzipped or
-not: for each request its lengths and when it arrived, was queued, and gave its first and last token.
+A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling and
+enable_chunked_prefill where they are false) and `requests.jsonl`, gzipped or not: for each request its lengths and
+when it arrived, was queued, and gave its first and last token.
 """
 
 from __future__ import annotations
@@ -57,10 +58,14 @@ def read_run(folder: Path) -> Run:
     try:
         engine = json.loads(meta)["engine_kwargs"]
         slots, step_tokens = int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])
+        overlap, chunked = engine.get("async_scheduling"), engine.get("enable_chunked_prefill")
+        engines = int(engine.get("data_parallel_size") or 1)
     except MISSHAPEN as error:
         raise BadTrace(folder, f"meta.json names no engine: {error!r}; it has engine_kwargs, {_ENGINE}") from error
     if not 1 <= slots <= step_tokens:
         raise BadTrace(folder, f"meta.json: {slots} sequences in steps of {step_tokens} tokens: no vLLM runs so")
+    if engines != 1:
+        raise BadTrace(folder, f"meta.json: {engines} engines side by side (data_parallel_size): replayed is one")
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -80,7 +85,9 @@ def read_run(folder: Path) -> Run:
         Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin)
         for row, at in zip(rows, arrivals, strict=True)
     ]
-    return _timed(folder, Run(folder.name, slots, step_tokens, tuple(sorted(served, key=lambda one: one.arrived))))
+    in_order = tuple(sorted(served, key=lambda one: one.arrived))
+    run = Run(folder.name, slots, step_tokens, in_order, overlap is not False, chunked is not False)
+    return _timed(folder, run)
 
 
 def _open(folder: Path, name: str) -> str:

@@ -161,12 +161,12 @@ def test_a_killed_run_is_interrupted(place: Path, call: Call) -> None:
     assert (run["status"], run["steps"]) == ("interrupted", 1)
 
 
-def test_a_plan_is_run_as_it_stands_without_the_compiler(place: Path, call: Call) -> None:
+def test_a_plan_is_run_as_it_stands_without_compiling(place: Path, call: Call) -> None:
     compiled = call("compile", "flow.py:best", "-o", "plan.json")
     assert (compiled.returncode, compiled.stdout) == (0, ""), compiled.stderr
     probe = (
         "import sys; from ramify.cli.main import run_command_line; status = run_command_line(sys.argv[1:]); "
-        "compiler = ('ramify.compiler.pipeline', 'ramify.compiler.frontend.'); "
+        "compiler = ('ramify.compiler.pipeline', 'ramify.compiler.ir', 'ramify.compiler.passes'); "
         "found = [m for m in sys.modules if m.startswith(compiler)]; "
         "print(status, found, file=sys.stderr)"
     )
@@ -176,6 +176,17 @@ def test_a_plan_is_run_as_it_stands_without_the_compiler(place: Path, call: Call
     )
     assert json.loads(done.stdout) == {"longest": "bcd"}
     assert done.stderr.splitlines()[-1] == "0 []"
+    assert "warning" not in done.stderr
+
+
+def test_a_plan_of_other_code_is_told_with_the_steps_that_it_may_affect(place: Path, call: Call) -> None:
+    assert call("compile", "flow.py:gate", "-o", "plan.json").returncode == 0
+    flow = place / "flow.py"
+    flow.write_text(flow.read_text().replace('return "passed"', 'return "gone through"'))
+    done = call("run", "--plan", "plan.json", str(flow), *COPY)
+    assert (done.returncode, done.stdout) == (0, "gone through\n"), done.stderr
+    said = f"warning: the plan was compiled from other code: gated ({place.name}/flow.py:11)"
+    assert f"{said}; steps that may be affected: gated." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -240,3 +240,14 @@ async def test_a_run_of_format_4_is_compared_as_that_knew_its_code(
         await runtime.run(flow, workspace=workspace, plan=old)
     (tmp_path / "app" / "flag").unlink()
     assert await runtime.resume(str(runtime.last_run_id)) == "2"
+
+
+async def test_under_a_plan_of_other_code_nothing_is_reused_that_other_code_did(
+    runtime: Runtime, workspace: Path, app: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    (tmp_path / "app" / "flag").unlink()
+    flow = app().flow
+    plan = compile_plan(flow)
+    assert await runtime.run(flow, workspace=workspace, plan=plan) == "2"
+    flow = app("return kept(more.worded(x))", "return 'of the new code'").flow
+    assert await runtime.run(flow, workspace=workspace, plan=plan) == "of the new code"

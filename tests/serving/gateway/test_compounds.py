@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
 import pytest
 
-from ramify.serving.analyzer.estimates import Estimates
+from ramify.serving.analyzer.estimates import Estimates, from_plan
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.compounds import Compound, is_last
+from ramify.serving.policy.types import StageEstimate
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags
 from ramify.serving.testing import Fault, ScriptedModel
+from ramify.serving.types import ChatRequest
 
 pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
 
@@ -70,13 +73,14 @@ class Learns:
     """An analyzer that keeps what it is told of workflows."""
 
     def __init__(self) -> None:
+        self.history: Estimates | None = None
         self.patterns: dict[str, list[list[tuple[Kind, str]]]] = {}
 
     async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
         return [Forecast(LengthSketch.cold(ask.limit), Basis.COLD) for ask in asks]
 
     async def match(self, *_: object) -> Estimates | None:
-        return None
+        return self.history
 
     def observe(self, ended: Ended) -> None: ...
 
@@ -87,6 +91,20 @@ class Learns:
     async def aclose(self) -> None: ...
 
 
+class Script:
+    """Answers, or holds a call for as long as it is not called off."""
+
+    def __init__(self) -> None:
+        self.hold = False
+        self.held = asyncio.Event()
+
+    async def __call__(self, _: ChatRequest) -> str:
+        if self.hold:
+            self.held.set()
+            await asyncio.Event().wait()
+        return "a b"
+
+
 class Workflows:
     """Calls through a gateway whose clock we turn."""
 
@@ -95,9 +113,9 @@ class Workflows:
 
         self.now = 100.0
         self.learns = Learns()
-        app = create_gateway(
-            "http://engine", transport=ScriptedModel(lambda _: "a b", **model), clock=lambda: self.now
-        )
+        self._script = Script()
+        self.engine = ScriptedModel(self._script, **model)
+        app = create_gateway("http://engine", transport=self.engine, clock=lambda: self.now, forward_xargs=True)
         known: Any = self.learns
         self._gateway = app.state.gateway
         self._gateway.analysis = Analysis(known, lambda: None, sockets={})
@@ -116,6 +134,20 @@ class Workflows:
         async with httpx.AsyncClient(transport=self._transport, base_url="http://gateway") as client:
             await client.post("/v1/chat/completions", json={**body, "vllm_xargs": {"compound_id": compound, **tags}})
         self.now += 1
+
+    async def hold(self, compound: str, **tags: object) -> Callable[[], Awaitable[None]]:
+        """A call that does not end. Returns what calls it off."""
+        self._script.hold = True
+        call = asyncio.create_task(self.call(compound, **tags))
+        await self._script.held.wait()
+        self._script.hold = False
+
+        async def off() -> None:
+            async with httpx.AsyncClient(transport=self._transport, base_url="http://gateway") as client:
+                await client.post("/v1/ramify/cancel", json={"compound_id": compound})
+            await call
+
+        return off
 
 
 async def test_a_workflow_of_which_nothing_is_heard_is_over() -> None:
@@ -136,6 +168,16 @@ async def test_a_workflow_of_which_nothing_is_heard_is_over() -> None:
         assert all_.learns.patterns.keys() == {"run", "other"}, "what came after its end is no part of it"
 
 
+async def test_who_names_no_app_is_given_no_strangers_history_before_a_stage_is_done() -> None:
+    async with Workflows() as all_:
+        all_.learns.history = from_plan([StageEstimate(1, 10, 20)] * 3)
+        await all_.call("one")
+        await all_.call("one")
+        await all_.call("two", app_id="known")
+        told: list[Any] = [call.body["vllm_xargs"] for call in all_.engine.calls]
+        assert ["plan_rest" in tags for tags in told] == [False, True, True]
+
+
 async def test_what_was_broken_off_teaches_nothing() -> None:
     async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
         await all_.call("run")
@@ -153,3 +195,33 @@ async def test_the_number_of_stages_says_which_is_the_last_and_its_width_when_it
         await all_.call("run", compound_stage=1, compound_stages=2, compound_width=2)
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")], [(Kind.LLM, "m")] * 2]}
         await all_.call("run", compound_stage=1, compound_stages=2, compound_width=2)
+
+
+async def test_a_run_that_lacks_stages_is_no_pattern() -> None:
+    """As one that was resumed: its first stages are not asked again."""
+    async with Workflows() as all_:
+        await all_.call("run", compound_stage=1, compound_stages=2)
+        assert all_.learns.patterns == {}
+        await all_.call("run", compound_stage=0, compound_stages=2)
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {}
+
+
+async def test_a_fork_whose_losers_are_called_off_last_is_over_all_the_same() -> None:
+    async with Workflows() as all_:
+        tags = {"compound_last": 1, "compound_width": 2, "fork_group": "g"}
+        loser = await all_.hold("run", **tags)
+        await all_.call("run", **tags)
+        assert all_.learns.patterns == {}
+        await loser()
+        assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]]}
+
+
+async def test_a_last_call_that_failed_may_be_asked_again() -> None:
+    async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
+        await all_.call("run", compound_stage=0, compound_stages=2)
+        await all_.call("run", compound_stage=1, compound_stages=2)
+        assert all_.learns.patterns == {}
+        await all_.call("run", compound_stage=1, compound_stages=2)
+        assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 2}

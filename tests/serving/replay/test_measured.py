@@ -108,6 +108,8 @@ def test_what_is_no_run_is_refused_with_its_line(
         ({}, "meta.json names no engine.*max_num_seqs"),
         ([], "meta.json names no engine"),
         ({**ENGINE, "max_num_seqs": None}, "meta.json names no engine"),
+        ({**ENGINE, "data_parallel_size": 4}, "4 engines side by side"),
+        ({**ENGINE, "data_parallel_size": "many"}, "meta.json names no engine"),
         ({**ENGINE, "max_num_seqs": 0}, "0 sequences in steps of 256 tokens"),
         ({**ENGINE, "max_num_batched_tokens": 3}, "4 sequences in steps of 3 tokens"),
     ],
@@ -115,6 +117,12 @@ def test_what_is_no_run_is_refused_with_its_line(
 def test_an_engine_that_cannot_be_is_refused(tmp_path: Path, engine: Any, said: str) -> None:
     with pytest.raises(BadTrace, match=said):
         read_run(written(tmp_path, rows(), engine))
+
+
+@pytest.mark.parametrize("said", [False, True, None])
+def test_how_the_engine_scheduled_is_as_its_arguments_say(tmp_path: Path, said: bool | None) -> None:
+    run = read_run(written(tmp_path, rows(), {**ENGINE, "async_scheduling": said, "enable_chunked_prefill": said}))
+    assert (run.overlap, run.chunked_prefill) == ((False, False) if said is False else (True, True))
 
 
 @pytest.mark.parametrize("broken", ["cut", "garbled", "no text"])
