@@ -109,11 +109,13 @@ class Call:
     def leave(self, now: float) -> None:
         """It has no replica any more, for good or until it is let in again.
 
-        One that is left without a token spends its time as before, in prefill: it begins anew on another replica.
+        One that is left without a token has had nothing: it begins anew, and has waited since its arrival.
         """
         if self.ended is None:
             if self.chunks:
                 self.track.move(Phase.PREEMPTED, now)
+            else:
+                self.track = RequestTrack(self.track.view)
             self.entered, self._view, self.outcome = None, None, Outcome.WAITING
 
     def predict(self, sketch: LengthSketch) -> None:

@@ -43,7 +43,9 @@ class Metrics:
         self._up = Gauge("ramify_replica_up", "1 where an engine can be used", ["replica"], registry=r)
         self._restarts = Counter("ramify_engine_restarts", "Engine processes started again", ["replica"], registry=r)
         self._analyzer = Counter("ramify_analyzer_restarts", "The analyzer's process started again", registry=r)
-        self._retried = Counter("ramify_retries", "Calls moved to another replica", registry=r)
+        self._retried = Counter(
+            "ramify_retries", "Calls moved to another replica, or to the next life of theirs", registry=r
+        )
         self._coverage = Gauge(
             "ramify_length_bound_coverage",
             "Share of answers within the 95 % length bound that they had after so many tokens",

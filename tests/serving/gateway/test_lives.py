@@ -176,7 +176,8 @@ async def test_who_can_not_be_in_time_any_more_is_refused_while_it_waits_for_the
         said = await asyncio.wait_for(late, 60)
         assert (said.status_code, said.json()["error"]["code"]) == (422, "deadline_infeasible")
         lives.start.set()
-        assert (await asyncio.wait_for(patient, 60)).status_code == 200
+        ledger = (await asyncio.wait_for(patient, 60)).json()["ramify"]
+        assert (ledger["queue_s"], ledger["prefill_s"], ledger["attempts"]) == (60.0, 0.0, 2), "nobody worked on it"
 
 
 async def test_it_is_waited_for_where_the_other_engine_has_failed_the_call_and_holds_nobody_up() -> None:

@@ -224,3 +224,28 @@ async def test_serve_lets_calls_end_when_it_is_told_to_stop(tmp_path: Path, numb
             assert (await call).text == "last words"
         out, err = await asyncio.wait_for(process.communicate(), 20)
     assert (out, err, process.returncode) == (b"stopped\n", b"", 0)
+
+
+async def test_a_second_signal_breaks_off_what_is_left(tmp_path: Path) -> None:
+    engine = Turnstile()
+    async with ScriptedServer(ScriptedModel(engine)) as server:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", SERVE, server.base_url),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=tmp_path,
+        )
+        assert process.stdout is not None
+        url = (await process.stdout.readline()).decode().strip()
+        async with LLMClient(url, retries=0) as client, httpx.AsyncClient(trust_env=False) as http:
+            call = asyncio.create_task(client.chat(ask("never")))
+            await engine.inside.acquire()
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(20):
+                while (await http.get(f"{url[:-3]}/ready")).status_code != 503:
+                    pass
+            process.send_signal(signal.SIGTERM)
+            with pytest.raises(LLMUnavailable, match="the gateway is stopping"):
+                await asyncio.wait_for(call, 20)
+        out, err = await asyncio.wait_for(process.communicate(), 20)
+    assert (out, err, process.returncode) == (b"stopped\n", b"", 0)
