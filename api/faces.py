@@ -81,11 +81,13 @@ def time_left() -> float | None:
 
 def idempotency_key() -> str:
     """A key for the receiver of the running step's effect: the same on every attempt, in every process, and no other
-    step's. Raises `NotInARun` outside a step."""
+    step's; another one where the effect was undone (`compensate=`) and is done anew. Raises `NotInARun` outside a
+    step."""
     scope = current_scope("idempotency_key() was called")
     if not isinstance(scope, RunScope) or scope.step is None:
         raise NotInARun("idempotency_key() was called outside a step: call it where the effect is done")
-    return key_of(scope.run.record.id, scope.step.key)
+    effect = scope.run.journal.effect(scope.step.key)
+    return key_of(scope.run.record.id, scope.step.key) if effect is None else effect.idempotency_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,14 @@ class Fence:
 
     @property
     def idempotency_key(self) -> str:
-        return idempotency_key(self.run, self.key)
+        """Of the effect at hand. One that was undone and is done anew is another to the receiver, who would answer
+        the old key by what it knows, and do nothing."""
+        before = self.journal.effect(self.key)
+        if before is None:
+            return idempotency_key(self.run, self.key)
+        if before.status is EffectStatus.COMPENSATED:
+            return idempotency_key(self.run, before.idempotency_key)
+        return before.idempotency_key
 
     async def open(self) -> Known | None:
         """Let the effect happen: the intent is durable when this returns None. Its result, where it happened before.

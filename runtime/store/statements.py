@@ -24,7 +24,7 @@ BLOB_COLUMNS = tuple(
     tables.metadata.tables[table].c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names
 )
 
-_SETTLING = ("status", "result_blob", "intended_at", "settled_at", "note")
+_SETTLING = ("idempotency_key", "status", "result_blob", "intended_at", "settled_at", "note")
 
 
 def insert(connection: Connection, table: Table) -> Any:

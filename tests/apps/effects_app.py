@@ -77,6 +77,11 @@ async def post_and_recall(text: str) -> str:
     return await _post(text)
 
 
+@step(effect="irreversible", idempotent=True, compensate=_recall)
+async def post_with_key_and_recall(text: str) -> str:
+    return await _post(text, honours_keys=True)
+
+
 @step(effect="irreversible", in_fork="leave", compensate=_recall)
 async def post_anywhere(text: str) -> str:
     return await _post(text)
@@ -184,6 +189,12 @@ async def two_that_can_be_recalled() -> list[str]:
     await write("second")
     await post_and_recall("b")
     return await write("third")
+
+
+@workflow
+async def one_under_a_key_that_can_be_recalled() -> str:
+    await write("first")
+    return await post_with_key_and_recall("a")
 
 
 @workflow

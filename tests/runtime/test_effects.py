@@ -202,6 +202,28 @@ async def test_going_back_compensates_the_last_first(runtime: Runtime, workspace
     assert undone == ["post_and_recall", "write", "post_and_recall", "write"]
 
 
+async def test_what_was_undone_is_done_anew_under_another_key(runtime: Runtime, workspace: Path) -> None:
+    """To a receiver that honours keys the old one is done: it would answer, and do nothing."""
+    app = effects_app.one_under_a_key_that_can_be_recalled
+    await runtime.run(app, workspace=workspace)
+    run = await runtime.record()
+    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
+    effects_app.STOP[:] = ["after"]
+    task = asyncio.create_task(runtime.resume(run.id, back_to=first.id))
+    while "hangs" not in effects_app.STOP:
+        await asyncio.sleep(0.01)
+        assert not task.done(), task
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    effects_app.STOP.clear()
+    assert await runtime.resume(run.id) == "receipt for a"  # in doubt since: sent again under the same new key
+    keys = [key for key, _ in effects_app.sent()]
+    assert (len(keys), len(set(keys))) == (2, 2)
+    (effect,) = await runtime.effects()
+    assert (effect.status, effect.idempotency_key) == (EffectStatus.DONE, keys[1])
+
+
 async def test_going_back_goes_on_where_a_hook_failed(runtime: Runtime, workspace: Path) -> None:
     wanted = await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace)
     run = await runtime.record()
