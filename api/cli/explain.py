@@ -116,8 +116,13 @@ def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Chang
         if not is_ours(error) and not isinstance(error, TargetBroken):
             raise
         return Changed(known=False, why=str(error))
-    if plan.version != PLAN_VERSION or (run.frontend == DECORATORS and not plan.code):
-        then = "; `ramify resume` compares what that knew" if run.frontend == DECORATORS else ""
+    return compared(plan, now, run.frontend)
+
+
+def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
+    """What the code that `now` was made of differs in from a plan's."""
+    if plan.version != PLAN_VERSION or (frontend == DECORATORS and not plan.code):
+        then = "; `ramify resume` compares what that knew" if frontend == DECORATORS else ""
         return Changed(known=False, why=f"the plan is of the version before{then}")
     digests = {step.name: step.code_digest for step in now.steps}
     steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -228,7 +229,9 @@ def resume_command(
 
 def _resume_thread(app: App, record: RunRecord, choices: Choices, target: str | None, onward: Onward) -> None:
     from ramify.cli import threads
+    from ramify.cli.explain import change_lines, compared
     from ramify.cli.progress import Progress
+    from ramify.compiler.plan import Plan, PlanError
 
     if record.thread_id is None:
         raise RunError(f"run {record.id} is a graph's without a thread: it kept nothing to go on from")
@@ -236,6 +239,11 @@ def _resume_thread(app: App, record: RunRecord, choices: Choices, target: str | 
         raise click.UsageError("a graph's model is named where it is compiled: ramify.compile(graph, base_url=…)")
     threads.point_to_home(app)
     graph = threads.find_app(record, target)
+    if not choices.quiet:
+        with suppress(PlanError):  # a plan that nobody reads any more: it cannot be compared, and nothing rests on it
+            changed = compared(Plan.from_json(record.plan_json), graph.session.plan, record.frontend)
+            for line in change_lines(changed, record.frontend) if changed.workflow or changed.steps else ():
+                say(line, style="yellow", err=True)
     with Progress.for_stream(sys.stderr, quiet=choices.quiet) as progress, graph:
         graph.session.observer = choices.observer(progress)
         try:

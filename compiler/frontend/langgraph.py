@@ -138,6 +138,9 @@ def functions_of(runnable: object) -> Iterator[Callable[..., Any]]:
         given = [each for name in ("func", "afunc") if (each := getattr(runnable, name, None)) is not None]
         for action in given or [runnable]:
             yield from _held_by(action)
+        if not given:  # a Runnable of the user's own
+            methods = (plain_function(getattr(type(runnable), name, None)) for name in ("invoke", "ainvoke"))
+            yield from (method for method in methods if method is not None and _is_the_users(method))
 
 
 def _held_by(action: object) -> Iterator[Callable[..., Any]]:

@@ -15,7 +15,7 @@ from ramify.compiler.plan import Plan
 GRAPH = """
 from functools import partial
 from typing import Annotated, Literal, TypedDict
-from langchain_core.runnables import RunnableLambda
+from langchain_core.runnables import Runnable, RunnableLambda
 from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 from langgraph.prebuilt import ToolNode
@@ -45,6 +45,10 @@ class Node:
     def __call__(self, state):
         return {"log": ["object"]}
 
+class Own(Runnable):
+    def invoke(self, given, config=None):
+        return {"log": ["own"]}
+
 @tool
 def look(path: str) -> str:
     "Looks."
@@ -69,13 +73,14 @@ graph.add_node("one", lambda state: {"log": ["one"]})
 graph.add_node("other", lambda state: {"log": ["other"]})
 graph.add_node("object", Node())
 graph.add_node("tools", ToolNode([look]))
+graph.add_node("own", Own())
 graph.add_edge(START, "plain")
 graph.add_conditional_edges("plain", route, ["partial", "chain", END])
 for start, end in (("partial", "chain"), ("chain", "inner"), ("inner", "one"), ("one", "other"), ("other", "object"),
-                   ("object", "tools")):
+                   ("object", "own"), ("own", "tools")):
     graph.add_edge(start, end)
 """
-EVERY = ("chain", "inner", "object", "one", "other", "partial", "plain", "tools")
+EVERY = ("chain", "inner", "object", "one", "other", "own", "partial", "plain", "tools")
 
 
 def plan_of(load: Callable[[Path], Any], path: Path, text: str) -> Plan:
@@ -98,6 +103,7 @@ def plan_of(load: Callable[[Path], Any], path: Path, text: str) -> Plan:
         ('["one"]', '["1"]', "<lambda> 2", ("one",), ["one"]),
         ('["other"]', '["2"]', "<lambda> 3", ("other",), ["other"]),
         ('["object"]', '["3"]', "Node.__call__", ("object",), ["object"]),
+        ('["own"]', '["4"]', "Own.invoke", ("own",), ["own"]),
         ("return path", "return path * 2", "told", ("tools",), ["tools"]),
     ],
 )
