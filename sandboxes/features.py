@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ramify.sandboxes.contract import Limit, WorldSpec
-from ramify.sandboxes.errors import Unsupported
+from ramify.sandboxes.errors import Unsupported, WorldStartFailed
 
 
 class Feature(StrEnum):
@@ -120,6 +120,13 @@ def wanted(spec: WorldSpec) -> Iterator[Feature]:
 
 
 def refuse_what_is_missing(able: Capabilities, spec: WorldSpec) -> None:
-    """Raises `Unsupported` for the first thing that `spec` asks for and the backend has not."""
+    """Raises `Unsupported` for the first thing that `spec` asks for and the backend has not, and `WorldStartFailed`
+    for variables that no process can have."""
+    for name, value in (*spec.env.items(), *spec.secrets.items()):
+        if not name or "=" in name or "\0" in name + value:  # whose value may be a secret
+            raise WorldStartFailed(
+                f"no process can have the variable {name!r}: a name is not empty and holds no '=', neither it nor "
+                "its value a NUL byte"
+            )
     for feature in wanted(spec):
         able.require(feature)

@@ -16,7 +16,7 @@ from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
 from ramify.sandboxes.contract import MIB, Backend, Limits, World, WorldSpec
-from ramify.sandboxes.errors import SandboxError, Unsupported, WorldDied
+from ramify.sandboxes.errors import SandboxError, Unsupported, WorldDied, WorldStartFailed
 from ramify.sandboxes.features import Feature, wanted
 
 Out = Callable[[World, str], Awaitable[str]]
@@ -205,6 +205,16 @@ async def test_what_a_backend_has_not_is_refused(
             assert (refused.value.backend, refused.value.feature) == (backend.name, feature.value)
             assert refused.value.reason == backend.capabilities.why_not(feature)
     assert standing() == before
+
+
+@pytest.mark.parametrize("env", [{"": "1"}, {"A=B": "1"}, {"A": "1\0"}, {"A\0": "1"}])
+async def test_variables_that_no_process_can_have_are_refused(
+    backend: Backend, base: Snapshot, spec: WorldSpec, env: dict[str, str]
+) -> None:
+    for asked in (replace(spec, env=env), replace(spec, secrets=env)):
+        with pytest.raises(WorldStartFailed, match="no process can have the variable") as refused:
+            await backend.materialise(base, asked)
+        assert "1\0" not in str(refused.value)
 
 
 def test_every_wish_of_a_specification_has_its_feature(spec: WorldSpec) -> None:
