@@ -68,7 +68,7 @@ def runtime_of(home: Path, site: Site) -> Runtime:
 @pytest.mark.parametrize("name", ["named", "literal", "in_a_step"])
 async def test_the_prefix_is_read_while_the_step_before_the_call_works(home: Path, site: Site, name: str) -> None:
     """The step waits until the hint has come to its end."""
-    async with site.client, runtime_of(home, site) as runtime:
+    async with asyncio.timeout(60), site.client, runtime_of(home, site) as runtime:
         assert await runtime.run(getattr(hint_app, name)) == "said"
         calls, rows = await runtime.llm_calls(), await runtime.journal()
     assert site.limits == [1, 256] and site.told == [""]

@@ -77,7 +77,8 @@ async def test_a_call_that_wants_the_slot_ends_it() -> None:
     async with client_of(app_of(held.model)) as client:
         hint = asyncio.create_task(client.post("/ramify/prefix", json=HINT))
         await held.begun.wait()
-        answer = await client.post("/chat/completions", json=CALL)
+        async with asyncio.timeout(60):
+            answer = await client.post("/chat/completions", json=CALL)
         assert answer.json()["choices"][0]["message"]["content"] == "said"
         assert (await hint).json() == {"sent": True, "read": False, "why": "a call wanted its slot"}
         assert await counted(client) == {"called_off": 1}
