@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median
 
@@ -9,7 +10,7 @@ from statistics import median
 @dataclass(frozen=True, slots=True)
 class Row:
     name: str
-    ours: float
+    ours: float  # not a number: not measured, and the note says why
     unit: str
     target: float | None = None
     at_least: bool = False  # the target is a floor, not a ceiling
@@ -28,7 +29,7 @@ class Row:
         ratio = self.ours / self.peer_value if self.peer_value else None
         return {
             "name": self.name,
-            "ours": self.ours,
+            "ours": None if math.isnan(self.ours) else self.ours,
             "unit": self.unit,
             "peer": self.peer or None,
             "peer_value": self.peer_value,
