@@ -87,6 +87,9 @@ def main() -> int:
     except (ReplayError, OSError) as error:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("goodput: cut short; what was done is kept, and the same command goes on from there", file=sys.stderr)
+        return 130
     report(results, rows, wanted, asked)
     return 0
 

@@ -233,12 +233,14 @@ async def _execute_and_commit(
     while True:
         face: Sandbox | None = None
         result_json: str | None = None
+        begins = False  # its effect, in this attempt
         try:
             world, fork_s = await run.worlds.acquire(branch) if on_world else (None, None)
             recovered |= came_back(pending, world, fork_s)
             face = Sandbox(world, commands_of(pending, attempt)) if world is not None else None
             if fence is not None and (known := await fence.open()) is not None:
                 return await accept_effect(pending, fence, known, begun)
+            begins = True
             result_json, value = await run_attempt(pending, face, attempt)
             sealed, timings = await seal_world(pending, world, fork_s, held)
             if expected is not None:
@@ -250,7 +252,7 @@ async def _execute_and_commit(
             await held.aclose()
             if on_world:
                 await run.worlds.drop(branch)
-            if fence is not None:
+            if fence is not None and begins:  # else the error says nothing of the effect: a doubt stays one
                 await settle_after(fence, error, result_json)
             if not isinstance(error, Exception):
                 raise

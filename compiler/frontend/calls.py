@@ -40,6 +40,9 @@ _CALLED_BY: dict[str, Callable[[object], object | None]] = {
 """Methods of a workflow, of a tool, that are a call of it."""
 
 
+_IN_USE = ("__await__", "__aenter__", "__aexit__", "__aiter__", "__anext__")
+
+
 class Calls:
     """Reads calls, and gathers the steps and helpers that it meets. `caught`: whoever calls the workflow may catch
     what fails in it, within the run."""
@@ -160,13 +163,39 @@ class Calls:
     def _function(self, tracer: Tracer, node: ast.Call, target: object, awaited: bool) -> None:
         function = self._at_home(target)
         if function is not None:
+            if is_wrapped(target) and self._runs_around(tracer, target, function):
+                tracer.unseen(f"steps run in what decorates {_text(node.func)}", node)
             with tracer.catching() if is_wrapped(target) else nullcontext():
                 own = workflow_info(target) is not None and _is_plain(function.node)
                 self._inline(tracer, node, function.node, function, None, own_thread=own)
+        elif isinstance(target, type) and self._runs_in_use(tracer, target):
+            tracer.unseen(f"{_text(node.func)} runs steps where it is awaited, entered or gone through", node)
         elif awaited and self._is_opaque(target):
             tracer.unseen(f"{_text(node.func)} is an object, and what its call does only a run knows", node)
         else:
             self._handed(tracer, node)
+
+    def _runs_around(self, tracer: Tracer, target: object, inner: Function) -> bool:
+        """Whether a decorator of the project runs steps of its own beside the function that it wraps."""
+        if not isinstance(target, FunctionType) or not self.sources.plans_of_now:
+            return False
+        if not same_home(self.workflow, target.__module__, target.__code__.co_filename):
+            return False
+        try:
+            outer = self.sources.outermost(target)
+        except SourceError:  # made by exec, as some decorators do
+            return False
+        if {outer.node, inner.node} & set(self._reading):
+            return False
+        self._reading.append(inner.node)
+        body = self._body(tracer, outer, None, None, _blocks(tracer, outer.node))
+        self._reading.pop()
+        return any(self._again.get(item) is not inner.node for item in operations(body))
+
+    def _runs_in_use(self, tracer: Tracer, made: type) -> bool:
+        """Whether an object of this class of the project runs steps without being called."""
+        found = (self._at_home(inspect.getattr_static(made, name, None)) for name in _IN_USE)
+        return self.sources.plans_of_now and any(each and self._holds_steps(tracer, each) for each in found)
 
     def _is_opaque(self, target: object) -> bool:
         """Whether it is called like a function, is none, and may run steps: an object of the project, or a partial of

@@ -82,6 +82,10 @@ class Sources:
         if not isinstance(plain, FunctionType):
             name = getattr(function, "__qualname__", repr(function))
             raise SourceError("not a Python function", where=name, mend="decorate a function made with `def`")
+        return self.outermost(plain)
+
+    def outermost(self, plain: FunctionType) -> Function:
+        """The same of a function itself, and not of the one that it wraps."""
         code = plain.__code__
         node = self._find(plain, code)
         outer = {**plain.__globals__, **_closure(plain)}

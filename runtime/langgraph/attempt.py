@@ -283,6 +283,7 @@ class Attempt:
         task gets it again without running the node."""
         await self.stand()
         try:
+            self.run.journal.refuse_when_stopped()  # a wrong hit, which the node's code or a tool node has caught
             with self.run.journal.ending(self.branch.path):
                 return await self._done(shown(value), codec.encode(result), channels_written(value))
         except BaseException:

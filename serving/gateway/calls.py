@@ -50,6 +50,7 @@ class Call:
     avoid: frozenset[int] = frozenset()
     replica: int = 0
     attempts: int = 0
+    lost: int = 0  # engines that failed with it inside
     outcome: Outcome = Outcome.WAITING
     admitted: float | None = None  # the first time
     entered: float | None = None  # the engine, this time

@@ -150,6 +150,7 @@ class Endpoint:
         if len(gateway.replicas.all) > 1:
             replica.lost(now)
         call.avoid |= {replica.index}
+        call.lost += failure.status != 503  # in one that cannot be reached it never was
         if call.first_token is not None:
             return False
         if len(call.avoid) == len(gateway.replicas.all) and not await self._one_comes_back(call, failure):
@@ -160,7 +161,7 @@ class Endpoint:
     async def _one_comes_back(self, call: Call, failure: ApiError) -> bool:
         """Every engine has lost this call. It waits for one of ours that is over; but what has been in so many when
         they died may be why they did."""
-        if failure.status not in (502, 503) or call.attempts >= _LIVES:
+        if failure.status not in (502, 503) or call.lost >= _LIVES:
             return False
         for one in self._gateway.replicas.all:
             if one.comes_back is not None and await one.comes_back():

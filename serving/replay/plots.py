@@ -78,7 +78,13 @@ def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
         for job in jobs:
             points = course(table.scores(job))
             for ax, at in zip(axes, (1, 2), strict=True):
-                ax.plot([p[0] for p in points], [p[at] for p in points], label=job.contender, **_style(job.contender))
+                ax.plot(
+                    [p[0] for p in points],
+                    [p[at] for p in points],
+                    marker=".",
+                    **_style(job.contender),
+                    label=job.contender,
+                )
         for ax, title in zip(axes, ("programs met", "tokens of use"), strict=True):
             ax.set_xlabel("arrival, s")
             ax.set_title(title)

@@ -58,11 +58,18 @@ async def post_with_key(text: str) -> str:
 
 
 async def _look(key: str, text: str) -> Happened | DidNotHappen:
+    if "away" in STOP:
+        raise ConnectionError("the receiver is away")
     return Happened(f"receipt for {text}") if (key, text) in sent() else DidNotHappen()
 
 
 @step(effect="irreversible", reconcile=_look)
 async def post_and_ask(text: str) -> str:
+    return await _post(text)
+
+
+@step(effect="irreversible", reconcile=_look, retry=1)
+async def post_and_ask_twice(text: str) -> str:
     return await _post(text)
 
 
@@ -134,6 +141,11 @@ async def with_key(text: str) -> str:
 @workflow
 async def asking(text: str) -> str:
     return await post_and_ask(text)
+
+
+@workflow
+async def asking_twice(text: str) -> str:
+    return await post_and_ask_twice(text)
 
 
 @workflow

@@ -130,6 +130,23 @@ async def test_a_receiver_that_can_tell_needs_no_person(
     assert len({key for key, _ in effects_app.sent()} | {effect.idempotency_key}) == 1
 
 
+@pytest.mark.parametrize("workflow", [effects_app.asking, effects_app.asking_twice], ids=["once", "with a retry"])
+async def test_a_hook_that_raises_leaves_the_doubt(runtime: Runtime, workspace: Path, workflow: Any) -> None:
+    """Whether the receiver can be asked says nothing of whether it was told."""
+    run = await stop_in(runtime, workflow, "after", workspace)
+    (effect,) = await runtime.effects()
+    killed = replace(effect, status=EffectStatus.INTENDED)  # a kill leaves it so
+    await runtime.store.commit(effect.run_id, effects=[killed])
+    effects_app.STOP[:] = ["away"]
+    for _ in range(2):
+        with pytest.raises(RunFailed, match="the receiver is away"):
+            await runtime.resume(run)
+        assert await statuses(runtime) == [EffectStatus.INTENDED]
+    effects_app.STOP.clear()
+    assert await runtime.resume(run) == "receipt for hi"
+    assert texts() == ["hi"]
+
+
 async def test_a_step_that_raised_did_not_happen(runtime: Runtime, workspace: Path) -> None:
     effects_app.STOP[:] = ["raise"]
     with pytest.raises(RunFailed):

@@ -84,7 +84,7 @@ async def test_an_unchanged_client_gets_deadlines_through_the_gateway() -> None:
         with tagged(lambda: TAGS):
             await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hi"}])
         records = (await http.get("http://gateway/v1/ramify/requests", params={"compound_id": "run"})).json()
-    assert [(r["tags"], r["met"]) for r in records["requests"]] == [(TAGS.to_xargs(), True)]
+    assert [(r["tags"], r["met"]) for r in records["requests"]] == [({**TAGS.to_xargs(), "compound_stage": 0}, True)]
 
 
 async def test_a_transport_of_the_other_kind_is_an_error() -> None:

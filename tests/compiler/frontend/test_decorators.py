@@ -123,6 +123,8 @@ def test_forks_and_helpers(text: str, expected: list[str], compile_source: Compi
         ("context = fork(x)\nasync with context as branches:\n    pass", "fork(...) is not opened"),
         ("await x.map(edit, x)", "edit is handed to x.map"),
         ("await chosen(x)", "chosen is chosen while running"),
+        ("async with Entered() as y:\n    pass", "Entered runs steps where it is awaited, entered or gone through"),
+        ("await around(x)", "steps run in what decorates around"),
         ("await opaque(x)", "opaque is an object, and what its call does only a run knows"),
         ("await bound(x)", "bound is an object"),
         ("await eval('edit(x)')", "eval is an object"),
@@ -138,6 +140,11 @@ def test_what_cannot_be_seen_is_a_graph_break_with_its_reason(
         "class Agent:\n    async def works(self, x):\n        await helper(x)\n    async def other(self, x): ...\n"
     )
     helpers += "class Opaque:\n    def __call__(self, x): return edit(x)\nopaque = Opaque()\n"
+    helpers += "class Entered:\n    async def __aenter__(self): await helper(1)\n    def __aexit__(self, *_): ...\n"
+    helpers += (
+        "from functools import wraps\ndef steps(f):\n    @wraps(f)\n    async def g(*a):\n"
+        "        await edit(1)\n        return await f(*a)\n    return g\n@steps\nasync def around(x): ...\n"
+    )
     helpers += "chosen = edit\ndef choose():\n    global chosen\n    chosen = other\n"
     helpers += "import functools\nbound = functools.partial(helper)\n"
     plan = compile_source(helpers + flow(body)).plan

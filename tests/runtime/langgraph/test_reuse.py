@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 
 from ramify import Sandbox, SyncSandbox
 from ramify.compiler.plan import OpKind
+from ramify.runtime.errors import WrongReuse
+from ramify.runtime.reuse import Sampler
 from tests.runtime.langgraph.pieces import Log, line
 
 
@@ -54,3 +57,30 @@ async def test_in_another_world_it_is_run_again(compile_graph: Any, kept: Any) -
     await app.ainvoke({"log": []})
     rows = [row for row in kept(app).ops if row.kind is OpKind.COMMAND]
     assert [row.reused_from for row in rows] == [None, None]
+
+
+async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a tool node does, which tells the model of it."""
+
+    async def careless(state: Log, sandbox: Sandbox) -> Any:
+        try:
+            await sandbox.run("date +%s.%N > built", reuse=True, check=True)
+        except Exception as error:  # noqa: BLE001
+            return {"log": [type(error).__name__]}
+        return {"log": ["done"]}
+
+    def app() -> Any:
+        return compile_graph(line(("careless", careless)), checkpointer=InMemorySaver(), name="careless")
+
+    config = {"configurable": {"thread_id": "1"}}
+    assert (await app().ainvoke({"log": []}, config))["log"] == ["done"]
+    monkeypatch.setenv("RAMIFY_CHECK_REUSE", "1")
+    checking = app()
+    with pytest.raises(WrongReuse, match="computed again it differs"):
+        await checking.ainvoke({"log": []}, config)
+    monkeypatch.setattr(Sampler, "hit", lambda _: False)
+    assert (await checking.ainvoke({"log": []}, config))["log"][
+        -1
+    ] == "done"  # an invocation was stopped, not the app

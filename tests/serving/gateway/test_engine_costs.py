@@ -10,7 +10,7 @@ from ramify.serving.vllm_plugin.costs import Totals
 
 
 def figures(metrics: Metrics) -> dict[str, float]:
-    lines = metrics.text(running=0, waiting=0, up=[True]).decode().splitlines()
+    lines = metrics.text(running=0, waiting=0, up=[True], infeasible={}).decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -40,8 +40,11 @@ class Life:
     ) -> None:
         await self._server.__aexit__(None, None, None)
 
-    async def kill(self) -> None:
+    async def close(self) -> None:
         await self._server.__aexit__(None, None, None)
+
+    async def kill(self) -> None:
+        await self.close()
         self._died.set()
 
     async def ended(self) -> int:
@@ -202,6 +205,33 @@ async def test_it_is_waited_for_where_the_other_engine_has_failed_the_call_and_h
             lives.start.set()
             assert "done" in (await asyncio.wait_for(call, 60)).text
     assert len(other.calls) == 2
+
+
+async def test_engines_that_had_died_before_are_none_that_it_was_in() -> None:
+    """Four at once: the call finds three of them gone, and may still wait for the first that is back."""
+    inside, fleet = asyncio.Event(), [Lives(iter([holds(asyncio.Event()), holds(asyncio.Event())])) for _ in range(3)]
+    first = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
+    for one in fleet:
+        one.start.clear()
+    async with AsyncExitStack() as stack:
+        engines = [
+            await stack.enter_async_context(Supervised(i, one.make, Traits()))
+            for i, one in enumerate((first, *fleet))
+        ]
+        for engine in engines[1:]:
+            engine.replica.running = 2  # so that the call goes to the first
+        app = create_gateway([engine.replica for engine in engines])
+        for engine in engines:
+            engine.changed = app.state.gateway.admission.decide
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+            call = asyncio.create_task(client.post("/chat/completions", json={"messages": MESSAGES}))
+            await inside.wait()
+            for engine in engines[1:]:
+                engine.replica.running = 0
+            for one in (*fleet, first):  # their servers, before anybody notices that their processes are gone
+                await one.all[0].close()
+            answer = await asyncio.wait_for(call, 60)
+    assert "done" in answer.text
 
 
 async def test_what_kills_every_engine_is_not_tried_for_ever() -> None:

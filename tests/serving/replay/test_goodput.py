@@ -120,6 +120,19 @@ def test_what_is_no_number_of_replays_is_wrong_usage(
     assert ended.value.code == 2 and arguments[0] in capsys.readouterr().err
 
 
+def test_one_that_is_interrupted_says_that_it_goes_on(
+    trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(goodput, "run_all", interrupted)
+    assert run(monkeypatch, "--quick", "--trace", trace, "--out", tmp_path / "out") == 130
+    assert "the same command goes on" in capsys.readouterr().err
+
+
 def test_the_report_is_written_where_its_marks_are(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
