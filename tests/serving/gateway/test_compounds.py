@@ -14,7 +14,8 @@ from ramify.serving.analyzer.estimates import Estimates, from_plan
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
 from ramify.serving.gateway.app import create_gateway
-from ramify.serving.gateway.compounds import Compound, is_last
+from ramify.serving.gateway.calls import Outcome
+from ramify.serving.gateway.compounds import MOST_STAGES, Compound, is_last
 from ramify.serving.policy.types import StageEstimate
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags
@@ -225,3 +226,16 @@ async def test_a_last_call_that_failed_may_be_asked_again() -> None:
         assert all_.learns.patterns == {}
         await all_.call("run", compound_stage=1, compound_stages=2)
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 2}
+
+
+async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
+    async with Workflows() as all_:
+        book = all_._gateway.records
+        for stage in range(600):
+            book.close(
+                book.open("/", SLOTags(compound_id="run", compound_stage=stage, compound_due_s=9.0)), Outcome.DONE
+            )
+        assert len(book._compounds["run"].dues) == MOST_STAGES
+        for stage in range(MOST_STAGES + 3):
+            await all_.call("far", compound_stage=stage, compound_stages=MOST_STAGES + 3)
+        assert [len(stages) for stages in all_.learns.patterns.values()] == [MOST_STAGES], "as far as plans go"
