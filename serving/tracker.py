@@ -1,18 +1,18 @@
-"""The SLO tracker: what was promised to each request and to each workflow, what was delivered, what can still be met.
+"""The SLO tracker: what was promised to each request, what was delivered, what can still be met.
 
 It follows a request through its phases at the grain of a token. Every second between arrival and end belongs to
 exactly one phase, so the ledger adds up: the budget went to the queue, to prefill, to decoding, to standing aside
-(paused), or to a preemption and the prefill that it cost. Pure: the host hands in events with their times.
+(paused), or to a preemption and the prefill that it cost. Pure: the host hands in events with their times. Of whole
+workflows the gateway keeps the sum (`gateway/compounds.py`).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ramify.serving.policy.goodput import is_latency
-from ramify.serving.policy.types import RequestId, RequestView, SloClass
+from ramify.serving.policy.types import RequestView
 
 
 class Phase(StrEnum):
@@ -164,111 +164,3 @@ class RequestTrack:
             raise OutOfOrder(f"request {self.view.id}: {now} is before {self._since}")
         self._spent[self.phase] += now - self._since
         self._since = now
-
-
-@dataclass(slots=True)
-class CompoundTrack:
-    """One workflow's run: due as a whole, when its last stage has ended."""
-
-    id: str
-    first_at: float
-    deadline: float | None = None
-    calls: int = 0
-    open: int = 0
-    failed: int = 0
-    stage: int = 0  # the latest seen
-    stages: int | None = None
-    last_seen: bool = False  # a call of the last stage has come
-    ended_at: float | None = None  # when its last call so far ended
-    spent: Spent = Spent()  # summed over its calls that ended: more than wall time where they ran beside each other
-
-    def met(self) -> bool | None:
-        """None while it runs, or where it was promised nothing."""
-        if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
-            return None
-        return self.ended_at <= self.deadline
-
-    def left_s(self, now: float) -> float | None:
-        """What is left of its budget."""
-        return None if self.deadline is None else self.deadline - now
-
-
-@dataclass(slots=True)
-class Attainment:
-    """Of one class: how many ended with a promise, and how many of those it was kept to."""
-
-    promised: int = 0
-    met: int = 0
-    tokens: int = 0  # goodput
-
-    @property
-    def share(self) -> float | None:
-        return self.met / self.promised if self.promised else None
-
-
-class Tracker:
-    """All requests and workflows of late; the oldest ended ones are forgotten beyond `keep`."""
-
-    def __init__(self, keep: int = 10_000) -> None:
-        self.attainment: dict[SloClass, Attainment] = {kind: Attainment() for kind in SloClass}
-        self.preemptions = 0
-        self.preempted_s = 0.0
-        self._keep = keep
-        self._live: dict[RequestId, RequestTrack] = {}
-        self._ended: OrderedDict[RequestId, RequestTrack] = OrderedDict()
-        self._compounds: OrderedDict[str, CompoundTrack] = OrderedDict()
-
-    def __getitem__(self, id_: RequestId) -> RequestTrack:
-        """Raises KeyError for one that never came or is forgotten."""
-        return self._live[id_] if id_ in self._live else self._ended[id_]
-
-    def compound(self, id_: str) -> CompoundTrack | None:
-        return self._compounds.get(id_)
-
-    def arrive(self, view: RequestView) -> RequestTrack:
-        track = self._live[view.id] = RequestTrack(view)
-        part = view.compound
-        if part is not None:
-            whole = self._compounds.setdefault(part.id, CompoundTrack(part.id, view.arrived))
-            whole.calls, whole.open = whole.calls + 1, whole.open + 1
-            whole.stage, whole.stages = max(whole.stage, part.stage), part.stages or whole.stages
-            whole.last_seen = whole.last_seen or part.last
-            if whole.deadline is None:
-                whole.deadline = part.deadline
-        return track
-
-    def end(self, id_: RequestId, now: float, completed: bool) -> RequestTrack:
-        """It has its whole answer, or it ended otherwise: refused, failed, its client gone."""
-        track = self._live.pop(id_)
-        track.completed = completed
-        track.move(Phase.ENDED, now)
-        self._ended[id_] = track
-        self._count(track, now)
-        while len(self._ended) > self._keep:
-            self._ended.popitem(last=False)
-        while len(self._compounds) > self._keep:
-            self._compounds.popitem(last=False)
-        return track
-
-    def _count(self, track: RequestTrack, now: float) -> None:
-        spent = track.spent(now)
-        self.preemptions += track.preemptions
-        self.preempted_s += spent.preempted_s
-        tally = self.attainment[track.view.slo_class]
-        met = track.met()
-        tally.promised += met is not None
-        tally.met += met is True
-        tally.tokens += track.goodput()
-        part = track.view.compound
-        whole = None if part is None else self._compounds.get(part.id)
-        if whole is not None:
-            whole.open -= 1
-            whole.failed += not track.completed
-            whole.ended_at = now
-            whole.spent = Spent(
-                whole.spent.queue_s + spent.queue_s,
-                whole.spent.prefill_s + spent.prefill_s,
-                whole.spent.decode_s + spent.decode_s,
-                whole.spent.paused_s + spent.paused_s,
-                whole.spent.preempted_s + spent.preempted_s,
-            )

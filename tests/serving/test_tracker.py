@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.types import CompoundView, RequestId, RequestView, SloClass
-from ramify.serving.tracker import OutOfOrder, Phase, RequestTrack, Tracker
+from ramify.serving.policy.types import RequestId, RequestView, SloClass
+from ramify.serving.tracker import OutOfOrder, Phase, RequestTrack
 
 ARRIVED = 100.0
 
@@ -75,41 +75,12 @@ def test_an_event_out_of_order_is_an_error() -> None:
         track.move(Phase.PREFILL, 99.0)
 
 
-def test_a_workflow_is_met_when_its_last_stage_was_and_only_once_nothing_is_open() -> None:
-    tracker = Tracker()
-    for i, last in ((1, False), (2, True), (3, True)):
-        stage = CompoundView("run", i, 3, 1, last, deadline=120.0)
-        tracker.arrive(request(i, SloClass.COMPOUND, compound=stage, deadline=120.0))
-    for i in (1, 2):
-        tracker[RequestId(i)].move(Phase.PREFILL, 105)
-        tracker.end(RequestId(i), 106, completed=True)
-    whole = tracker.compound("run")
-    assert whole is not None
-    assert (whole.met(), whole.open, whole.calls, whole.left_s(110)) == (None, 1, 3, 10)
-    tracker.end(RequestId(3), 119, completed=True)
-    assert whole.met() is True
-    assert whole.spent.queue_s == 5 + 5 + 19
-    assert tracker.attainment[SloClass.COMPOUND].share == 1.0
-
-
-def test_attainment_is_kept_by_class() -> None:
-    tracker = Tracker()
-    for i, end in ((1, 105.0), (2, 115.0)):
-        tracker.arrive(request(i, deadline=110.0))
-        tracker.end(RequestId(i), end, completed=True)
-    tracker.arrive(request(3, SloClass.BEST_EFFORT))
-    tracker.end(RequestId(3), 500, completed=True)
-    assert tracker.attainment[SloClass.DEADLINE].share == 0.5
-    assert tracker.attainment[SloClass.BEST_EFFORT].share is None
-
-
 _STARTED = st.sampled_from(["token", "pause", "preempt"])
 
 
 @given(st.lists(st.tuples(_STARTED, st.floats(0.001, 5)), max_size=40), st.floats(0, 5), st.booleans())
 def test_the_ledger_adds_up_whatever_happens(events: list[tuple[str, float]], queued: float, completed: bool) -> None:
-    tracker = Tracker()
-    track = tracker.arrive(request(ttft=103.0, tbt=0.2, kind=SloClass.LATENCY))
+    track = RequestTrack(request(ttft=103.0, tbt=0.2, kind=SloClass.LATENCY))
     now = ARRIVED + queued
     track.move(Phase.PREFILL, now)
     tokens = 0
@@ -125,7 +96,8 @@ def test_the_ledger_adds_up_whatever_happens(events: list[tuple[str, float]], qu
         elif kind == "preempt" and track.phase is not Phase.PREEMPTED:
             track.move(Phase.PREEMPTED, now)
         assert track.spent(now).total_s == pytest.approx(now - ARRIVED)
-    tracker.end(track.view.id, now, completed)
+    track.completed = completed
+    track.move(Phase.ENDED, now)
     assert track.spent(now + 99).total_s == pytest.approx(now - ARRIVED)
     assert 0 <= track.on_time <= track.tokens == tokens
     assert track.goodput() == track.on_time
