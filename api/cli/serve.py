@@ -56,6 +56,11 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Running streams may be broken off for urgent calls and gone on with later.",
 )
+@click.option(
+    "--prompt-cache",
+    is_flag=True,
+    help="local keeps what it has read from one call to the next: quicker, and equal calls may differ a little.",
+)
 @click.option("--hang", "hang_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
               help="An engine that is silent for so long is taken for hung.")  # fmt: skip
 @click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
@@ -93,6 +98,7 @@ def serve_command(
     policy_options: tuple[str, ...],
     forward_tags: bool,
     can_resume: bool,
+    prompt_cache: bool,
     hang_s: float,
     whole_s: float,
     drain_s: float,
@@ -129,6 +135,7 @@ def serve_command(
         api_keys=client_keys,
         forward_xargs=forward_tags,
         can_resume=can_resume,
+        prompt_cache=prompt_cache,
         policy=policy,
         policy_options=dict(map(_option, policy_options)),
         hang_s=hang_s,

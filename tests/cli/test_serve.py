@@ -47,7 +47,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
     }  # fmt: skip
     words = [word for pair in flags.items() for word in pair]
-    assert ramify("serve", *words, "--forward-tags", "--resume", "--no-analyzer").status == 0
+    assert ramify("serve", *words, "--forward-tags", "--resume", "--prompt-cache", "--no-analyzer").status == 0
     (settings,) = seen
     assert settings == server.GatewaySettings(
         home=settings.home,
@@ -60,6 +60,7 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         api_keys=("ours",),
         forward_xargs=True,
         can_resume=True,
+        prompt_cache=True,
         policy="edf",
         policy_options={"best_effort_s": 7.5},
         hang_s=7.0,
