@@ -68,10 +68,10 @@ class Compound:
         return self.last_seen and not self.open and self.ended_well
 
     def met(self) -> bool | None:
-        """None while it runs or where it has no deadline; a compound is in time when its last stage was."""
+        """None while it runs or where it has no deadline; a compound is in time when its last stage was, whole."""
         if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
             return None
-        return self.ended_at <= self.deadline
+        return self.ended_well and self.ended_at <= self.deadline
 
     def feasible(self, now: float) -> bool | None:
         """Is there time left? None where it has no deadline, and once it is over."""
