@@ -41,10 +41,11 @@ class Compound:
         return self._last_calls >= self._last_width
 
     def join(self, tags: SLOTags) -> SLOTags:
-        """A call comes. One that does not say its stage is of the latest while that has calls open, else of the
-        next: a client that gives its calls an id and no more has stages, too."""
+        """A call comes. One that does not say its stage is of the latest while that has calls open or its last one
+        failed, which is asked again, else of the next: a client that gives its calls an id and no more has stages, too.
+        """
         if tags.compound_stage is None:
-            stage = max(0, self.latest) if self.open else self.latest + 1
+            stage = max(0, self.latest) if self.open or not self.ended_well else self.latest + 1
             most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages
             tags = replace(tags, compound_stage=min(stage, most, MOST_STAGES))
         self.latest = max(self.latest, tags.compound_stage or 0)

@@ -207,6 +207,7 @@ async def test_a_client_sends_none_to_a_server_that_is_no_gateway() -> None:
     model = ScriptedModel(lambda _: "x")
     async with LLMClient("http://gateway", transport=httpx.ASGITransport(app_of(model))) as client:
         assert await client.hint(said) == ""
+        assert "surrogates" in await client.hint([Message("system", "half a pair: \ud800")])
     faulty = httpx.MockTransport(lambda _: (_ for _ in ()).throw(httpx.ConnectError("nobody there")))
     async with LLMClient("http://gateway", transport=faulty) as client:
         assert await client.hint(said) == "nobody there"
