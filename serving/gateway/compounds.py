@@ -42,8 +42,7 @@ class Compound:
 
     def join(self, tags: SLOTags) -> SLOTags:
         """A call comes. One that does not say its stage is of the latest while that has calls open or its last one
-        failed, which is asked again, else of the next: a client that gives its calls an id and no more has stages, too.
-        """
+        failed, and is asked again, else of the next: a client that gives its calls an id and no more has stages."""
         if tags.compound_stage is None:
             stage = max(0, self.latest) if self.open or not self.ended_well else self.latest + 1
             most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages

@@ -160,8 +160,8 @@ class Endpoint:
         return True
 
     async def _one_comes_back(self, call: Call, failure: ApiError) -> bool:
-        """Every engine that there is has lost this call. It waits for one of ours that is over; but what has been in so
-        many when they died may be why they did."""
+        """Every engine that there is has lost this call. It waits for one of ours that is over; but what has been in
+        so many when they died may be why they did."""
         if failure.status not in (502, 503) or call.lost >= _LIVES:
             return False
         before = call.avoid
