@@ -168,7 +168,9 @@ async def test_a_client_that_leaves_and_a_gateway_that_stops_call_it_off() -> No
         again = asyncio.create_task(gateway.hint(HINT))
         await held.begun.wait()
         await gateway.drain(0)
-        assert (await again).body()["read"] is False
+        off = {"read": False, "why": "the gateway is stopping"}
+        assert (await again).body() == {"sent": True, **off}
+        assert (await gateway.hint(HINT)).body() == {"sent": False, **off}, "one that came just before"
         await gateway.aclose()
 
 
