@@ -41,10 +41,10 @@ class Compound:
         return self._last_calls >= self._last_width
 
     def join(self, tags: SLOTags) -> SLOTags:
-        """A call comes. One that does not say its stage is of the latest while that has calls open, else of the
-        next: a client that gives its calls an id and no more has stages, too."""
+        """A call comes. One that does not say its stage is of the latest while that has calls open or its last one
+        failed, and is asked again, else of the next: a client that gives its calls an id and no more has stages."""
         if tags.compound_stage is None:
-            stage = max(0, self.latest) if self.open else self.latest + 1
+            stage = max(0, self.latest) if self.open or not self.ended_well else self.latest + 1
             most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages
             tags = replace(tags, compound_stage=min(stage, most, MOST_STAGES))
         self.latest = max(self.latest, tags.compound_stage or 0)
@@ -68,10 +68,10 @@ class Compound:
         return self.last_seen and not self.open and self.ended_well
 
     def met(self) -> bool | None:
-        """None while it runs or where it has no deadline; a compound is in time when its last stage was."""
+        """None while it runs or where it has no deadline; a compound is in time when its last stage was, whole."""
         if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
             return None
-        return self.ended_at <= self.deadline
+        return self.ended_well and self.ended_at <= self.deadline
 
     def feasible(self, now: float) -> bool | None:
         """Is there time left? None where it has no deadline, and once it is over."""

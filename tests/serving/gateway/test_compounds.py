@@ -228,6 +228,16 @@ async def test_a_last_call_that_failed_may_be_asked_again() -> None:
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 2}
 
 
+async def test_a_call_that_failed_and_is_asked_again_is_of_its_stage() -> None:
+    """As OpenAI's client asks again by itself; these calls say no stage."""
+    async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
+        for _ in range(4):
+            await all_.call("run")
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 3}
+
+
 async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
     async with Workflows() as all_:
         book = all_._gateway.records
