@@ -42,6 +42,18 @@ def test_a_call_without_a_stage_is_of_the_latest_while_that_is_open_else_of_the_
     assert run.join(SLOTags(compound_id="run", compound_stages=3)).compound_stage == 3, "never beyond the last"
 
 
+def test_what_failed_is_asked_again_but_for_what_another_call_has_answered() -> None:
+    run, plain = Compound("run", 0.0), SLOTags(compound_id="run")
+    run.join(plain)
+    run.left(1.0, whole=False)
+    assert [run.join(plain).compound_stage for _ in range(2)] == [0, 0]
+    run.left(2.0, whole=True)
+    run.left(3.0, whole=False)
+    assert run.join(plain).compound_stage == 1, "one of two that did the same"
+    run.left(4.0, whole=False)
+    assert run.join(plain).compound_stage == 1
+
+
 @pytest.mark.parametrize(
     ("tags", "last"),
     [
