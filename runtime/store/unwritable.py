@@ -39,7 +39,7 @@ def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
     Raises `sqlite3.Error` where it cannot be read, or is no database.
     """
     try:
-        return _opened(file, "mode=rw", timeout_s)
+        return _opened(file, "mode=rw", timeout_s, sqlite3.Connection)
     except sqlite3.OperationalError as error:
         refused = "_".join(str(error.sqlite_errorname).split("_")[:2]) in _REFUSED
         if not refused or not os.access(file, os.R_OK) or os.access(file.parent, os.W_OK):
@@ -67,7 +67,7 @@ def _stamp(file: Path) -> _Stamp:
     return found
 
 
-def _opened(file: Path, how: str, timeout_s: float, kind: type[_C] = sqlite3.Connection) -> _C:
+def _opened(file: Path, how: str, timeout_s: float, kind: type[_C]) -> _C:
     connection = sqlite3.connect(
         f"{file.absolute().as_uri()}?{how}",
         uri=True,
