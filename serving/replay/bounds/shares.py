@@ -69,8 +69,8 @@ def _solved(job: Job) -> Share:
 
 def brought(made: Sequence[Program], setting: Setting) -> Program | None:
     """A program of the window that cannot be met and has all blocks that those around it may leave in the prefix
-    cache (what comes after it, for the late stages of who came in it): standing before the others it pays for them, and is
-    worth nothing. None where nothing is shared.
+    cache (what comes after it, for the late stages of who came in it): standing before the others it pays for
+    them, and is worth nothing. None where nothing is shared.
 
     The bound of the window does not serve those around it, so that without this it would charge the window for
     prompts that others have computed: on agent sessions that is no upper bound."""
