@@ -67,7 +67,7 @@ def test_bad_options_are_refused(options: dict[str, Any]) -> None:
 
 def test_what_happens_outside_is_not_reused() -> None:
     """A later run would say that it was done, with nothing in its ledger; a checked one would do it twice."""
-    with pytest.raises(TypeError, match="is irreversible and declared reuse=True.*Drop one"):
+    with pytest.raises(TypeError, match=r"is irreversible and declared reuse=True: .*Drop one"):
         step(effect="irreversible", reuse=True)(takes)
 
 
