@@ -153,7 +153,7 @@ def step(
         if known is Effect.IRREVERSIBLE and reuse:
             raise TypeError(
                 f"step {function.__qualname__!r} is irreversible and declared reuse=True: where its result is taken "
-                "over it would not happen. Drop one of the two; in_fork='recorded' gives a branch what was done before"
+                "over it would not happen. Drop one of the two; in_fork='recorded' gives a branch what was done"
             )
         if retry < 0:
             raise ValueError(f"step {function.__qualname__!r}: retry={retry} is negative")
