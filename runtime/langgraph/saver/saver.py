@@ -425,7 +425,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         "keep_latest" keeps the newest `keep` of each namespace, those made in the last `older_than_s` seconds where
         that is given, those whose metadata has a true value under one of `keep_tags`, the newest of every branch
         (one that no other checkpoint continues), and what the kept ones stand on.
-        "delete" deletes all.
+        "delete" deletes all. Many threads are no single transaction, so that who writes meanwhile does not wait for
+        all of them: where one fails, those before it are done.
         """
         threads, tags = upkeep.several(thread_ids, "thread_ids"), upkeep.several(keep_tags, "keep_tags")
         rule = upkeep.Rule(strategy, keep, None if older_than_s is None else self._clock() - older_than_s, tags)
