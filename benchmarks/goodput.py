@@ -32,7 +32,7 @@ from ramify.serving.replay.contenders import contender  # noqa: E402
 from ramify.serving.replay.document import around, update, where  # noqa: E402
 from ramify.serving.replay.errors import ReplayError  # noqa: E402
 from ramify.serving.replay.jobs import Job, Result  # noqa: E402
-from ramify.serving.replay.made_up import read_workload, write  # noqa: E402
+from ramify.serving.replay.made_up import read_workload, write_workload  # noqa: E402
 from ramify.serving.replay.pool import run_all  # noqa: E402
 from ramify.serving.replay.rows import FIGURES, Row, rows_of  # noqa: E402
 from ramify.serving.replay.steps import SHIPPED, load  # noqa: E402
@@ -107,7 +107,7 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     (asked.out / "results").mkdir(parents=True, exist_ok=True)
     trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
     if trace is None:
-        trace = write(asked.out / "made-up.json")
+        trace = write_workload(asked.out / "made-up.json")
     read_workload(trace)
     seconds = asked.seconds or (150.0 if asked.quick else 600.0)
     base = Job("concord", str(trace), seconds=seconds, steps=str(asked.steps))

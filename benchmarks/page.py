@@ -63,7 +63,7 @@ def _line(row: Mapping[str, Any]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
 def written(text: str, name: str, inside: str) -> str:

@@ -94,6 +94,8 @@ class LLMCalls:
         if (known := self._journal.served_llm(row.key)) is not None:
             result: ChatResult = codec.decode(known.result_json)
             return result
+        if row.step_key is None:  # a step that has begun goes on: its effect may have happened
+            self._journal.refuse_when_stopped()
         self._refuse_when_late()
         client = await self._provider()
         self._refuse_when_late()

@@ -57,11 +57,20 @@ def encode(value: object, what: str = "value") -> str:
 
 def _holds_itself(value: object, what: str) -> str | None:
     """Where, in the value, one stands that is around itself; None where none was found."""
-    todo: list[tuple[object, str, tuple[int, ...]]] = [(value, what, ())]
+    around, seen = set[int](), set[int]()  # each is gone through once: what is shared may be reached in 2^n ways
+    todo: list[tuple[object, str, int]] = [(value, what, 0)]
     while todo:
-        one, where, around = todo.pop()
+        one, where, depth = todo.pop()
+        if depth < 0:  # all inside it was gone through
+            around.discard(id(one))
+            continue
         if id(one) in around:
             return where
+        if id(one) in seen or depth >= sys.getrecursionlimit():
+            continue
+        around.add(id(one))
+        seen.add(id(one))
+        todo.append((one, where, -1))
         inner: list[tuple[object, object]] = []
         if isinstance(one, Mapping):
             inner = [(f"[{key!r}]", each) for key, each in one.items()]
@@ -69,8 +78,7 @@ def _holds_itself(value: object, what: str) -> str | None:
             inner = [(f"[{at}]", each) for at, each in enumerate(one)]
         elif dataclasses.is_dataclass(one) or hasattr(type(one), "__pydantic_validator__"):
             inner = [(f".{name}", each) for name, each in getattr(one, "__dict__", {}).items()]
-        if len(around) < sys.getrecursionlimit():
-            todo += ((each, f"{where}{part}", (*around, id(one))) for part, each in reversed(inner))
+        todo += ((each, f"{where}{part}", depth + 1) for part, each in reversed(inner))
     return None
 
 

@@ -42,22 +42,27 @@ def hint_ahead(
 async def _send(
     run: Run, op: PlanOp, function: Callable[..., Any], provider: LLMProvider, emit: Callable[[Event], None]
 ) -> None:
-    begun, prefix = run.clock(), op.attrs[PREFIX]
+    begun = run.clock()
+    try:
+        why = await _read_ahead(op.attrs[PREFIX], function, provider)
+    except ServingError as error:  # the call itself will say so, if it comes to that
+        why = str(error)
+    except Exception as error:  # noqa: BLE001  a module may hold objects that raise where they are looked at
+        why = f"{type(error).__name__}: {error}"
+    emit(PrefixHinted(run.record.id, op.id, why, run.clock() - begun))
+
+
+async def _read_ahead(prefix: Mapping[str, Any], function: Callable[..., Any], provider: LLMProvider) -> str:
+    """Why it was not read, "" where it was."""
     messages: list[Message] = []
     for said in prefix["messages"]:
         text = _text_of(said, function)
         if text is None:
             shown = f"{said['name'] or 'a literal'} of {said['module']}"
-            why = f"{shown} is not the text that the plan was made of"
-            break
+            return f"{shown} is not the text that the plan was made of"
         messages.append(Message(said["role"], text))
-    else:
-        try:
-            client = await provider()
-            why = await client.hint(messages, model=prefix["model"])
-        except ServingError as error:  # the call itself will say so, if it comes to that
-            why = str(error)
-    emit(PrefixHinted(run.record.id, op.id, why, run.clock() - begun))
+    client = await provider()
+    return await client.hint(messages, model=prefix["model"])
 
 
 def _text_of(said: Mapping[str, str], function: Callable[..., Any]) -> str | None:

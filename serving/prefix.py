@@ -19,7 +19,8 @@ class PrefixHints:
         self._taken: bool | None = None
 
     async def send(self, messages: Sequence[Message], *, model: str) -> str:
-        """Returns when the prefix is read, or will not be: then why, else "". Raises nothing of the network's."""
+        """Returns when the prefix is read, or will not be: then why, else "". Raises nothing of the network's, nor of
+        a text that is none (half a surrogate pair)."""
         try:
             if self._taken is None:
                 listed = await self._http.get(f"{self._base_url}/models")
@@ -33,7 +34,7 @@ class PrefixHints:
                 f"{self._base_url}{wire.PREFIX_PATH}", json={"model": model, "messages": said}
             )
             body = wire.parse_object(answer.content)
-        except (httpx.RequestError, wire.Malformed) as error:
+        except (httpx.RequestError, wire.Malformed, UnicodeEncodeError) as error:
             return str(error) or type(error).__name__
         if body.get("read") is True:
             return ""

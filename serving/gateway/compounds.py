@@ -32,6 +32,7 @@ class Compound:
     matched: int = -1  # the stage at which history was asked last
     expected: tuple[StageEstimate, ...] = ()  # after that stage, by history
     dues: dict[int, float] = field(default_factory=dict)  # by stage: when it is due by its share of the deadline
+    _answered: bool = False  # a call of the latest stage, at least
     _last_calls: int = 0  # calls of the last stage that have come,
     _last_width: int = 1  # of so many
 
@@ -41,13 +42,14 @@ class Compound:
         return self._last_calls >= self._last_width
 
     def join(self, tags: SLOTags) -> SLOTags:
-        """A call comes. One that does not say its stage is of the latest while that has calls open, else of the
-        next: a client that gives its calls an id and no more has stages, too."""
+        """A call comes. One that does not say its stage is of the latest while that has calls open or no answer yet
+        (what failed is asked again), else of the next: a client that gives its calls an id and no more has stages."""
         if tags.compound_stage is None:
-            stage = max(0, self.latest) if self.open else self.latest + 1
+            stage = max(0, self.latest) if self.open or not self._answered else self.latest + 1
             most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages
             tags = replace(tags, compound_stage=min(stage, most, MOST_STAGES))
-        self.latest = max(self.latest, tags.compound_stage or 0)
+        if (tags.compound_stage or 0) > self.latest:
+            self.latest, self._answered = tags.compound_stage or 0, False
         self.calls += 1
         self.open += 1
         if is_last(tags):
@@ -61,6 +63,7 @@ class Compound:
         self.open -= 1
         self.done += whole
         self.ended_at, self.ended_well = now, whole or needless
+        self._answered = self._answered or self.ended_well
 
     @property
     def over(self) -> bool:
@@ -68,10 +71,10 @@ class Compound:
         return self.last_seen and not self.open and self.ended_well
 
     def met(self) -> bool | None:
-        """None while it runs or where it has no deadline; a compound is in time when its last stage was."""
+        """None while it runs or where it has no deadline; a compound is in time when its last stage was, whole."""
         if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
             return None
-        return self.ended_at <= self.deadline
+        return self.ended_well and self.ended_at <= self.deadline
 
     def feasible(self, now: float) -> bool | None:
         """Is there time left? None where it has no deadline, and once it is over."""

@@ -154,20 +154,21 @@ class Endpoint:
         call.lost += failure.status != 503  # in one that cannot be reached it never was
         if call.first_token is not None:
             return False
-        if len(call.avoid) == len(gateway.replicas.all) and not await self._one_comes_back(call, failure):
+        if not gateway.replicas.others(call.avoid) and not await self._one_comes_back(call, failure):
             return False
         gateway.metrics.retried()
         return True
 
     async def _one_comes_back(self, call: Call, failure: ApiError) -> bool:
-        """Every engine has lost this call. It waits for one of ours that is over; but what has been in so many when
-        they died may be why they did."""
+        """Every engine that there is has lost this call. It waits for one of ours that is over; but what has been in
+        so many when they died may be why they did."""
         if failure.status not in (502, 503) or call.lost >= _LIVES:
             return False
+        before = call.avoid
         for one in self._gateway.replicas.all:
-            if one.comes_back is not None and await one.comes_back():
+            if one.index in before and one.comes_back is not None and await one.comes_back():
                 call.avoid -= {one.index}
-        return len(call.avoid) < len(self._gateway.replicas.all)
+        return call.avoid != before
 
     async def _whole(self, work: _Work, replica: Replica) -> None:
         call, gateway = work.call, self._gateway

@@ -22,6 +22,7 @@ from ramify.serving.gateway.replicas import Replica, Replicas
 from ramify.serving.gateway.upstream import Upstream
 
 _FIELDS = ("model", "messages", "tools")
+_STOPPING = "the gateway is stopping"
 
 
 class HintEnd(StrEnum):
@@ -73,6 +74,7 @@ class Hints:
         self._metrics = metrics
         self._clock = clock
         self._reading: dict[asyncio.Task[HintResult], Replica] = {}
+        self._stopped = False
 
     async def read(self, hint: Mapping[str, object], affinity: str | None) -> HintResult:
         """Have it read where that costs nobody anything; returns when it is read or will not be. `affinity`: that of
@@ -93,10 +95,14 @@ class Hints:
             await _ended(mine[-over:])
 
     async def stop(self) -> None:
+        """Call off those that are read; no other is sent."""
+        self._stopped = True
         await _ended(list(self._reading))
 
     def _free(self, able: list[Replica], affinity: str | None) -> Replica | str:
         """Where it goes, or why nowhere."""
+        if self._stopped:
+            return _STOPPING
         if not able:
             return "no engine here keeps what it has read from one call to the next (ramify serve --prompt-cache)"
         if len(able) > 1 and affinity is None:
@@ -125,7 +131,7 @@ class Hints:
             await _ended([task])
             del self._reading[task]
         if task.cancelled():
-            return HintResult(HintEnd.CALLED_OFF, "a call wanted its slot")
+            return HintResult(HintEnd.CALLED_OFF, _STOPPING if self._stopped else "a call wanted its slot")
         return task.result()
 
 

@@ -46,6 +46,7 @@ class Replica:
     down_until: float = 0.0
     failures: int = 0  # in a row
     restarts: int = 0
+    false_starts: int = 0  # of its next life, in a row
     batch: int | None = None  # calls that it works on at once, where it takes more and queues them itself
     # Of an engine of ours, asked when it has lost a call: is it over, and will it be started again?
     comes_back: Callable[[], Awaitable[bool]] | None = None
@@ -107,11 +108,11 @@ class Replicas:
         """A replica with a free slot: its siblings' or its prefix's where that is one, else the better of a few.
 
         None where there is none. `avoid` are those that have failed this call; they serve where nothing else does, or
-        will: one that is being started again is waited for.
+        will: one that is being started again is waited for until it has failed to start.
         """
         free = [r for r in self.usable(now) if r.free]
         if not (others := [r for r in free if r.index not in avoid]):
-            away = any(r.upstream is None and r.comes_back is not None and r.index not in avoid for r in self.all)
+            away = any(r.upstream is None and r.comes_back is not None for r in self.others(avoid))
             others = [] if away else free
         free = others
         if not free:
@@ -124,6 +125,11 @@ class Replicas:
         if affinity:
             self.remember(affinity, chosen)
         return chosen
+
+    def others(self, avoid: frozenset[int]) -> list[Replica]:
+        """Those that may yet do a call which `avoid` have failed."""
+        hoped = (r for r in self.all if r.upstream is not None or not r.false_starts)
+        return [r for r in hoped if r.index not in avoid]
 
     def home(self, affinity: str | None) -> Replica | None:
         """Where calls with this affinity are best, so far as there were any."""

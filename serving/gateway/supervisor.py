@@ -75,7 +75,7 @@ class Supervised:
         self._upstream = Upstream(engine.base_url, hang_s=self._hang_s, whole_s=self._whole_s, queues=queues)
         self._past_answering.clear()
         self.replica.upstream = self._upstream
-        self.replica.failures, self.replica.down_until = 0, 0.0
+        self.replica.failures, self.replica.down_until, self.replica.false_starts = 0, 0.0, 0
         self.changed()
         return engine
 
@@ -128,6 +128,8 @@ class Supervised:
                     break
                 except EngineFailed as error:
                     log("engine_failed", level=logging.ERROR, replica=index, problem=str(error))
+                    self.replica.false_starts += 1
+                    self.changed()
                     pause = min(_BACKOFF_CAP_S, max(_BACKOFF_S, 2 * pause))
             self.replica.restarts += 1
             self.restarted(index)

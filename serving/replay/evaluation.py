@@ -102,6 +102,9 @@ class Table:
     def __init__(self, results: Iterable[Result]) -> None:
         self._results = tuple(results)
         self._scores = {result.job: result.score for result in self._results}
+        self._seeds: dict[Job, list[int]] = {}  # by the job with seed 0
+        for job in sorted(self._scores, key=lambda job: job.seed):
+            self._seeds.setdefault(job.but(seed=0), []).append(job.seed)
 
     def jobs(self) -> list[Job]:
         return list(self._scores)
@@ -161,8 +164,7 @@ class Table:
 
     def seeds(self, job: Job) -> list[int]:
         """Those that `job`'s contender has in its circumstances."""
-        plain = job.but(seed=0)
-        return sorted(one.seed for one in self._scores if one.but(seed=0) == plain)
+        return list(self._seeds.get(job.but(seed=0), ()))
 
 
 def _estimate(values: Sequence[float]) -> Estimate:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ramify import DidNotHappen, Happened, Sandbox, fork, idempotency_key, interrupt, step, workflow
+from ramify import DidNotHappen, Happened, Sandbox, fork, idempotency_key, interrupt, llm, step, workflow
 
 OUTBOX = Path(os.environ.get("EFFECTS_OUTBOX", "/nonexistent"))
 """The receiver: a line an effect, `key text`. Another process sees it too."""
@@ -179,6 +179,8 @@ async def taking_a_doubt_for_a_value(how: str) -> object:
     if isinstance(receipt, Exception):
         if how == "asking":
             return await interrupt("what now?")
+        if how == "asking the model":
+            return (await llm.chat("what now?")).text
         if how == "not sending":
             return "never mind"
         return await post_with_key("in its stead")

@@ -25,6 +25,7 @@ def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) 
     rows = [
         {**ROW, "ratio": 7005, "target": 1.0, "met": True},
         {**ROW, "name": "a|b", "ours": None, "spread": None, "target": "<= 1", "met": False, "floor": "0.3 ms"},
+        {**ROW, "name": "c", "target": None, "met": None, "peer_value": 999.7},
     ]
     done = page(tmp_path, json.dumps({"rows": rows, "machine": MACHINE}))
     assert done.returncode == 0, done.stderr
@@ -33,6 +34,7 @@ def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) 
         "| row | measured | target | | beside it |\n|---|---|---|---|---|\n"
         "| fork | 0.472 ms [0.41 to 2] | 1 | met | cp -a 3,310 |\n"
         "| a\\|b | – | <= 1 | **missed** | cp -a 3,310; 0.3 ms |\n"
+        "| c | 0.472 ms [0.41 to 2] | reported | – | cp -a 1,000 |\n"
         "\n<!-- fork: end -->\nmore words\n"
     )
 

@@ -177,6 +177,14 @@ async def hands_what_is_deep() -> None:
 
 
 @workflow
+async def hands_what_is_deep_and_shared() -> None:
+    value: list[Any] = []
+    for _ in range(1000):
+        value = [value, value]
+    await plain(value)
+
+
+@workflow
 async def forks(items: Any) -> None:
     async with ramify.fork(items):
         pass
@@ -237,6 +245,7 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a step that is a method": (calls_a_method, "step Agent.acts(self)", "a step is no method: make it a function"),
     "an argument that holds itself": (hands_what_holds_itself, "arguments['value']['deep'][0]['up']", "a flat value"),
     "an argument that is deep": (hands_what_is_deep, "step 'plain': arguments", "nested too deeply"),
+    "an argument that is deep and shared": (hands_what_is_deep_and_shared, "arguments", "nested too deeply"),
     "a fork of nothing": ((forks, None), f"{line(forks, 1)}: fork() was given a NoneType", "give it a list"),
     "a fork of a set": ((forks, {1, 2}), f"{line(forks, 1)}: fork() was given a set", "give it `sorted(...)`"),
     "a fork of a lock": (forks_locks, f"fork() at {line(forks_locks, 1)}: its items[0] is a", "Pass JSON values"),

@@ -92,7 +92,7 @@ async def test_a_doubt_stops_the_run_until_a_person_settles_it(runtime: Runtime,
     assert await statuses(runtime) == [EffectStatus.DONE]
 
 
-@pytest.mark.parametrize("how", ["gather", "except", "asking", "not sending"])
+@pytest.mark.parametrize("how", ["gather", "except", "asking", "asking the model", "not sending"])
 async def test_a_doubt_that_the_workflow_takes_for_a_value_stops_the_run(
     runtime: Runtime, workspace: Path, how: str
 ) -> None:
@@ -101,7 +101,7 @@ async def test_a_doubt_that_the_workflow_takes_for_a_value_stops_the_run(
     for _ in range(2):
         assert f"ramify approve {run} post" in str(await doubt_of(runtime, run))
     assert (await runtime.record()).status is RunStatus.FAILED
-    assert texts() == [how]
+    assert (texts(), await runtime.llm_calls()) == ([how], [])
     await runtime.approve(run, "post", happened=True, result="by hand")
     assert await runtime.resume(run) == "by hand"
     assert texts() == [how]

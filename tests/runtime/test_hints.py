@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import hint_app
 import httpx
@@ -111,6 +112,15 @@ async def test_a_hint_ends_with_its_run(home: Path, site: Site, monkeypatch: pyt
     async with site.client, runtime_of(home, site) as runtime:
         assert await runtime.run(hint_app.named) == "said"
         assert ended.is_set() and site.told == []
+
+
+async def test_what_fails_on_the_way_is_told(home: Path, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mock.call` says of everything that it has it, so also that it wraps another call."""
+    monkeypatch.setattr(hint_app, "call", mock.call, raising=False)
+    async with asyncio.timeout(60), site.client, runtime_of(home, site) as runtime:
+        assert await runtime.run(hint_app.literal) == "said"
+    assert site.limits == [256]
+    assert [why.partition(":")[0] for why in site.told] == ["ValueError"]
 
 
 async def test_a_text_that_is_another_by_now_is_told_and_not_sent(

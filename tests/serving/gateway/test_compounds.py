@@ -42,6 +42,18 @@ def test_a_call_without_a_stage_is_of_the_latest_while_that_is_open_else_of_the_
     assert run.join(SLOTags(compound_id="run", compound_stages=3)).compound_stage == 3, "never beyond the last"
 
 
+def test_what_failed_is_asked_again_but_for_what_another_call_has_answered() -> None:
+    run, plain = Compound("run", 0.0), SLOTags(compound_id="run")
+    run.join(plain)
+    run.left(1.0, whole=False)
+    assert [run.join(plain).compound_stage for _ in range(2)] == [0, 0]
+    run.left(2.0, whole=True)
+    run.left(3.0, whole=False)
+    assert run.join(plain).compound_stage == 1, "one of two that did the same"
+    run.left(4.0, whole=False)
+    assert run.join(plain).compound_stage == 1
+
+
 @pytest.mark.parametrize(
     ("tags", "last"),
     [
@@ -226,6 +238,16 @@ async def test_a_last_call_that_failed_may_be_asked_again() -> None:
         assert all_.learns.patterns == {}
         await all_.call("run", compound_stage=1, compound_stages=2)
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 2}
+
+
+async def test_a_call_that_failed_and_is_asked_again_is_of_its_stage() -> None:
+    """As OpenAI's client asks again by itself; these calls say no stage."""
+    async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
+        for _ in range(4):
+            await all_.call("run")
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]] * 3}
 
 
 async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:

@@ -168,7 +168,9 @@ async def test_a_client_that_leaves_and_a_gateway_that_stops_call_it_off() -> No
         again = asyncio.create_task(gateway.hint(HINT))
         await held.begun.wait()
         await gateway.drain(0)
-        assert (await again).body()["read"] is False
+        off = {"read": False, "why": "the gateway is stopping"}
+        assert (await again).body() == {"sent": True, **off}
+        assert (await gateway.hint(HINT)).body() == {"sent": False, **off}, "one that came just before"
         await gateway.aclose()
 
 
@@ -207,6 +209,7 @@ async def test_a_client_sends_none_to_a_server_that_is_no_gateway() -> None:
     model = ScriptedModel(lambda _: "x")
     async with LLMClient("http://gateway", transport=httpx.ASGITransport(app_of(model))) as client:
         assert await client.hint(said) == ""
+        assert "surrogates" in await client.hint([Message("system", "half a pair: \ud800")])
     faulty = httpx.MockTransport(lambda _: (_ for _ in ()).throw(httpx.ConnectError("nobody there")))
     async with LLMClient("http://gateway", transport=faulty) as client:
         assert await client.hint(said) == "nobody there"

@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
+from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway import supervisor
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.replicas import Replica, Traits
@@ -76,6 +77,19 @@ class _Later:
 
     async def __aexit__(self, *said: Any) -> None:
         await self._life.__aexit__(*said)
+
+
+class _Stillborn:
+    """A life that does not begin."""
+
+    def __init__(self, fails: asyncio.Event) -> None:
+        self._fails = fails
+
+    async def __aenter__(self) -> Life:
+        await self._fails.wait()
+        raise EngineFailed("it did not start")
+
+    async def __aexit__(self, *said: Any) -> None: ...
 
 
 @pytest.fixture(autouse=True)
@@ -205,6 +219,42 @@ async def test_it_is_waited_for_where_the_other_engine_has_failed_the_call_and_h
             lives.start.set()
             assert "done" in (await asyncio.wait_for(call, 60)).text
     assert len(other.calls) == 2
+
+
+@pytest.mark.parametrize("known", [True, False])
+async def test_one_that_does_not_start_again_is_not_waited_for(known: bool) -> None:
+    """The call was in the other one, which is back. `known`: before the call was lost there."""
+    inside, fails = asyncio.Event(), asyncio.Event()
+    lives = Lives(iter([holds(inside), ScriptedModel(lambda _: "done")]))
+    gone = Life(ScriptedModel(lambda _: "never"))
+    makes: Iterator[Any] = iter([gone])
+    async with (
+        Supervised(0, lives.make, Traits()) as back,
+        Supervised(1, lambda: next(makes, _Stillborn(fails)), Traits()) as away,
+    ):
+        app = create_gateway([back.replica, away.replica])
+        back.changed = away.changed = app.state.gateway.admission.decide
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+            await gone.kill()
+            await until(lambda: away.replica.upstream is None)
+            if known:
+                fails.set()
+                await until(lambda: away.replica.false_starts)
+            call = asyncio.create_task(client.post("/chat/completions", json={"messages": MESSAGES}))
+            await inside.wait()
+            await lives.all[0].kill()
+            await until(lambda: back.replica.restarts)
+            fails.set()
+            assert "done" in (await asyncio.wait_for(call, 60)).text
+
+
+async def test_what_fails_a_call_and_lives_is_not_asked_for_ever_while_the_other_does_not_start() -> None:
+    model = ScriptedModel(lambda _: "done", faults=[Fault.ERROR_500] * 9)
+    one, two = Replica(0, 1, Upstream("http://one", transport=model)), Replica(1, 1, None, false_starts=3)
+    app = create_gateway([one, two])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        answer = await asyncio.wait_for(client.post("/chat/completions", json={"messages": MESSAGES}), 60)
+    assert (answer.status_code, len(model.calls)) == (502, 1)
 
 
 async def test_engines_that_had_died_before_are_none_that_it_was_in() -> None:

@@ -112,6 +112,10 @@ def test_a_compound_is_in_time_when_its_last_stage_was() -> None:
         "feasible": None,
         "spent": {"queue_s": 0.0, "prefill_s": 2.0, "decode_s": 3.0, "paused_s": 0.0, "preempted_s": 0.0},
     }
+    book.close(book.open("/", SLOTags(compound_id="run", compound_last=1)), Outcome.FAILED)
+    assert compound()["met"] is False, "its last call failed, if in time"
+    run(book, clock, SLOTags(compound_id="run", compound_last=1), 0, [1.0], 1.0)
+    assert compound()["met"] is True, "it was asked again"
     run(book, clock, SLOTags(compound_id="run"), 0, [1.0], 6.0)
     assert compound()["met"] is False
 

@@ -121,7 +121,9 @@ async def test_one_that_is_started_again_is_waited_for_where_the_other_has_faile
     assert both.place(CALL, 0.0, None, frozenset({1})) is None
     assert both.place(CALL, 0.0, None, frozenset()) is two, "for others it is good enough"
     assert both.place(CALL, 0.0, None, frozenset({0, 1})) is two, "where both have failed it"
-    one.upstream = back
+    one.false_starts = 1
+    assert both.place(CALL, 0.0, None, frozenset({1})) is two, "it may never start"
+    one.upstream, one.false_starts = back, 0
     assert both.place(CALL, 0.0, None, frozenset({1})) is one
 
 

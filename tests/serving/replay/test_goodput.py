@@ -14,6 +14,7 @@ from ramify.serving.replay.contenders import HIDDEN
 from ramify.serving.replay.document import BEGIN, END
 from ramify.serving.replay.evaluation import names
 from ramify.serving.replay.jobs import Job
+from ramify.serving.replay.made_up import read_workload
 from tests.serving.replay.test_evaluation import result
 
 _PATH = Path(__file__).parents[3] / "benchmarks" / "goodput.py"
@@ -78,6 +79,17 @@ def test_it_goes_on_where_it_was_cut_short(
     ours = next(one for one in found["goodput"] if one["contender"] == "concord")
     assert (ours["request"], ours["token"], ours["workflow"], ours["attained"]) == (0.9, 0.9, 0.9, {"latency": 1.0})
     assert (tmp_path / "out" / "index.html").exists() and (tmp_path / "out" / "evaluation.json").exists()
+
+
+def test_without_a_trace_single_calls_and_sessions_are_made_up(
+    asked: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    monkeypatch.delenv("RAMIFY_TRACE", raising=False)
+    assert run(monkeypatch, "--quick", "--contender", "fcfs", "--out", tmp_path / "out") == 0
+    (trace,) = {job.trace for job in asked}
+    made = read_workload(Path(trace))
+    assert made.arrivals and made.sessions
 
 
 @pytest.mark.parametrize(
