@@ -150,6 +150,11 @@ def step(
                 f"step {function.__qualname__!r}: idempotent, reconcile, compensate and in_fork are for "
                 "effect='irreversible'"
             )
+        if known is Effect.IRREVERSIBLE and reuse:
+            raise TypeError(
+                f"step {function.__qualname__!r} is irreversible and declared reuse=True: where its result is taken "
+                "over it would not happen. Drop one of the two; in_fork='recorded' gives a branch what was done"
+            )
         if retry < 0:
             raise ValueError(f"step {function.__qualname__!r}: retry={retry} is negative")
         limit = None if timeout is None else seconds(timeout)

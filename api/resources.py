@@ -64,6 +64,11 @@ class Resources:
             )
         return given(snapshots, scratch) if callable(given) else given
 
+    @property
+    def own_client(self) -> bool:
+        """Whether the user handed over the client."""
+        return self._given_llm is not None
+
     def warm(self, settings: Settings) -> None:
         """Begin to start the model; the first call waits for it."""
         key = (settings.base_url, settings.model)

@@ -405,6 +405,7 @@ class Runtime:
             settings=settings,
             check_reuse=self._check_reuse,
             reuse_answers=self._reuse_answers,
+            own_client=self._resources.own_client,
         )
 
     def _emit(self, event: Event) -> None:

@@ -71,6 +71,7 @@ class Services:
     settings: Settings
     check_reuse: float = 0.0  # the share of what is taken over that is computed again and compared
     reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
+    own_client: bool = False  # `llm` gives a client that the user handed over: the settings do not say whom it asks
 
 
 def new_run_id() -> RunId:
@@ -201,7 +202,7 @@ def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     """The reuse of one run. Close it with the run."""
     seen = world_print(world_spec(record), services.settings.sandbox)
-    model = model_of(record.id, services.settings)
+    model = model_of(record.id, services.settings, own_client=services.own_client)
     check = Sampler(services.check_reuse)
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)
 

@@ -130,7 +130,7 @@ def state_after(pending: Pending, snapshot: Snapshot, row: OpRecord) -> Made:
     """The state after a step, which the step itself makes again, unless doing it twice could be seen outside."""
     step, run = pending.step, pending.scope.run
     what, attempt = f"step {step.name!r}", int(row.attrs.get("attempt", 0))
-    if step.effect is Effect.IRREVERSIBLE and not (step.outside.idempotent or step.reuse):
+    if step.effect is Effect.IRREVERSIBLE and not step.outside.idempotent:
         return Made(snapshot, what, refused="it is irreversible and not declared to be repeatable")
     if step.effect is Effect.UNKNOWN and not step.reuse:
         return Made(snapshot, what, refused="its effect is unknown and it is not declared to be repeatable")

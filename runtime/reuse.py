@@ -86,9 +86,10 @@ ASKED = "asked"
 """The attribute of a step's row that says which model it asked (`model_of`)."""
 
 
-def model_of(run: RunId, settings: Settings) -> str:
-    """Which model a run asks. Where a server's is not named, it may be another one tomorrow: the run's own."""
-    named = settings.base_url is None or settings.model is not None
+def model_of(run: RunId, settings: Settings, *, own_client: bool) -> str:
+    """Which model a run asks. Where a server's is not named, it may be another one tomorrow: the run's own. So it is
+    where the user handed over a client (`own_client`), which may ask anybody."""
+    named = settings.model is not None or (settings.base_url is None and not own_client)
     return codec.digest([settings.base_url, settings.model]) if named else f"of run {run}"
 
 

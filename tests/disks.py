@@ -12,12 +12,14 @@ import pytest
 
 
 @contextmanager
-def read_only(folder: Path) -> Iterator[None]:
-    """Nobody writes to the folder inside, root included. Skips where that cannot be had."""
-    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", folder, folder]).returncode:
+def read_only(folder: Path, at: Path | None = None) -> Iterator[None]:
+    """Nobody writes to the folder inside, root included; or nobody who comes by way of `at`. Skips where that cannot
+    be had."""
+    place = at or folder
+    if os.geteuid() != 0 or subprocess.run(["mount", "--bind", folder, place]).returncode:
         pytest.skip("cannot mount: not root")
     try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        subprocess.run(["mount", "-o", "remount,bind,ro", place], check=True)
         yield
     finally:
-        subprocess.run(["umount", "--lazy", folder], check=True)
+        subprocess.run(["umount", "--lazy", place], check=True)

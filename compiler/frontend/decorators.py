@@ -51,7 +51,7 @@ def read_workflow(
 def digests_before(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """The digests of a workflow and its steps as plans of format 3 have them: of its own text and that of helpers
     with steps in them, and of what its steps use of their own modules."""
-    sources = Sources()
+    sources = Sources(plans_of_now=False)
     workflow = sources.function(function)
     calls = Calls(workflow, sources, caught=is_wrapped(function))
     calls.read()

@@ -99,6 +99,8 @@ class Sources:
 
     def rebound(self, path: str) -> frozenset[str]:
         """The globals of a module that its functions bind anew while they run."""
+        if not self.plans_of_now:
+            return frozenset()
         if path not in self._rebound:
             functions = [node for node in ast.walk(self.tree(path)) if isinstance(node, Definition)]
             self._rebound[path] = frozenset(name for each in functions for name in _bound_globals(each))

@@ -51,7 +51,7 @@ class Reader:
     """One connection to the database at an address, which is there and at the present version."""
 
     def __init__(self, connection: Any, address: Address) -> None:
-        self._connection = connection
+        self.connection = connection
         self._mark = "?" if address.file is not None else "%s"
         self.address = address
 
@@ -135,7 +135,8 @@ class Reader:
         return rows.unaltered(unpack(names, packed))
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
-        with in_our_words(self.address), closing(self._connection.cursor()) as cursor:
+        self._refresh()
+        with in_our_words(self.address), closing(self.connection.cursor()) as cursor:
             cursor.execute(query.replace("?", self._mark), tuple(values))
             names = [column[0] for column in cursor.description]
             fetched = cursor.fetchall()
@@ -146,6 +147,13 @@ class Reader:
                     row[name] = as_read(row[name]) if type(row[name]) is str else row[name]
         return found
 
+    def _refresh(self) -> None:
+        """A connection that sees nothing of what was written since is left for another one."""
+        if isinstance(self.connection, unwritable.Still) and self.connection.is_old:
+            newer = _connected(self.address)
+            self.connection.close()
+            self.connection = newer
+
 
 @contextmanager
 def reading(address: str | Path | Address) -> Iterator[Reader]:
@@ -154,14 +162,14 @@ def reading(address: str | Path | Address) -> Iterator[Reader]:
     Raises `StoreError` where it cannot be used.
     """
     where = address if isinstance(address, Address) else addresses.parse(address)
-    connection = _connected(where)
+    reader = Reader(_connected(where), where)
     try:
-        if not _is_current(connection, where):
-            connection.close()
-            connection = _connected(where, bring=True)
-        yield Reader(connection, where)
+        if not _is_current(reader.connection, where):
+            reader.connection.close()
+            reader.connection = _connected(where, bring=True)
+        yield reader
     finally:
-        connection.close()
+        reader.connection.close()
 
 
 def _connected(address: Address, *, bring: bool = False) -> Any:

@@ -3,7 +3,7 @@
 SQLite wants to make a file beside a database that keeps a log, also to read it. Where that cannot be, and a process
 works on the database or was killed, its files are there and are read with it. Where the last process ended well
 there is no log, and the file is all that there is. A log that lies there alone, as in a copy, is read beside a copy
-of the file.
+of the file. In these two cases a connection sees nothing of what somebody writes later: `Still`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,24 @@ from __future__ import annotations
 import os
 import sqlite3
 from pathlib import Path
+from typing import TypeVar
+
+_C = TypeVar("_C", bound=sqlite3.Connection)
+
+_Stamp = list[tuple[int, int, int] | None]
+
+
+class Still(sqlite3.Connection):
+    """Sees the database as it was when it was opened."""
+
+    file: Path
+    stamp: _Stamp
+
+    @property
+    def is_old(self) -> bool:
+        """Whether somebody has written since."""
+        return _stamp(self.file) != self.stamp
+
 
 _REFUSED = {"SQLITE_CANTOPEN", "SQLITE_READONLY"}
 
@@ -21,24 +39,42 @@ def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
     Raises `sqlite3.Error` where it cannot be read, or is no database.
     """
     try:
-        return _opened(file, "mode=rw", timeout_s)
+        return _opened(file, "mode=rw", timeout_s, sqlite3.Connection)
     except sqlite3.OperationalError as error:
         refused = "_".join(str(error.sqlite_errorname).split("_")[:2]) in _REFUSED
         if not refused or not os.access(file, os.R_OK) or os.access(file.parent, os.W_OK):
             raise
-    log = file.with_name(f"{file.name}-wal")
-    if log.exists() and log.stat().st_size:
-        return _copied(file, log)
-    return _opened(file, "mode=ro&immutable=1", timeout_s)
+    stamp, log = _stamp(file), _log(file)
+    whole = not log.exists() or not log.stat().st_size
+    still = _opened(file, "mode=ro&immutable=1", timeout_s, Still) if whole else _copied(file, log)
+    still.file, still.stamp = file, stamp
+    return still
 
 
-def _opened(file: Path, how: str, timeout_s: float) -> sqlite3.Connection:
+def _log(file: Path) -> Path:
+    return file.with_name(f"{file.name}-wal")
+
+
+def _stamp(file: Path) -> _Stamp:
+    """Another one once the file or its log was written to."""
+    found: _Stamp = []
+    for each in (file, _log(file)):
+        try:
+            here = each.stat()
+            found.append((here.st_ino, here.st_size, here.st_mtime_ns))
+        except OSError:
+            found.append(None)
+    return found
+
+
+def _opened(file: Path, how: str, timeout_s: float, kind: type[_C]) -> _C:
     connection = sqlite3.connect(
         f"{file.absolute().as_uri()}?{how}",
         uri=True,
         timeout=timeout_s,
         isolation_level=None,
         check_same_thread=False,
+        factory=kind,
     )
     try:
         connection.execute("PRAGMA schema_version")  # until something is read, nothing is opened
@@ -48,7 +84,7 @@ def _opened(file: Path, how: str, timeout_s: float) -> sqlite3.Connection:
     return connection
 
 
-def _copied(file: Path, log: Path) -> sqlite3.Connection:
+def _copied(file: Path, log: Path) -> Still:
     """The file with its log, in memory."""
     import tempfile
 
@@ -56,7 +92,7 @@ def _copied(file: Path, log: Path) -> sqlite3.Connection:
         for each in (file, log):
             (Path(folder) / each.name).write_bytes(each.read_bytes())
         copy = sqlite3.connect(Path(folder) / file.name)
-        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Still)
         try:
             copy.backup(memory)
         finally:

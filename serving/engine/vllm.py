@@ -171,7 +171,7 @@ class VllmEngine:
             **os.environ,
             "TMPDIR": str(scratch),  # it leaves sockets and rendezvous files behind, however it ends
         }
-        if len(str(scratch)) > _LONGEST_SOCKETS_FOLDER:
+        if len(os.fsencode(scratch)) > _LONGEST_SOCKETS_FOLDER:
             environment.setdefault("VLLM_RPC_BASE_PATH", gettempdir())
         with log.open("ab") as output:  # what it said before it died is still wanted when it is started again
             self._process = await asyncio.create_subprocess_exec(

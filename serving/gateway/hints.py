@@ -122,6 +122,7 @@ class Hints:
     async def _sent(self, replica: Replica, hint: Mapping[str, object]) -> HintResult:
         task = asyncio.create_task(_send(replica, hint))
         self._reading[task] = replica
+        task.add_done_callback(self._reading.pop)  # whatever calls this off, and however often
         try:
             await asyncio.wait({task})
         except asyncio.CancelledError:
@@ -129,7 +130,6 @@ class Hints:
             raise
         finally:
             await _ended([task])
-            del self._reading[task]
         if task.cancelled():
             return HintResult(HintEnd.CALLED_OFF, _STOPPING if self._stopped else "a call wanted its slot")
         return task.result()

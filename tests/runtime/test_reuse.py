@@ -12,7 +12,8 @@ from ramify import Runtime
 from ramify.compiler.plan import OpKind
 from ramify.runtime.costs import regrets
 from ramify.runtime.errors import RunFailed, WrongReuse
-from ramify.runtime.records import RunStatus
+from ramify.runtime.records import RunId, RunStatus, Settings
+from ramify.runtime.reuse import model_of
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 
@@ -57,14 +58,14 @@ async def test_what_looks_equal_and_is_not_is_done_again(runtime: Runtime, works
     assert executed(log) == len(given)
 
 
-@pytest.mark.parametrize(("base_url", "known"), [(None, True), ("http://model.test/v1", False)])
+@pytest.mark.parametrize("base_url", [None, "http://model.test/v1"])
 async def test_what_a_step_was_told_by_a_model_is_no_word_of_another(
-    home: Path, workspace: Path, log: Path, base_url: str | None, known: bool
+    home: Path, workspace: Path, log: Path, base_url: str | None
 ) -> None:
-    """A server's model that is not named may be another one in the next run; the embedded one is the same."""
+    """A model that is not named may be another one in the next run: a server's, or that of a client of one's own."""
 
-    async def said(model: str | None) -> str:
-        transport = ScriptedModel(lambda request: f"{model} says {request.messages[-1].content}")
+    async def said(model: str | None, named: str = "") -> str:
+        transport = ScriptedModel(lambda request: f"{model or named} says {request.messages[-1].content}")
         async with (
             LLMClient("http://model.test/v1", transport=transport) as client,
             Runtime(home=home, sandbox="copy", llm=client, base_url=base_url, model=model) as runtime,
@@ -75,8 +76,14 @@ async def test_what_a_step_was_told_by_a_model_is_no_word_of_another(
     assert executed(log) == 1
     assert await said("m2") == "m2 says hi"
     assert executed(log) == 2
-    assert [await said(None), await said(None)] == ["None says hi"] * 2
-    assert executed(log) == (3 if known else 4)
+    assert [await said(None, "one"), await said(None, "another")] == ["one says hi", "another says hi"]
+    assert executed(log) == 4
+
+
+def test_the_embedded_model_is_the_same_in_every_run() -> None:
+    one, other = (model_of(RunId(run), Settings(), own_client=False) for run in ("one", "other"))
+    assert one == other
+    assert one != model_of(RunId("one"), Settings(model="another"), own_client=False)
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)

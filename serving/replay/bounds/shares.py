@@ -19,7 +19,7 @@ from ramify.serving.replay.trace import Trace
 from ramify.serving.replay.types import Call, Program, ProgramId, Setting, Stage
 from ramify.serving.replay.workload import programs
 
-_PREFIXES = "and what the programs around the window left in the prefix cache"
+_PREFIXES = "and what the programs around the window, also those after it, leave in the prefix cache"
 _OURS = tuple(f"ramify.serving.replay.{name}" for name in ("bounds.lp", "workload", "trace"))
 
 
@@ -68,13 +68,14 @@ def _solved(job: Job) -> Share:
 
 
 def brought(made: Sequence[Program], setting: Setting) -> Program | None:
-    """A program of the window that cannot be met and has all blocks that those before it may have left in the prefix
-    cache: standing before the others it pays for them, and is worth nothing. None where nothing is shared.
+    """A program of the window that cannot be met and has all blocks that those around it may leave in the prefix
+    cache (what comes after it, for the late stages of who came in it): standing before the others it pays for
+    them, and is worth nothing. None where nothing is shared.
 
     The bound of the window does not serve those around it, so that without this it would charge the window for
-    prompts that came before it: on agent sessions that is no upper bound."""
-    begin, _ = setting.window
-    blocks = {block for one in made if one.at < begin for call in one.calls for block in call.blocks}
+    prompts that others have computed: on agent sessions that is no upper bound."""
+    begin, end = setting.window
+    blocks = {block for one in made if not begin <= one.at < end for call in one.calls for block in call.blocks}
     if not blocks:
         return None
     stages = (Stage((Call(1, 1, tuple(sorted(blocks))),)),)

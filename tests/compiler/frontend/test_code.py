@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 from ramify.compiler.affected import changed_parts
+from ramify.compiler.frontend.decorators import digests_before
+from ramify.compiler.frontend.digest import digest
+from ramify.compiler.frontend.sources import Sources
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import Plan
 
@@ -241,3 +244,34 @@ def test_plans_of_the_version_before_are_read(load: Any, tmp_path: Path, monkeyp
     assert Plan.from_json(json.dumps(older)).steps == plan.steps
     before = json.loads(plan.to_json()) | {"version": 4}
     assert Plan.from_json(json.dumps(before)).version == 4
+
+
+METHOD = """
+from stand_in import Sandbox, step, workflow
+
+@step
+async def edit(sandbox: Sandbox): ...
+async def helper():
+    await edit()
+class Agent:
+    async def works(self):
+        await helper()
+async def later():
+    await edit()
+def rebinds():
+    global later
+    later = helper
+@workflow
+async def flow(agent):
+    await agent.works()
+    await later()
+"""
+
+
+def test_format_3_digests_what_was_seen_then(load: Any, tmp_path: Path) -> None:
+    """Methods that steps run in were not, and a global that functions bind anew was taken for what it is now."""
+    (tmp_path / "methods.py").write_text(METHOD)
+    app, sources = load(tmp_path / "methods.py"), Sources()
+    whole, steps = digests_before(app.flow)
+    assert whole == digest([sources.function(app.flow).node, sources.function(app.later).node])
+    assert set(steps) == {"edit"}

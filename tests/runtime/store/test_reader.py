@@ -14,9 +14,9 @@ import pytest
 from disks import read_only
 
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.records import EffectRecord, EffectStatus
+from ramify.runtime.records import EffectRecord, EffectStatus, RunId
 from ramify.runtime.store import RunStore
-from ramify.runtime.store.reader import at_once, reading
+from ramify.runtime.store.reader import Reader, at_once, reading
 
 Make = Callable[..., Any]
 
@@ -95,9 +95,32 @@ async def test_it_reads_where_nothing_can_be_written(tmp_path: Path, a_run: Make
     assert sorted(path.name for path in home.iterdir()) == before
 
 
+async def test_who_looks_for_long_sees_what_others_write_meanwhile(tmp_path: Path, a_run: Make) -> None:
+    """Another user's home, where nobody worked when the look began."""
+    home, seen = tmp_path / "home", tmp_path / "seen"
+    seen.mkdir()
+    async with RunStore(home / "ramify.db", clock=lambda: 0.0) as store:
+        await store.create_run(a_run(id=RunId("run-1")))
+    with read_only(home, at=seen), reading(seen / "ramify.db") as reader:
+        assert ids(reader) == ["run-1"]
+        async with RunStore(home / "ramify.db", clock=lambda: 0.0) as store:
+            await store.create_run(a_run(id=RunId("run-2")))
+            assert ids(reader) == ["run-2", "run-1"]
+            await store.create_run(a_run(id=RunId("run-3")))
+            assert ids(reader) == ["run-3", "run-2", "run-1"]
+        assert len(ids(reader)) == 3
+        async with RunStore(home / "ramify.db", clock=lambda: 0.0) as store:
+            await store.create_run(a_run(id=RunId("run-4")))
+        assert len(ids(reader)) == 4
+
+
+def ids(reader: Reader) -> list[str]:
+    return [run.id for run in at_once(reader.runs())]
+
+
 def ids_in(home: Path) -> list[str]:
     with reading(home / "ramify.db") as reader:
-        return [run.id for run in at_once(reader.runs())]
+        return ids(reader)
 
 
 def test_nothing_heavy_is_loaded_for_a_file() -> None:

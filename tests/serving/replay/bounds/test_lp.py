@@ -104,14 +104,15 @@ def test_a_prefix_that_the_program_had_before_is_not_paid_for_again() -> None:
     assert request_bound(again, costly).value > request_bound(anew, costly).value
 
 
-def test_a_prefix_that_came_before_the_window_is_not_paid_for_in_it() -> None:
-    """One that comes before the window, and one in it with the same prompt, due sooner than it could be computed."""
+@pytest.mark.parametrize("at", [5.0, 95.0])
+def test_a_prefix_that_comes_around_the_window_is_not_paid_for_in_it(at: float) -> None:
+    """One that comes around the window, and some in it with the same prompt, due sooner than it could be computed."""
     setting = Setting(slots=1, seconds=100.0)
     stages = (Stage((Call(51_200, 10, tuple(range(100))),)),)
-    before = Program(ProgramId(0), 5.0, SloClass.DEADLINE, stages, deadline_s=30.0)
-    within = replace(before, id=ProgramId(1), at=50.0)
+    outside = Program(ProgramId(0), at, SloClass.DEADLINE, stages, deadline_s=30.0)
+    within = replace(outside, id=ProgramId(1), at=50.0)
     tight = [replace(within, id=ProgramId(n), deadline_s=0.5) for n in range(1, 4)]
-    around = brought([before, *tight], setting)
+    around = brought([outside, *tight], setting)
     assert around is not None
     anew, cached = request_bound(tight, setting, 0.1), request_bound([around, *tight], setting, 0.1)
     assert cached.value == 3.0 > anew.value
