@@ -154,9 +154,7 @@ def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -
     assert bench.store.fsck().problems == ()
 
 
-def test_a_merge_in_a_record_that_was_there_outlasts_the_machine(
-    bench: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_merge_in_a_record_that_was_there_outlasts_the_machine(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its bytes before they take the name, the name after."""
     base = bench.base({"a": "1"})
     one = bench.after(base, {"b": "1"}, do=timed)
