@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,13 +33,9 @@ class RunLock:
     def __enter__(self) -> RunLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not _taken(fd):
             os.close(fd)
-            raise RunLocked(
-                f"run {self._run} is being worked on by another process: wait for it or stop it"
-            ) from error
+            raise RunLocked(f"run {self._run} is being worked on by another process: wait for it or stop it")
         self._fd = fd
         return self
 
@@ -48,6 +45,18 @@ class RunLock:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _taken(fd: int) -> bool:
+    """Who only looks (`is_held`) has the lock for a moment, too."""
+    for pause_s in (0.002, 0.01, 0.05, None):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if pause_s is not None:
+                time.sleep(pause_s)
+    return False
 
 
 @asynccontextmanager

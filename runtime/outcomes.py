@@ -13,7 +13,7 @@ from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime import codec
 from ramify.runtime.costs import Choice, Cost
 from ramify.runtime.effects import Fence, Known
-from ramify.runtime.errors import HiddenWrites, NotSerialisable
+from ramify.runtime.errors import HiddenWrites, NotSerialisable, WrongReuse
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.journal import RAISED
 from ramify.runtime.pending import Pending, StepTimeout, run_code
@@ -27,7 +27,7 @@ from ramify.sandboxes.errors import SandboxError
 _SUMMARY = 80
 _TAIL = 800
 
-DOUBTFUL = (StepTimeout, NotSerialisable, SandboxError)
+_FROM_WITHOUT = (StepTimeout, NotSerialisable, SandboxError, WrongReuse)
 """What ends a step from without: its code did not say that the effect did not happen."""
 
 
@@ -176,7 +176,7 @@ async def settle_after(fence: Fence, error: BaseException, result_json: str | No
         return  # it was never begun, or stands in doubt already
     if result_json is not None:
         await fence.journal.settle(fence.done(result_json))  # it happened; what failed is the seal after it
-    elif isinstance(error, Exception) and not isinstance(error, DOUBTFUL):
+    elif isinstance(error, Exception) and not isinstance(error, _FROM_WITHOUT):
         await fence.journal.settle(fence.failed(error))
     else:
         await fence.doubt(f"the step was ended by {type(error).__name__}")

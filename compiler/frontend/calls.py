@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import FunctionType
@@ -142,10 +142,20 @@ class Calls:
             self._methods[key] = False  # while its own methods are read
             classes = [value for value in tracer.scope.function.outer.values() if isinstance(value, type)]
             for each in classes:
-                with suppress(SourceError):  # made by exec, as a dataclass's are
-                    method = self._at_home(inspect.getattr_static(each, name, None))
-                    self._methods[key] |= method is not None and self._holds_steps(tracer, method)
+                self._methods[key] |= self._method_holds_steps(tracer, each, name)
         return self._methods[key]
+
+    def _method_holds_steps(self, tracer: Tracer, owner: type, name: str) -> bool:
+        reading, forks = len(self._reading), len(tracer.forks)
+        try:
+            method = self._at_home(inspect.getattr_static(owner, name, None))
+            return method is not None and self._holds_steps(tracer, method)
+        except SourceError:  # made by exec, as a dataclass's are
+            return False
+        except WorkflowError:  # steps run there; what is wrong is said where it is known to be called
+            return True
+        finally:
+            del self._reading[reading:], tracer.forks[forks:]
 
     def _holds_steps(self, tracer: Tracer, function: Function, outer: Scope | None = None) -> bool:
         if function.node in self._reading:

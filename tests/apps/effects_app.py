@@ -57,6 +57,13 @@ async def post_with_key(text: str) -> str:
     return await _post(text, honours_keys=True)
 
 
+@step(effect="irreversible")
+async def post_and_build(sandbox: Sandbox, text: str) -> str:
+    receipt = await _post(text)
+    await sandbox.run("date +%s.%N > built", reuse=True, check=True)
+    return receipt
+
+
 async def _look(key: str, text: str) -> Happened | DidNotHappen:
     if "away" in STOP:
         raise ConnectionError("the receiver is away")
@@ -283,3 +290,8 @@ async def careless(text: str) -> str:
 @workflow
 async def hidden_in_a_step() -> str:
     return await careless("a")
+
+
+@workflow
+async def building(text: str) -> str:
+    return await post_and_build(text)

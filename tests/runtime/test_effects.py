@@ -173,6 +173,19 @@ async def test_a_timeout_leaves_a_doubt_and_is_not_retried(runtime: Runtime, wor
     assert texts() == ["hi"]
 
 
+async def test_a_wrong_hit_says_nothing_of_the_effect_before_it(
+    runtime: Runtime, home: Path, model: LLMClient, workspace: Path
+) -> None:
+    """The check ended the step, and not the step's own word."""
+    await runtime.run(effects_app.building, "hi", workspace=workspace)
+    async with Runtime(home=home, sandbox="copy", llm=model, check_reuse=1.0) as checking:
+        with pytest.raises(RunFailed, match="computed again it differs"):
+            await checking.run(effects_app.building, "hi", workspace=workspace)
+        assert await statuses(checking) == [EffectStatus.IN_DOUBT]
+        await doubt_of(checking, str(checking.last_run_id))
+    assert texts() == ["hi", "hi"]
+
+
 async def test_a_run_that_goes_on_without_knowing_says_so(home: Path, model: LLMClient, workspace: Path) -> None:
     """The workflow was there when the time was up, and decided; the doubt stays in the ledger."""
     effects_app.STOP[:] = ["after"]

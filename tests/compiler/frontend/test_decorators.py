@@ -157,6 +157,16 @@ def test_what_cannot_be_seen_is_a_graph_break_with_its_reason(
     assert seen.where == f"app/sample.py:{op.site.line}"
 
 
+def test_a_method_that_may_not_be_meant_refuses_nothing(compile_source: Compile) -> None:
+    """Another class of the module has one of that name, which would be refused where it is called."""
+    helpers = (
+        "class Agent:\n    async def works(self, x):\n        async with fork(x) as branches:\n"
+        "            await helper(x)\n            edit(x)\nasync def helper(x):\n    await edit(x)\n"
+    )
+    spec = compile_source(helpers + flow("await x.works(1)\nawait helper(x)")).spec
+    assert [type(item).__name__ for item in spec.body] == ["Unseen", "Inlined"]
+
+
 def test_a_partial_of_a_step_is_the_step(compile_source: Compile) -> None:
     plan = compile_source("import functools\nbound = functools.partial(edit, 1)\n" + flow("await bound()")).plan
     assert plan.op("run.1").step == "edit"
