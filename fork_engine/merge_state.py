@@ -96,7 +96,8 @@ def _merge_processes(sides: tuple[Snapshot, Snapshot, Snapshot], settler: Settle
     answer = settler.answer(conflict, lambda: (None, None, None))
     if answer is MergeStrategy.UNION and all(one.tier is ProcessTier.COMMANDS for one in (ours, theirs)):
         more = tuple(command for command in theirs.commands if command not in ours.commands)
-        return replace(ours, commands=ours.commands + more, dropped=dropped)
+        reason = _all(ours.reason, theirs.reason)
+        return replace(ours, commands=ours.commands + more, dropped=dropped, reason=reason)
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
         answer = settler.leave(conflict)
     return theirs if answer is MergeStrategy.THEIRS else ours

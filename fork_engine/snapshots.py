@@ -67,6 +67,7 @@ class Snapshots:
             with made.open("rb") as file:
                 os.fsync(file.fileno())
             made.rename(self._path(id))
+            flush_folder(self._folder)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

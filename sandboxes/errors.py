@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 TOO_MANY_FILES = "this process may open no more files: raise its limit (ulimit -n), or have fewer worlds at once"
+TOO_MANY_HERE = "this machine may open no more files: raise its limit (fs.file-max), or have fewer worlds at once"
 
 
 class SandboxError(Exception):
@@ -53,4 +54,4 @@ def files_counted(raised: type[SandboxError]) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.EMFILE, errno.ENFILE):
             raise
-        raise raised(TOO_MANY_FILES) from error
+        raise raised(TOO_MANY_FILES if error.errno == errno.EMFILE else TOO_MANY_HERE) from error

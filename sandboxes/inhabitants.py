@@ -12,7 +12,7 @@ import select
 import shlex
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -22,8 +22,8 @@ from ramify.sandboxes.output import CHUNK, Output
 from ramify.sandboxes.private import Private
 from ramify.sandboxes.safety import confine, limits
 from ramify.sandboxes.safety.watchdog import Watchdog
-from ramify.sandboxes.shell import CONTROL, Shell
-from ramify.sandboxes.shellstate import NAME, Kept, Report
+from ramify.sandboxes.shell import CONTROL, Shell, beyond
+from ramify.sandboxes.shellstate import NAME, Kept, Report, exporting
 from ramify.sandboxes.tiers.dumping import FIRST_PID, Criu, Pids
 from ramify.sandboxes.tiers.sessions import Sessions
 from ramify.sandboxes.wire import Cancel, Link, Message, Ran, Run, Start
@@ -259,10 +259,11 @@ class Inhabitants:
         self._settle()
         self._bury()
         if self._shell is None:
-            kept = self._kept()
-            self._shell = self._spawn_shell(kept)
+            kept, env = self._kept(), self._start_env()
+            late = beyond(env)
+            self._shell = self._spawn_shell(kept, {name: env[name] for name in env if name not in late})
             self._poll.register(self._shell.control, select.POLLIN)
-            self._restore(self._shell, kept)
+            self._restore(self._shell, kept, late)
         return self._shell
 
     def _kept(self) -> Kept | None:
@@ -271,11 +272,13 @@ class Inhabitants:
             return Report.parse(self._known).kept(self._start.tree)
         return Kept.decode(self._start.shell) if self._start.shell else None
 
-    def _restore(self, shell: Shell, kept: Kept | None) -> None:
-        """Bring back what the last shell knew; without one, learn what this one starts with."""
+    def _restore(self, shell: Shell, kept: Kept | None, late: Mapping[str, str]) -> None:
+        """Bring back what the last shell knew; without one, learn what this one starts with. `late`: the variables
+        that it could not be started with."""
         command = ":"
-        if kept is not None:
-            self._private.write("state", kept.script(self._start.tree))
+        if kept is not None or late:
+            script = b"" if kept is None else kept.script(self._start.tree)
+            self._private.write("state", exporting(late) + script)
             command = f"builtin source {shlex.quote(self._private.path('state'))} >/dev/null 2>&1"
         shell.recall(command)
         try:
@@ -306,10 +309,10 @@ class Inhabitants:
             self._known = shell.state + b"\0" + self._limits.encode()
         self._shell = None
 
-    def _spawn_shell(self, kept: Kept | None) -> Shell:
+    def _spawn_shell(self, kept: Kept | None, env: Mapping[str, str]) -> Shell:
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
-        pwd, env = self._start_place(), self._start_env()
+        pwd = self._start_place()
         with self._score.handed_on():
             pid = os.fork()
         if pid == 0:

@@ -12,13 +12,17 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from ramify.sandboxes import shellstate
 
 CONTROL = 47
 """The control descriptor's number in bash: one that no script picks by hand, above what bash saves others to, below
 what it takes for process substitution, and low enough to live with `ulimit -n 64`."""
+
+GIVEN = 96 << 10
+"""Bytes of variables that a program can be started with on any machine: of them and its arguments the kernel takes
+128 KiB at least, and of one no more than that."""
 
 MOST_TOLD = 64 << 20
 """Bytes of state: the commands of a world can write to the control descriptor too, through /proc."""
@@ -157,3 +161,15 @@ def completed(command: str) -> str:
         return f"{command}\n"
     odd = (len(command) - len(command.rstrip("\\"))) % 2
     return command + "\\" * odd
+
+
+def beyond(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables, the longest ones, that no new bash can be given with all the others. A shell may export what no
+    program can be started with: a new one is told of them by script."""
+    late: dict[str, str] = {}
+    left = GIVEN
+    for name, value in sorted(env.items(), key=lambda item: len(item[1])):
+        left -= len(os.fsencode(f"{name}={value}")) + 9  # a NUL and a pointer
+        if left < 0 and shellstate.NAME.fullmatch(name):
+            late[name] = value
+    return late

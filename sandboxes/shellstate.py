@@ -243,6 +243,11 @@ def quoted(data: bytes) -> bytes:
     return b"'" + data.replace(b"'", b"'\\''") + b"'"
 
 
+def exporting(env: Mapping[str, str]) -> bytes:
+    """What a shell sources to have these in its environment."""
+    return b"".join(b"builtin export " + _bytes(name) + b"=" + quoted(_bytes(env[name])) + b"\n" for name in env)
+
+
 @dataclass(frozen=True, slots=True)
 class Kept:
     """A shell's state in a snapshot, without what its `env` and `cwd` say, by name: as the store merges it."""

@@ -56,6 +56,8 @@ def explain_command(app: App, run: str, as_json: bool, target: str | None) -> No
     Example: ramify explain @
     """
     record, rows, llm, others = app.look(lambda store: _read(store, run))
+    if target is not None and record.frontend == DECORATORS:
+        raise click.UsageError(f"--app is for LangGraph threads: run {record.id} is a workflow's, which is known")
     plan = Plan.from_json(record.plan_json)
     stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
     choices = regrets(rows)

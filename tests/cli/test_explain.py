@@ -127,6 +127,11 @@ def test_figures_of_code_that_has_changed_since_are_not_used(tmp_path: Path, wor
     asyncio.run(scripted(seen))
 
 
+def test_an_app_is_a_threads(ramify: Any, home: Any) -> None:
+    said = ramify("explain", "--app", "nowhere.py:app")
+    assert said.status == 2 and "is a workflow's" in said.err
+
+
 def test_a_run_that_is_not_there(ramify: Any, home: Any) -> None:
     said = ramify("explain", "ffff")
     assert (said.status, said.out) == (1, "")

@@ -154,6 +154,22 @@ def test_a_merge_names_both_parents_also_of_a_state_that_was_there(bench: Any) -
     assert bench.store.fsck().problems == ()
 
 
+def test_a_merge_in_a_record_that_was_there_outlasts_the_machine(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bytes before they take the name, the name after."""
+    base = bench.base({"a": "1"})
+    one = bench.after(base, {"b": "1"}, do=timed)
+    two, more = bench.after(base, {"c": "1"}, do=timed), bench.after(base, {"b": "1", "c": "1"}, do=timed)
+    record = bench.store.merge(base, one, two).id
+    flushed: list[tuple[str, Any]] = []
+
+    def fsync(fd: int) -> None:
+        flushed.append((Path(f"/proc/self/fd/{fd}").readlink().name, bench.store.get(record).merges))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    bench.store.merge(base, one, more)
+    assert flushed == [("made", ()), ("snapshots", ((one.id, more.id),))]
+
+
 def test_merges_that_come_to_one_state_at_once_are_all_in_its_record(bench: Any) -> None:
     base = bench.base({})
     ours = bench.after(base, {f"b{n}": "1" for n in range(8)}, do=timed)

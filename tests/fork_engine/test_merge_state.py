@@ -217,6 +217,11 @@ def test_no_reason_of_a_record_hides_another(bench: Any) -> None:
     merged = bench.store.merge(base, one, two).processes
     assert merged.tier is ProcessTier.COMMANDS
     assert merged.reason == "dropped d; dropped c; both shells changed variable i: ours stands"
+    one, two = (
+        bench.after(began, {at: "1"}, processes=Processes(ProcessTier.COMMANDS, commands=(at,), reason=f"kept {at}"))
+        for at in ("e", "f")
+    )
+    assert bench.store.merge(began, one, two, strategy=UNION).processes.reason == "kept e; kept f"
 
 
 def test_a_directory_beside_the_workspace_is_merged(bench: Any) -> None:

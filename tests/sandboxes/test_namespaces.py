@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -20,7 +21,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import processes
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, WorldStartFailed
+from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, WorldStartFailed, files_counted
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 
 pytestmark = pytest.mark.linux_ns
@@ -409,6 +410,12 @@ async def test_who_may_open_no_more_files_is_told_so(
         resource.setrlimit(resource.RLIMIT_NOFILE, (usual, most))
     await asyncio.gather(*(one.close() for one in begun))
     assert await out(await namespaces.materialise(base, spec), "echo well") == await out(world, "echo well")
+
+
+@pytest.mark.parametrize(("number", "mend"), [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max")])
+def test_whose_limit_of_open_files_it_is_is_told(number: int, mend: str) -> None:
+    with pytest.raises(SandboxError, match=mend), files_counted(SandboxError):
+        raise OSError(number, os.strerror(number))
 
 
 async def test_a_workspace_with_a_name_that_is_no_text(

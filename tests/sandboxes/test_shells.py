@@ -136,6 +136,22 @@ async def test_a_shell_that_ends_gives_its_code_and_a_new_one_remembers(world: W
     assert (await world.run("echo $nosuch")).exit_code == 1  # set -u ends a shell, as bash does
 
 
+async def test_a_shell_may_export_more_than_a_program_can_be_given(
+    backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
+) -> None:
+    """No program starts until it is gone; the next shell has it all the same, and a fork's."""
+    spec = replace(spec, env={**spec.env, "GIVEN": "x" * 150_000})
+    world = await backend.materialise(base, spec)
+    told = await out(world, 'export LONG="it\'s$(printf %0200000d 1)"; echo ${#GIVEN} ${#LONG}')
+    assert told == "150000 200004\n"
+    assert "Argument list too long" in (await world.run("cat readme.txt")).stderr
+    await world.run("exit")
+    fork = await backend.materialise(await world.seal(), spec)
+    for one in (world, fork):
+        assert await out(one, 'echo ${#GIVEN} ${#LONG} "${LONG:0:4}"') == "150000 200004 it's\n"
+        assert await out(one, "export -n GIVEN LONG; cat readme.txt") == "as it was\n"
+
+
 async def test_a_background_child_holding_the_output_open_does_not_hang(world: World, out: Out) -> None:
     assert await out(world, "sleep 1000 & echo started") == "started\n"
     assert await world.background_processes() == 1
