@@ -56,14 +56,16 @@ def _line(row: Mapping[str, Any]) -> str:
     limit = "reported" if target is None else target if isinstance(target, str) else _number(target)
     beside = []
     if row["peer_value"] is not None:
-        beside.append(f"{row['peer']} {_number(row['peer_value'])}")
-    beside += [str(row[key]) for key in ("floor", "note") if row.get(key)]
+        ratio = f", ratio {_number(row['ratio'])}" if row.get("ratio") is not None else ""
+        beside.append(f"{row['peer']} {_number(row['peer_value'])}{ratio}")
+    beside += [f"floor {row['floor']}"] if row.get("floor") else []
+    beside += [row["note"]] if row.get("note") else []
     cells = (row["name"], ours, limit, _VERDICT[row["met"]], "; ".join(beside))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
 def _number(value: float) -> str:
-    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 999.95 else f"{value:,.0f}"
 
 
 def written(text: str, name: str, inside: str) -> str:

@@ -32,9 +32,9 @@ def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) 
     assert (tmp_path / "measured.md").read_text() == (
         "# Words\n<!-- fork: begin -->\n\n2 cores, Linux 6.1, Python 3.11.7:\n\n"
         "| row | measured | target | | beside it |\n|---|---|---|---|---|\n"
-        "| fork | 0.472 ms [0.41 to 2] | 1 | met | cp -a 3,310 |\n"
-        "| a\\|b | – | <= 1 | **missed** | cp -a 3,310; 0.3 ms |\n"
-        "| c | 0.472 ms [0.41 to 2] | reported | – | cp -a 1,000 |\n"
+        "| fork | 0.4724 ms [0.41 to 2] | 1 | met | cp -a 3,310, ratio 7,005 |\n"
+        "| a\\|b | – | <= 1 | **missed** | cp -a 3,310; floor 0.3 ms |\n"
+        "| c | 0.4724 ms [0.41 to 2] | reported | – | cp -a 999.7 |\n"
         "\n<!-- fork: end -->\nmore words\n"
     )
 
