@@ -45,7 +45,11 @@ def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 async def stop_in(runtime: Runtime, workflow: Any, place: str, workspace: Path, text: str = "hi") -> str:
     """Start it, and cancel it while its effect hangs at that place; the run's id."""
     effects_app.STOP[:] = [place]
-    task = asyncio.create_task(runtime.run(workflow, text, workspace=workspace))
+    await cancelled_where_it_hangs(asyncio.create_task(runtime.run(workflow, text, workspace=workspace)))
+    return str(runtime.last_run_id)
+
+
+async def cancelled_where_it_hangs(task: asyncio.Task[Any]) -> None:
     while "hangs" not in effects_app.STOP:
         await asyncio.sleep(0.01)
         assert not task.done(), task
@@ -53,7 +57,6 @@ async def stop_in(runtime: Runtime, workflow: Any, place: str, workspace: Path, 
     with pytest.raises(asyncio.CancelledError):
         await task
     effects_app.STOP.clear()
-    return str(runtime.last_run_id)
 
 
 def texts() -> list[str]:
@@ -239,14 +242,7 @@ async def test_what_was_undone_is_done_anew_under_another_key(runtime: Runtime, 
     run = await runtime.record()
     first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
     effects_app.STOP[:] = ["after"]
-    task = asyncio.create_task(runtime.resume(run.id, back_to=first.id))
-    while "hangs" not in effects_app.STOP:
-        await asyncio.sleep(0.01)
-        assert not task.done(), task
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    effects_app.STOP.clear()
+    await cancelled_where_it_hangs(asyncio.create_task(runtime.resume(run.id, back_to=first.id)))
     assert await runtime.resume(run.id) == "receipt for a"  # in doubt since: sent again under the same new key
     keys = [key for key, _ in effects_app.sent()]
     assert (len(keys), len(set(keys))) == (2, 2)

@@ -204,18 +204,23 @@ print("stopped", flush=True)
 """
 
 
+async def served(engine: str, at: Path) -> tuple[asyncio.subprocess.Process, str]:
+    """A process that serves what `engine` answers, and where."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", SERVE, engine),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        cwd=at,
+    )
+    assert process.stdout is not None
+    return process, (await process.stdout.readline()).decode().strip()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_serve_lets_calls_end_when_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
     engine = Turnstile()
     async with ScriptedServer(ScriptedModel(engine)) as server:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", SERVE, server.base_url),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=tmp_path,
-        )
-        assert process.stdout is not None
-        url = (await process.stdout.readline()).decode().strip()
+        process, url = await served(server.base_url, tmp_path)
         async with LLMClient(url, retries=0) as client:
             call = asyncio.create_task(client.chat(ask("last words")))
             await engine.inside.acquire()
@@ -229,14 +234,7 @@ async def test_serve_lets_calls_end_when_it_is_told_to_stop(tmp_path: Path, numb
 async def test_a_second_signal_breaks_off_what_is_left(tmp_path: Path) -> None:
     engine = Turnstile()
     async with ScriptedServer(ScriptedModel(engine)) as server:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", SERVE, server.base_url),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=tmp_path,
-        )
-        assert process.stdout is not None
-        url = (await process.stdout.readline()).decode().strip()
+        process, url = await served(server.base_url, tmp_path)
         async with LLMClient(url, retries=0) as client, httpx.AsyncClient(trust_env=False) as http:
             call = asyncio.create_task(client.chat(ask("never")))
             await engine.inside.acquire()

@@ -1,0 +1,213 @@
+"""What bad input gets, of graphs: an error that names the place and the mend."""
+
+from __future__ import annotations
+
+import operator
+import socket
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command
+
+from ramify import Sandbox, step, workflow
+from ramify.compiler.errors import WorkflowError
+from ramify.compiler.pipeline import compile_graph
+
+
+class State(TypedDict):
+    x: int
+
+
+def node(state: State) -> State:
+    return state
+
+
+def graph_of(**nodes: Any) -> Any:
+    graph: Any = StateGraph(State)
+    for name, action in nodes.items():
+        graph.add_node(name, action)
+    graph.add_edge(START, next(iter(nodes)))
+    return graph
+
+
+def here(function: Any) -> str:
+    return f"frontend/test_refused_graphs.py:{function.__code__.co_firstlineno}"
+
+
+def compiled(graph: Any) -> Any:
+    return compile_graph(graph, name="flow", ref="app.py:graph")
+
+
+def test_a_node_that_nothing_leads_to() -> None:
+    with pytest.raises(WorkflowError, match="nothing leads to node lost") as error:
+        compiled(graph_of(first=node, lost=node))
+    assert error.value.where == here(node)
+    assert "add an edge" in error.value.mend
+
+
+def test_a_node_that_only_a_command_may_lead_to_is_not_refused() -> None:
+    def jump(state: State) -> Any:
+        return Command(goto="far")
+
+    assert compiled(graph_of(first=jump, far=node)).plan.op("run.far").step == "far"
+
+
+def test_a_cycle_with_no_exit() -> None:
+    graph = graph_of(a=node, b=node)
+    graph.add_edge("a", "b")
+    graph.add_edge("b", "a")
+    with pytest.raises(WorkflowError, match="cycle with no exit") as error:
+        compiled(graph)
+    assert "leaves the cycle" in error.value.mend
+    assert error.value.where == here(node)
+
+
+def test_a_cycle_with_an_exit_is_none() -> None:
+    def choose(state: State) -> Literal["a", "__end__"]:
+        return "a"
+
+    graph = graph_of(a=node, b=node)
+    graph.add_edge("a", "b")
+    graph.add_conditional_edges("b", choose)
+    assert compiled(graph).plan.op("run.b")
+    assert END == "__end__"
+
+
+def fans(one: Any, other: Any, schema: Any = State) -> Any:
+    graph: Any = StateGraph(schema)
+    for name, action in (("first", node_of(schema)), ("left", one), ("right", other)):
+        graph.add_node(name, action)
+    graph.add_edge(START, "first")
+    graph.add_edge("first", "left")
+    graph.add_edge("first", "right")
+    return graph
+
+
+def node_of(schema: Any) -> Any:
+    def first(state: Any) -> Any:
+        return {}
+
+    return first
+
+
+def left(state: State) -> State:
+    return {"x": state["x"] + 1}
+
+
+def right(state: State) -> State:
+    if state["x"] > 1:
+        return {"x": 2}
+    return {"x": 3}
+
+
+def test_two_nodes_of_one_superstep_and_a_channel_without_a_reducer() -> None:
+    with pytest.raises(WorkflowError, match="channel x has no reducer") as error:
+        compiled(fans(left, right))
+    assert f"first -> left ({here(left)}) and first -> right ({here(right)})" in error.value.what
+    assert "Annotated" in error.value.mend
+
+
+def test_such_nodes_are_not_refused_where_one_may_leave_the_channel_alone() -> None:
+    def perhaps(state: State) -> Any:
+        if state["x"]:
+            return {"x": 1}
+
+    class Joined(TypedDict):
+        x: Annotated[int, operator.add]
+
+    attrs = compiled(fans(left, perhaps)).plan.op("run.left").attrs
+    assert attrs == {"reads": ["x"], "writes": ["x"], "reads_by": "syntax"}
+    assert compiled(fans(left, right, Joined))
+    later = fans(left, right)
+    later.nodes["right"].defer = True
+    assert compiled(later)
+
+
+def test_a_reducer_that_cannot_join_what_its_channel_holds() -> None:
+    class Bad(TypedDict):
+        x: int
+        found: Annotated[dict, operator.add]  # line: of this field
+
+    with pytest.raises(WorkflowError, match="reducer add of channel found raises on two of dict") as error:
+        compiled(graph_of_schema(Bad))
+    assert error.value.where == f"frontend/test_refused_graphs.py:{line_of('# line: of this field')}"
+
+
+def line_of(text: str) -> int:
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return next(number for number, line in enumerate(lines, 1) if line.endswith(text))
+
+
+def graph_of_schema(schema: Any) -> Any:
+    graph: Any = StateGraph(schema)
+    graph.add_node("only", node_of(schema))
+    graph.add_edge(START, "only")
+    return graph
+
+
+def test_a_reducer_of_the_wrong_shape_is_refused_by_langgraph_itself() -> None:
+    class Bad(TypedDict):
+        x: Annotated[int, lambda one: one]
+
+    with pytest.raises(ValueError, match="Invalid reducer signature"):
+        StateGraph(Bad)
+
+
+def test_state_that_no_checkpoint_can_keep() -> None:
+    class Bad(TypedDict):
+        line: socket.socket | None  # line: of the socket
+
+    with pytest.raises(WorkflowError, match="channel line holds a socket, which no checkpoint can keep") as error:
+        compiled(graph_of_schema(Bad).compile(checkpointer=InMemorySaver()))
+    assert error.value.where == f"frontend/test_refused_graphs.py:{line_of('# line: of the socket')}"
+    assert compiled(graph_of_schema(Bad).compile()), "nothing is kept without a checkpointer, as in LangGraph"
+
+
+def test_a_world_in_the_state_is_refused_with_and_without_a_checkpointer() -> None:
+    class Bad(TypedDict):
+        world: Sandbox
+
+    with pytest.raises(WorkflowError, match="channel world holds a Sandbox"):
+        compiled(graph_of_schema(Bad))
+
+
+def test_duplicate_names_of_nodes_are_refused_by_langgraph_itself() -> None:
+    with pytest.raises(ValueError, match="Node `a` already present"):
+        graph_of(a=node).add_node("a", node)
+
+
+def a_world() -> Sandbox:
+    return Sandbox.__new__(Sandbox)
+
+
+def test_a_node_that_holds_a_world_in_its_closure() -> None:
+    world = a_world()
+
+    def holds(state: State) -> Any:
+        return {"x": len(str(world))}
+
+    with pytest.raises(WorkflowError, match="node only holds a world in world") as error:
+        compiled(graph_of(only=holds))
+    assert error.value.where == f"frontend/test_refused_graphs.py:{holds.__code__.co_firstlineno + 1}"
+
+
+def test_a_node_that_calls_a_step_or_a_workflow() -> None:
+    @step
+    async def ours(sandbox: Sandbox) -> None: ...
+
+    @workflow
+    async def flow() -> None: ...
+
+    async def calls_step(state: State) -> Any:
+        await ours()
+
+    async def calls_workflow(state: State) -> Any:
+        await flow()
+
+    for name, action in (("step ours", calls_step), ("workflow flow", calls_workflow)):
+        with pytest.raises(WorkflowError, match=f"node only calls the {name}") as error:
+            compiled(graph_of(only=action))
+        assert error.value.where == f"frontend/test_refused_graphs.py:{action.__code__.co_firstlineno + 1}"
