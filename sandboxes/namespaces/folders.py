@@ -40,6 +40,7 @@ class Folders:
         self._stack: Stack = ()
         self._again = False  # it was not its first
         self._making: asyncio.Task[None] | None = None
+        self._asked = False  # since the making began
         self._restock()
 
     def take(self, lowers: Sequence[Path], n: int) -> list[tuple[Path, os.stat_result | None]]:
@@ -64,21 +65,27 @@ class Folders:
         return self._place / uuid.uuid4().hex[:12]
 
     def _restock(self) -> None:
+        self._asked = True
         if self._making is None or self._making.done():
             self._making = asyncio.ensure_future(self._make())
 
     async def _make(self) -> None:
-        await asyncio.sleep(AFTER_S)
-        with suppress(OSError, SandboxError):  # whoever forks next makes their own, and is told why that fails
-            while True:
-                if self._spent:
-                    await to_the_end(self._clear(self._spent.pop()))
-                elif len(self._ready) < STOCK:
-                    await to_the_end(self._add())
-                elif self._again and len(self._standing) < TREES:
-                    await to_the_end(self._plant(self._ready.pop()))
-                else:
-                    return
+        while self._asked:  # also who took while what failed was under way is owed a try
+            self._asked = False
+            await asyncio.sleep(AFTER_S)
+            with suppress(OSError, SandboxError):  # whoever forks next makes their own, and is told why that fails
+                await self._fill_up()
+
+    async def _fill_up(self) -> None:
+        while True:
+            if self._spent:
+                await to_the_end(self._clear(self._spent.pop()))
+            elif len(self._ready) < STOCK:
+                await to_the_end(self._add())
+            elif self._again and len(self._standing) < TREES:
+                await to_the_end(self._plant(self._ready.pop()))
+            else:
+                return
 
     async def _add(self) -> None:
         folder = self._new()

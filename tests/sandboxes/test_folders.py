@@ -100,6 +100,28 @@ async def test_a_tree_that_cannot_be_mounted_ahead_is_nobodys_error(
     assert await out(worlds[-1], "ls package") == await out(worlds[0], "ls package")
 
 
+async def test_who_forks_while_a_tree_fails_to_be_mounted_has_trees_ahead_all_the_same(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, fails = asyncio.Event(), asyncio.Event()
+
+    async def mount(*_: object) -> list[int]:
+        asked.set()
+        await fails.wait()
+        raise WorldStartFailed("no tree of this one")
+
+    for _ in range(2):
+        await (await namespaces.materialise(base, spec)).close()
+    assert await ready(namespaces) == TREES
+    await asyncio.gather(*(world.close() for world in await namespaces.fork(base, spec, TREES)))
+    with monkeypatch.context() as patched:
+        patched.setattr(Trees, "mount", mount)
+        await asked.wait()
+    namespaces._folders.take(namespaces._store.lower_dirs(base), 0)
+    fails.set()
+    assert await ready(namespaces) == TREES
+
+
 async def test_a_layer_that_goes_while_it_is_forked_is_told_as_ever_and_no_world_stays(
     namespaces: NamespaceBackend,
     store: SnapshotStore,
