@@ -49,6 +49,13 @@ if TYPE_CHECKING:
     multiple=True,
     help="An option of the policy, as in --policy-option goodput=token. Repeatable.",
 )
+@click.option(
+    "--placement",
+    type=click.Choice(["one-queue", "power-of-k"]),
+    help="Where calls wait for one of several replicas: in one queue before all, or before each, with a dummy in K "
+    "queues.  [default: one-queue; with calm-thesis power-of-k]",
+)
+@click.option("--placement-k", type=click.IntRange(min=1), help="K.  [default: 2]")
 @click.option("--forward-tags", is_flag=True, help="Engines at URLs read our tags: pass on what is left of them.")
 @click.option(
     "--resume",
@@ -96,6 +103,8 @@ def serve_command(
     slots: int | None,
     policy: str,
     policy_options: tuple[str, ...],
+    placement: str | None,
+    placement_k: int | None,
     forward_tags: bool,
     can_resume: bool,
     prompt_cache: bool,
@@ -116,7 +125,7 @@ def serve_command(
     Example: ramify serve --port 8000
     """
     from ramify.serving.engine.types import EngineSpec
-    from ramify.serving.gateway.server import GatewaySettings, serve
+    from ramify.serving.gateway.server import GatewaySettings, Placement, serve
     from ramify.serving.policy.table import UnknownPolicy
 
     named = (*engines, *([base_url] if base_url else [])) or ("local",)
@@ -138,6 +147,8 @@ def serve_command(
         prompt_cache=prompt_cache,
         policy=policy,
         policy_options=dict(map(_option, policy_options)),
+        placement=None if placement is None else Placement(placement),
+        placement_k=placement_k or 2,
         hang_s=hang_s,
         whole_s=whole_s,
         drain_s=drain_s,
@@ -146,6 +157,8 @@ def serve_command(
         vllm_args=vllm_args,
         trace=trace,
     )
+    if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
+        raise click.UsageError("--placement-k goes with --placement power-of-k: one queue has no dummies")
     shown = " and ".join(spec.shown for spec in specs)
 
     def ready(url: str) -> None:

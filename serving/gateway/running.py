@@ -64,7 +64,7 @@ async def start_server(
     stack: AsyncExitStack,
     listener: socket.socket,
     settings: GatewaySettings,
-    policy: Policy,
+    policy: Policy | Sequence[Policy],
     behind: Sequence[Behind],
     sockets: Mapping[int, Path],
 ) -> Gateway:
@@ -83,7 +83,7 @@ async def start_server(
 
     up = asyncio.Event()
     replicas = [one.replica if isinstance(one, Supervised) else one for one in behind]
-    app = create_gateway(replicas, policy=policy, api_keys=settings.api_keys)
+    app = create_gateway(replicas, policy=policy, k=settings.placement_k, api_keys=settings.api_keys)
     gateway: Gateway = app.state.gateway
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:

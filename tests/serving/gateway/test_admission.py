@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ramify.serving.gateway.admission import Admission, Preempted, Refused
+from ramify.serving.gateway.admission import Admission, OneQueue, Preempted, Refused
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.edf import EarliestDeadlineFirst
@@ -47,7 +47,7 @@ def replica(index: int = 0, slots: int = 1, *, can_resume: bool = False) -> Repl
 
 
 def admission(*replicas: Replica) -> Admission:
-    return Admission(EarliestDeadlineFirst(), Replicas(replicas), time.monotonic)
+    return OneQueue(EarliestDeadlineFirst(), Replicas(replicas), time.monotonic)
 
 
 async def test_no_slot_is_lost_however_calls_end() -> None:
@@ -127,7 +127,7 @@ class Scripted:
 
 async def test_a_verdict_that_interrupts_is_performed_once_and_the_slot_goes_on_when_it_is_left() -> None:
     policy = Scripted(preempt=(1, 2))
-    door = Admission(policy, Replicas([replica(slots=2, can_resume=True)]), time.monotonic)
+    door = OneQueue(policy, Replicas([replica(slots=2, can_resume=True)]), time.monotonic)
     can, cannot, urgent = Seeker(1), Seeker(2, resumable=False), Seeker(3)
     async with door.slot(can) as _, door.slot(cannot):
         waiting = asyncio.create_task(door.slot(urgent).__aenter__())
@@ -141,7 +141,7 @@ async def test_a_verdict_that_interrupts_is_performed_once_and_the_slot_goes_on_
 
 async def test_a_running_call_that_is_dropped_hears_why() -> None:
     policy = Scripted(drop=(1,))
-    door = Admission(policy, Replicas([replica()]), time.monotonic)
+    door = OneQueue(policy, Replicas([replica()]), time.monotonic)
     late = Seeker(1)
     async with door.slot(late):
         waiting = asyncio.create_task(door.slot(Seeker(2)).__aenter__())
@@ -153,7 +153,7 @@ async def test_a_running_call_that_is_dropped_hears_why() -> None:
 
 async def test_the_policy_sees_what_runs_and_how_fast() -> None:
     policy = Scripted()
-    door = Admission(policy, Replicas([replica(0, 3), replica(1, 2)]), time.monotonic)
+    door = OneQueue(policy, Replicas([replica(0, 3), replica(1, 2)]), time.monotonic)
     running = Seeker(1)
     async with door.slot(running), door.slot(Seeker(2)):
         seen = policy.views[-1]
