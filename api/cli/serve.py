@@ -72,6 +72,8 @@ if TYPE_CHECKING:
               help="An engine that is silent for so long is taken for hung.")  # fmt: skip
 @click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
               metavar="SECONDS", help="The same for an answer that does not stream; at least --hang.")  # fmt: skip
+@click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
+              metavar="SECONDS", help="local and vllm are started again after so long without a sign of life.")  # fmt: skip
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long a stop waits for calls in progress.")  # fmt: skip
 @click.option(
@@ -110,6 +112,7 @@ def serve_command(
     prompt_cache: bool,
     hang_s: float,
     whole_s: float,
+    restart_s: float,
     drain_s: float,
     analyzer: bool,
     log: bool,
@@ -151,6 +154,7 @@ def serve_command(
         placement_k=placement_k or 2,
         hang_s=hang_s,
         whole_s=whole_s,
+        restart_s=restart_s,
         drain_s=drain_s,
         engine_log=engine_log,
         analyzer=analyzer,

@@ -55,7 +55,15 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 sockets[index] = folder / f"engine-{index}.sock"
             make, traits = _maker(spec, settings, sockets.get(index))
             slots = _QUEUE_INSIDE if spec.kind is EngineKind.VLLM else None
-            one = Supervised(index, make, traits, slots=slots, hang_s=settings.hang_s, whole_s=settings.whole_s)
+            one = Supervised(
+                index,
+                make,
+                traits,
+                slots=slots,
+                hang_s=settings.hang_s,
+                whole_s=settings.whole_s,
+                restart_s=settings.restart_s,
+            )
             behind.append(await stack.enter_async_context(one))
     return behind, sockets
 

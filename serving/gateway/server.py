@@ -55,6 +55,7 @@ class GatewaySettings:
     placement_k: int = 2  # queues that a call stands in, by the thesis's
     hang_s: float = 120.0  # of silence, and an engine is taken for hung
     whole_s: float = 600.0  # the same for an answer that does not stream
+    restart_s: float = 60.0  # without a sign of life, and an engine of ours is ended and started again
     drain_s: float = 0.0  # how long leaving waits for calls that still run
     engine_log: Path | None = None
     analyzer: bool = False  # run the request analyzer beside it; its state is kept in `home`

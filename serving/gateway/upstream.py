@@ -41,10 +41,12 @@ class Upstream:
     ) -> None:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
-        self._hang_s, self._whole_s = hang_s, max(hang_s, whole_s)
+        self._hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
         self._queues = queues
         self._gateway: bool | None = None  # not known yet
         self._heard = 0.0  # when a part of any answer came last, by the loop's clock
+        self.suspect = False  # it was silent for too long to a call, and nobody has looked since why
+        self.working = 0  # on whole answers, which are silent until their end
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
             transport=transport or _transport(trust_env=not wire.is_loopback(self._root)),
@@ -90,10 +92,23 @@ class Upstream:
                 return False  # its life was over while we asked
         return False
 
+    async def answers(self, within_s: float) -> bool:
+        """Does its server say in that time that it is well? One that has no such question is well, too."""
+        request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/health")
+        try:
+            async with asyncio.timeout(within_s):
+                return (await self._http.send(request)).status_code not in (500, 503)
+        except (TimeoutError, httpx.RequestError):
+            return False
+
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
-        async with self._opened(self._post(path, body), self._whole_s) as response:
-            whole = await self._whole(response, self._whole_s)
+        self.working += 1
+        try:
+            async with self._opened(self._post(path, body), self.whole_s) as response:
+                whole = await self._whole(response, self.whole_s)
+        finally:
+            self.working -= 1
         self._speaks()
         return whole
 
@@ -178,12 +193,17 @@ class Upstream:
                 finally:
                     watch.handle.cancel()
         except TimeoutError:
+            self.suspect = True
             said = f"the engine at {self.shown} sent nothing for {silent_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None
 
     def _speaks(self) -> None:
         """The model itself, and not the server before it: that one lists its models while the engine is stuck."""
         self._heard = asyncio.get_running_loop().time()
+
+    def heard_since(self, then: float) -> bool:
+        """Has any call had a part of its answer since? By the loop's clock."""
+        return self._heard > then
 
     def silent_until(self) -> float:
         """When it is hung, should it say nothing from now on to those that share one queue inside it."""
