@@ -189,8 +189,9 @@ class Analysis:
         workflow.ended_at = call.ended
 
     def _sweep(self, now: float) -> None:
-        """Those of which nothing was heard for long are over. One that ended in a failure was broken off: what it
-        would have done is not known."""
+        """Those of which nothing was heard for long are over. One that ended in a failure, or short of what it said
+        would come, was broken off, and so may be one whose client left its last call: what it would have done is not
+        known."""
         while self._workflows:
             workflow = next(iter(self._workflows.values()))
             if now < workflow.heard_at + _SILENT_S:
@@ -199,13 +200,14 @@ class Analysis:
                 workflow.heard_at = now
                 self._workflows.move_to_end(workflow.compound.id)
             else:
-                self._over(workflow)
+                self._over(workflow, known=workflow.compound.over or workflow.compound.finished)
 
-    def _over(self, workflow: _Workflow) -> None:
-        """A run that was resumed, or had answers from elsewhere, lacks stages: it is no pattern."""
+    def _over(self, workflow: _Workflow, *, known: bool = True) -> None:
+        """`known`: nothing that comes after is missing. A run that was resumed, or had answers from elsewhere, lacks
+        stages: it is no pattern."""
         compound = workflow.compound
         del self._workflows[compound.id]
         whole = all(any(node.kind is Kind.LLM for node in stage) for stage in workflow.stages)
-        if compound.ended_well and whole and not compound.recorded and workflow.stages:
+        if known and compound.ended_well and whole and not compound.recorded and workflow.stages:
             self._client.record(compound.id, workflow.app, workflow.stages)
         compound.recorded = True
