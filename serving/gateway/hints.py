@@ -182,9 +182,10 @@ def _beginnings(messages: object) -> Iterator[Sequence[object]]:
         content = message.get("content")
         if not isinstance(content, str):
             continue
-        for cut in range(_PIECE - since, len(content), _PIECE):
+        cut = -since  # in this text
+        while (cut := cut + _PIECE) < len(content):
             yield [*messages[:at], {**message, "content": content[:cut]}]
-        since = (since + len(content)) % _PIECE
+        since = len(content) - (cut - _PIECE)
 
 
 def _one_token(replica: Replica, hint: Mapping[str, object]) -> dict[str, object]:

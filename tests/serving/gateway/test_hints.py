@@ -116,7 +116,7 @@ async def test_an_engine_that_refuses_a_piece_may_read_the_whole() -> None:
     class Strict(ScriptedModel):
         async def respond(self, method: str, path: str, headers: Any, body: bytes) -> Any:
             if method == "POST" and b"the end" not in body:
-                self.calls.append(Call(ChatRequest([]), headers, {}))
+                self.calls.append(Call(ChatRequest(()), headers, {}))
                 return _json(400, {"error": {"message": "a conversation ends with the end"}})
             return await super().respond(method, path, headers, body)
 
