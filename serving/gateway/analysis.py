@@ -18,6 +18,7 @@ from pathlib import Path
 from ramify.serving.analyzer.client import AnalyzerClient
 from ramify.serving.analyzer.coverage import BinCoverage
 from ramify.serving.analyzer.errors import AnalyzerDown, BadFrame
+from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.service import Stats
 from ramify.serving.analyzer.types import INTERVAL, Ask, Basis, Ended
@@ -119,6 +120,10 @@ class Analysis:
         workflow = None if call.compound is None else self._workflows.get(call.compound.id)
         if workflow is not None and workflow.compound is call.compound and call.compound.over:
             self._over(workflow)
+
+    async def history(self, app: str) -> Estimates | None:
+        """What the workflows of that `app_id` are like from their first stage on; None where none is known."""
+        return await self._client.match("", app, ())
 
     async def stats(self) -> Stats:
         """Raises AnalyzerDown, BadFrame."""

@@ -90,6 +90,7 @@ def create_gateway(
             *(Route(f"/v1{dialect.path}", Endpoint(gateway, dialect), methods=["POST"]) for dialect in DIALECTS),
             Route("/v1/models", control.models),
             Route("/v1/ramify/requests", control.requests),
+            Route(f"/v1{wire.HISTORY_PATH}", control.history),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
             Route(f"/v1{wire.PREFIX_PATH}", control.prefix, methods=["POST"]),
             Route("/health", control.health),
@@ -118,6 +119,26 @@ class _Control:
         self._gateway.authorise(request)
         gateway = self._gateway
         return JsonResponse(gateway.records.snapshot(request.query_params.get("compound_id"), gateway.step_of))
+
+    async def history(self, request: Request) -> Response:
+        """What is known of a workflow before its first call, by its `app_id`: the stages that it will have."""
+        self._gateway.authorise(request)
+        if not (app := request.query_params.get("app_id")):
+            raise bad_request("app_id", "app_id: say of which workflow, as in ?app_id=NAME")
+        analysis = self._gateway.analysis
+        found = None if analysis is None else await analysis.history(app)
+        stages = [] if found is None else [
+            {
+                "calls": stage.calls,
+                "prefill": stage.prefill,
+                "output": stage.output_median,
+                "tools_s": stage.tool_s_before,
+                "seconds": max(0.0, found.times[at] - stage.tool_s_before),
+                "share": found.share(at),
+            }
+            for at, stage in enumerate(found.rest)
+        ]
+        return JsonResponse({"app_id": app, "stages": stages})
 
     async def cancel(self, request: Request) -> Response:
         """Break off what a workflow needs no longer: `{"compound_id": …, "fork_group": …}`, one of them or both."""

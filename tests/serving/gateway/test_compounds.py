@@ -11,7 +11,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from ramify.serving.analyzer.estimates import Estimates, from_plan
+from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
 from ramify.serving.gateway.app import create_gateway
@@ -208,7 +208,7 @@ async def test_a_workflow_of_which_nothing_is_heard_is_over() -> None:
 
 async def test_who_names_no_app_is_given_no_strangers_history_before_a_stage_is_done() -> None:
     async with Workflows() as all_:
-        all_.learns.history = from_plan([StageEstimate(1, 10, 20)] * 3)
+        all_.learns.history = Estimates(0, (1.0, 1.0, 1.0), (StageEstimate(1, 10, 20),) * 3)
         await all_.call("one")
         await all_.call("one")
         await all_.call("two", app_id="known")
@@ -346,3 +346,19 @@ async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
         for stage in range(MOST_STAGES + 3):
             await all_.call("far", compound_stage=stage, compound_stages=MOST_STAGES + 3)
         assert [len(stages) for stages in all_.learns.patterns.values()] == [MOST_STAGES], "as far as plans go"
+
+
+async def test_what_is_known_of_a_workflow_before_its_first_call_can_be_asked() -> None:
+    async with Workflows() as all_:
+        async with httpx.AsyncClient(transport=all_._transport, base_url="http://gateway") as client:
+            unknown = await client.get("/v1/ramify/history?app_id=w")
+            nobody = await client.get("/v1/ramify/history")
+            rest = (StageEstimate(1, 10, 20), StageEstimate(2, 30, 40, 0.5))
+            all_.learns.history = Estimates(0, (1.0, 3.0), rest)
+            known = await client.get("/v1/ramify/history?app_id=w")
+    assert (unknown.status_code, unknown.json()) == (200, {"app_id": "w", "stages": []})
+    assert (nobody.status_code, nobody.json()["error"]["param"]) == (400, "app_id")
+    assert known.json()["stages"] == [
+        {"calls": 1, "prefill": 10, "output": 20, "tools_s": 0.0, "seconds": 1.0, "share": 0.25},
+        {"calls": 2, "prefill": 30, "output": 40, "tools_s": 0.5, "seconds": 2.5, "share": 1.0},
+    ]
