@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -135,6 +136,11 @@ class Admission(ABC):
         self._took(time.perf_counter() - begun)
         return verdict
 
+    def _leaving_at(self) -> Counter[int]:
+        """How many have been interrupted and not yet left, by replica. Their slots are as good as free: a policy that
+        is asked again before they are would take another call's for the same one that waits."""
+        return Counter(self._inside[id_].view().replica for id_ in self._leaving)
+
     def _drop(self, refusal: Refusal) -> None:
         if refusal.id in self._waiting:
             _, turn = self._waiting.pop(refusal.id)
@@ -186,7 +192,8 @@ class OneQueue(Admission):
     def _perform(self, now: float) -> float | None:
         waiting = [call.view() for call, _ in self._waiting.values()]
         running = [call.view() for id_, call in self._inside.items() if id_ not in self._leaving]
-        verdict = self._ask(self._policy, View(self._replicas.capacity(now), waiting, running), now)
+        capacity = self._replicas.capacity(now, leaving=self._leaving_at())
+        verdict = self._ask(self._policy, View(capacity, waiting, running), now)
         for refusal in verdict.drop:
             self._drop(refusal)
         self._interrupt(verdict.preempt)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ramify.serving.gateway.estimates import Service, ServiceModel
 from ramify.serving.gateway.upstream import Upstream
@@ -58,11 +59,12 @@ class Replica:
     def free(self) -> int:
         return max(0, self.slots - self.running)
 
-    def capacity(self) -> Capacity:
-        """Its own, as a policy sees it; none while its process is being started again."""
+    def capacity(self, leaving: int = 0) -> Capacity:
+        """Its own, as a policy sees it; none while its process is being started again. `leaving`: of those that run,
+        how many are on their way out."""
         return Capacity(
             slots=0 if self.upstream is None else self.slots,
-            running=self.running,
+            running=max(0, self.running - leaving),
             step=self.model.step,
             can_preempt=self.traits.can_resume,
             can_cancel=True,
@@ -109,13 +111,16 @@ class Replicas:
         others = [r for r in usable if r.index not in avoid]
         return others or self._away(avoid) or usable or list(self.all)
 
-    def capacity(self, now: float, *, can_cancel: bool = True) -> Capacity:
-        """All that are up as one engine, as fast as the fastest: refusals rest on what is possible, not likely."""
+    def capacity(
+        self, now: float, *, can_cancel: bool = True, leaving: Mapping[int, int] = MappingProxyType({})
+    ) -> Capacity:
+        """All that are up as one engine, as fast as the fastest: refusals rest on what is possible, not likely.
+        `leaving`: by replica, how many of those that run are on their way out."""
         here = self.usable(now)
         fastest = min(here or self.all, key=lambda r: r.model.step.step_ms(1, 0))
         return Capacity(
             slots=sum(r.slots for r in here),
-            running=sum(r.running for r in here),
+            running=max(0, sum(r.running - leaving.get(r.index, 0) for r in here)),
             step=fastest.model.step,
             can_preempt=bool(here) and all(r.traits.can_resume for r in here),
             can_cancel=can_cancel,

@@ -139,6 +139,35 @@ async def test_a_verdict_that_interrupts_is_performed_once_and_the_slot_goes_on_
     assert (await waiting).running == 1
 
 
+class Displaces:
+    """Has somebody who runs leave for whoever waits, where nothing is free."""
+
+    def decide(self, view: View, now: float) -> Verdict:
+        ids = tuple(call.id for call in view.waiting)
+        free = view.capacity.free
+        out = [call.id for call in view.running][: max(0, len(ids) - free)]
+        return Verdict(ids[: free + len(out)], ids, preempt=tuple(out))
+
+    def observe(self, done: Finished) -> None: ...
+
+
+@pytest.mark.parametrize("queues", [False, True])
+async def test_one_leaves_for_one_who_waits_however_often_it_is_decided_meanwhile(queues: bool) -> None:
+    from ramify.serving.gateway.queues import ReplicaQueues
+
+    both = Replicas([replica(slots=3, can_resume=True)])
+    door: Admission
+    door = ReplicaQueues([Displaces()], both, time.monotonic) if queues else OneQueue(Displaces(), both, time.monotonic)
+    calls, urgent = [Seeker(i) for i in range(3)], Seeker(9)
+    async with door.slot(calls[0]), door.slot(calls[1]), door.slot(calls[2]):
+        waiting = asyncio.create_task(door.slot(urgent).__aenter__())
+        await asyncio.sleep(0)
+        for _ in range(3):
+            door.decide()
+        assert [len(call.why) for call in calls] == [1, 0, 0]
+    await waiting
+
+
 async def test_a_running_call_that_is_dropped_hears_why() -> None:
     policy = Scripted(drop=(1,))
     door = OneQueue(policy, Replicas([replica()]), time.monotonic)
