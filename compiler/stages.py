@@ -48,7 +48,7 @@ def expected_stages(graph: Graph, spec: Spec, estimates: Estimates) -> tuple[Sta
 
 
 def _placed(stages: tuple[StagePlan, ...], asking: set[OpId]) -> tuple[StagePlan, ...]:
-    """Who does not know whose calls a stage's are (a gateway's history) need not where one operation makes them all."""
+    """A gateway's history does not know whose calls a stage's are; it need not where one operation makes them all."""
     only = next(iter(asking)) if len(asking) == 1 else OpId("")
     return tuple(stage if stage.op else replace(stage, op=only) for stage in stages)
 

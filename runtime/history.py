@@ -1,7 +1,7 @@
 """What a gateway has learnt of a workflow, as the compiler asks for it where nothing was recorded here.
 
-A gateway sees calls, from wherever they come, and no operations: it knows the stages of a run and when each is due, and
-nothing else that a plan is made by.
+A gateway sees calls, from wherever they come, and no operations: it knows the stages of a run and when each is due,
+and nothing else that a plan is made by.
 """
 
 from __future__ import annotations
@@ -72,8 +72,9 @@ def history_of(
         raise LLMUnavailable(f"no gateway answers at {shown}: {error or type(error).__name__}") from error
     if answer.status_code != 200:
         raise LLMRejected(
-            f"{shown} answered {answer.status_code} when it was asked for the history of {workflow!r}: give the address "
-            "of a gateway (ramify serve), and its key in RAMIFY_API_KEY where it wants one"
+            f"{shown} answered {answer.status_code} when it was asked for the history of {workflow!r}: give the "
+            "address of a gateway (ramify serve), and its key in RAMIFY_API_KEY where it wants one",
+            status=answer.status_code,
         )
     try:
         stages = wire.parse_object(answer.content)["stages"]
@@ -81,7 +82,8 @@ def history_of(
             raise TypeError("no list")
         return tuple(_stage(stage) for stage in stages)
     except (wire.Malformed, KeyError, TypeError, ValueError) as error:
-        raise LLMRejected(f"{shown} is no gateway: what it answered is no history") from error
+        said = f"{shown} is no gateway: what it answered is no history"
+        raise LLMRejected(said, status=answer.status_code) from error
 
 
 def _stage(said: Mapping[str, float]) -> StagePlan:

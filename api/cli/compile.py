@@ -47,7 +47,9 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
 )
 @click.option("--without", multiple=True, metavar="PASS", help="Leave this pass out. Can be given several times.")
 @click.option("--unmeasured", is_flag=True, help="By the code alone, without what recorded runs say.")
-@click.option("--history", metavar="URL", help="Of a gateway: the stages that it expects, where none are recorded here.")
+@click.option(
+    "--history", metavar="URL", help="Of a gateway: the stages that it expects, where none are recorded here."
+)
 @click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --history.  [default: $RAMIFY_API_KEY]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file; of several forms, a folder for them.")
 @pass_app

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 @click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
               metavar="SECONDS", help="The same for an answer that does not stream; at least --hang.")  # fmt: skip
 @click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
-              metavar="SECONDS", help="local and vllm are started again after so long without a sign of life.")  # fmt: skip
+              metavar="SECONDS", help="local and vllm start again after so long without a sign of life.")  # fmt: skip
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long a stop waits for calls in progress.")  # fmt: skip
 @click.option(

@@ -100,7 +100,7 @@ class Admission(ABC):
 
     @abstractmethod
     def _perform(self, now: float) -> float | None:
-        """Ask for verdicts over those that wait, at least one, and do as they say. When they want to be asked again."""
+        """Ask for verdicts over those that wait, at least one, and perform them. When they want to be asked again."""
 
     def _decide_soon(self) -> None:
         """In the next turn of the loop. A verdict looks at every call, so that one a call would be quadratic: two

@@ -56,8 +56,9 @@ def create_gateway(
 
     In front of several replicas, or of one engine at a base URL that takes at most `slots` calls. With one `policy`
     calls wait in one queue before all replicas; with one for each of them, each has its queue, and a call stands in
-    `k` of these (None: in all) until one lets it in. With `api_keys` clients must show one. Tags stay here, since most servers refuse fields that they do not know, unless
-    `forward_xargs` (a replica's `traits.reads_tags`) says that the engine reads them.
+    `k` of these (None: in all) until one lets it in. With `api_keys` clients must show one. Tags stay here, since
+    most servers refuse fields that they do not know, unless `forward_xargs` (a replica's `traits.reads_tags`) says
+    that the engine reads them.
     """
     if isinstance(upstream, str):
         one = Upstream(
@@ -127,17 +128,21 @@ class _Control:
             raise bad_request("app_id", "app_id: say of which workflow, as in ?app_id=NAME")
         analysis = self._gateway.analysis
         found = None if analysis is None else await analysis.history(app)
-        stages = [] if found is None else [
-            {
-                "calls": stage.calls,
-                "prefill": stage.prefill,
-                "output": stage.output_median,
-                "tools_s": stage.tool_s_before,
-                "seconds": max(0.0, found.times[at] - stage.tool_s_before),
-                "share": found.share(at),
-            }
-            for at, stage in enumerate(found.rest)
-        ]
+        stages = (
+            []
+            if found is None
+            else [
+                {
+                    "calls": stage.calls,
+                    "prefill": stage.prefill,
+                    "output": stage.output_median,
+                    "tools_s": stage.tool_s_before,
+                    "seconds": max(0.0, found.times[at] - stage.tool_s_before),
+                    "share": found.share(at),
+                }
+                for at, stage in enumerate(found.rest)
+            ]
+        )
         return JsonResponse({"app_id": app, "stages": stages})
 
     async def cancel(self, request: Request) -> Response:

@@ -73,8 +73,8 @@ class Compound:
         self, now: float, *, whole: bool, off: bool = False, gone: bool = False,
         tags: SLOTags = _PLAIN, spent: Spent = _NOTHING,
     ) -> None:  # fmt: skip
-        """One of its calls has ended, and spent its time so. `off`: the workflow called it off; `gone`: its client left,
-        which is the same of a fork that has its answers. What else a client leaves, it leaves undone."""
+        """One of its calls has ended, and spent its time so. `off`: the workflow called it off; `gone`: its client
+        left, which is the same of a fork that has its answers. What else a client leaves, it leaves undone."""
         self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
         self.open -= 1
         self.done += whole
@@ -88,7 +88,7 @@ class Compound:
 
     @property
     def over(self) -> bool:
-        """Its last stage is done. One whose last call failed may ask again; one that was called off as a whole is not."""
+        """Its last stage is done: not where that failed, and may be asked again, or was called off as a whole."""
         return self.last_seen and not self.open and self.ended_well and self._latest_done > 0
 
     @property

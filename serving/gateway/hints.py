@@ -158,7 +158,7 @@ async def _send(replica: Replica, hint: Mapping[str, object]) -> HintResult:
             except ApiError as error:
                 if error.status >= 500:
                     raise
-                break  # as of a conversation that its template has end otherwise, or too long a one: the whole will tell
+                break  # its template has conversations end otherwise, or it is too long: the whole will tell
         await upstream.post(CHAT.path, sse.encode(_one_token(replica, hint)))
     except (ApiError, wire.Malformed) as error:
         return HintResult(HintEnd.FAILED, as_api_error(error).message)

@@ -1,10 +1,10 @@
-"""Is an engine of ours, whose process runs, still one? Its server is asked all the time, its model where that is silent.
+"""Is an engine of ours, whose process runs, still one? Its server is asked all the time, its model after a silence.
 
 A server answers for itself however hard its model works: llama.cpp's from threads of their own, vLLM's from another
 process. One that does not, many times in a row, is hung; so is one that says all that time that its engine is dead.
 vLLM's server does not notice when the model behind it stands still: where a call had no word of it for `--hang`
-seconds the model is asked for a token, as a call would. What counts are questions without an answer and not time alone:
-a machine that slept has not given the engine its time either.
+seconds the model is asked for a token, as a call would. Of the server, questions without an answer count and not time
+alone: a machine that slept has not given the engine its time either.
 """
 
 from __future__ import annotations

@@ -105,7 +105,9 @@ class ReplicaQueues(Admission):
             return ()
         inside = (call.view() for id_, call in self._inside.items() if id_ not in self._leaving)
         running = [call for call in inside if call.replica == one.index]
-        verdict = self._ask(self._policies[one.index], View(one.capacity(self._leaving_at()[one.index]), waiting, running), now)
+        verdict = self._ask(
+            self._policies[one.index], View(one.capacity(self._leaving_at()[one.index]), waiting, running), now
+        )
         self._wakes[one.index] = verdict.wake_at
         for refusal in verdict.drop:
             if (mine := self._dummies.get(refusal.id)) is None:

@@ -19,8 +19,8 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.policy.table import DEFAULT, OptionValue, make_policy
 
 if TYPE_CHECKING:
-    from ramify.serving.policy.types import Policy
     from ramify.serving.gateway.core import Gateway
+    from ramify.serving.policy.types import Policy
 
 UPSTREAM_SLOTS = 32  # calls at once for an engine whose own limit we do not know
 DRAIN_S = 30.0  # for calls in progress, when a server of its own is told to stop

@@ -84,13 +84,13 @@ class Supervised:
         return engine
 
     async def _end(self) -> None:
-        """Of one life. Calls that are in it break by themselves: their connections are gone."""
+        """Of one life. Calls that are in it are lost at once, however long its process takes to go."""
         self.replica.upstream = None
         upstream, self._upstream = self._upstream, None
         life, self._life = self._life, AsyncExitStack()
-        await life.aclose()
         if upstream is not None:
             await upstream.aclose()
+        await life.aclose()
 
     async def _comes_back(self) -> bool:
         """A call was lost in it: is this life over, so that another one follows? A server may live on for a while

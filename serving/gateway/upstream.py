@@ -45,6 +45,8 @@ class Upstream:
         self._queues = queues
         self._gateway: bool | None = None  # not known yet
         self._heard = 0.0  # when a part of any answer came last, by the loop's clock
+        self._waits: set[asyncio.Timeout] = set()  # for a part of an answer
+        self._over = False
         self.suspect = False  # it was silent for too long to a call, and nobody has looked since why
         self.working = 0  # on whole answers, which are silent until their end
         self._key = (key or "").strip()
@@ -55,6 +57,11 @@ class Upstream:
         )
 
     async def aclose(self) -> None:
+        """Calls that are in it are lost at once: a connection that is closed here need not tell who reads from it."""
+        self._over = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._waits:
+            limit.reschedule(now)
         await self._http.aclose()
 
     async def get(self, path: str) -> Mapping[str, object]:
@@ -187,12 +194,16 @@ class Upstream:
         loop, silent_s = asyncio.get_running_loop(), self._hang_s if silent_s is None else silent_s
         try:
             async with asyncio.timeout(None) as limit:
-                watch = _Watch(self, limit, loop.time() + silent_s)
+                watch = _Watch(self, limit, loop.time() + (0 if self._over else silent_s))
+                self._waits.add(limit)
                 try:
                     return await work
                 finally:
+                    self._waits.discard(limit)
                     watch.handle.cancel()
         except TimeoutError:
+            if self._over:
+                raise self.broken("it was ended") from None
             self.suspect = True
             said = f"the engine at {self.shown} sent nothing for {silent_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None

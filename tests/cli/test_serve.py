@@ -43,7 +43,8 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     flags = {
         "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
         "--model": "m", "--slots": "3", "--policy": "edf",
-        "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3", "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
+        "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3",
+        "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
         "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
     }  # fmt: skip
     words = [word for pair in flags.items() for word in pair]

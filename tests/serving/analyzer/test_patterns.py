@@ -13,8 +13,6 @@ from ramify.serving.analyzer.pattern_graph import Kind, Node, PatternGraph, link
 from ramify.serving.analyzer.pattern_library import Library, k_medoids, kernel, similarities
 from ramify.serving.analyzer.pattern_match import Matching
 from ramify.serving.analyzer.testing import research
-from ramify.serving.policy.types import StageEstimate
-from ramify.serving.tags import SLOTags
 
 nodes = st.builds(
     Node,

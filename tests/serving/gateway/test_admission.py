@@ -157,7 +157,9 @@ async def test_one_leaves_for_one_who_waits_however_often_it_is_decided_meanwhil
 
     both = Replicas([replica(slots=3, can_resume=True)])
     door: Admission
-    door = ReplicaQueues([Displaces()], both, time.monotonic) if queues else OneQueue(Displaces(), both, time.monotonic)
+    door = (
+        ReplicaQueues([Displaces()], both, time.monotonic) if queues else OneQueue(Displaces(), both, time.monotonic)
+    )
     calls, urgent = [Seeker(i) for i in range(3)], Seeker(9)
     async with door.slot(calls[0]), door.slot(calls[1]), door.slot(calls[2]):
         waiting = asyncio.create_task(door.slot(urgent).__aenter__())

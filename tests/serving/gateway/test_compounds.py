@@ -349,13 +349,15 @@ async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
 
 
 async def test_what_is_known_of_a_workflow_before_its_first_call_can_be_asked() -> None:
-    async with Workflows() as all_:
-        async with httpx.AsyncClient(transport=all_._transport, base_url="http://gateway") as client:
-            unknown = await client.get("/v1/ramify/history?app_id=w")
-            nobody = await client.get("/v1/ramify/history")
-            rest = (StageEstimate(1, 10, 20), StageEstimate(2, 30, 40, 0.5))
-            all_.learns.history = Estimates(0, (1.0, 3.0), rest)
-            known = await client.get("/v1/ramify/history?app_id=w")
+    async with (
+        Workflows() as all_,
+        httpx.AsyncClient(transport=all_._transport, base_url="http://gateway") as client,
+    ):
+        unknown = await client.get("/v1/ramify/history?app_id=w")
+        nobody = await client.get("/v1/ramify/history")
+        rest = (StageEstimate(1, 10, 20), StageEstimate(2, 30, 40, 0.5))
+        all_.learns.history = Estimates(0, (1.0, 3.0), rest)
+        known = await client.get("/v1/ramify/history?app_id=w")
     assert (unknown.status_code, unknown.json()) == (200, {"app_id": "w", "stages": []})
     assert (nobody.status_code, nobody.json()["error"]["param"]) == (400, "app_id")
     assert known.json()["stages"] == [

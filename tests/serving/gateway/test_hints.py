@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -86,7 +87,7 @@ async def test_a_call_that_wants_the_slot_ends_it() -> None:
 
 async def test_a_long_one_is_read_in_pieces_and_who_wants_the_slot_waits_for_one_of_them() -> None:
     long = {"role": "system", "content": "".join(f"rule {i}. " for i in range(700))}
-    talk = [long, {"role": "user", "content": "x" * 3000}, {"role": "assistant", "content": None}, SYSTEM]
+    talk = [long, {"role": "user", "content": "x" * 3000}, {"role": "assistant", "content": "ok"}, SYSTEM]
     second, go = asyncio.Event(), asyncio.Event()
 
     async def script(request: ChatRequest) -> str:
@@ -107,7 +108,7 @@ async def test_a_long_one_is_read_in_pieces_and_who_wants_the_slot_waits_for_one
         assert (await client.post("/ramify/prefix", json={**HINT, "messages": talk})).json()["read"] is True
     asked = [call.body["messages"] for call in model.calls]
     texts = ["".join(m["content"] or "" for m in messages) for messages in asked]  # type: ignore[attr-defined]
-    assert all(later.startswith(former) for former, later in zip(texts, texts[1:], strict=False))
+    assert all(later.startswith(former) for former, later in pairwise(texts))
     assert max(len(b) - len(a) for a, b in zip(["", *texts], texts, strict=False)) <= 2048
     assert asked[-1][: len(talk)] == talk  # type: ignore[index]
 

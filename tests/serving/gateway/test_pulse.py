@@ -132,7 +132,7 @@ async def test_a_call_in_one_that_hangs_is_done_by_its_next_life() -> None:
         return "never"
 
     lives = Lives(iter([Freezes(script), ScriptedModel(lambda _: "done")]))
-    async with Supervised(0, lives.make, Traits(), restart_s=0.3) as engine:
+    async with Supervised(0, lives.make, Traits(), restart_s=1.2) as engine:
         app = create_gateway([engine.replica])
         engine.changed = app.state.gateway.admission.decide
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:

@@ -59,6 +59,7 @@ class Room:
 
     def __init__(self, door: ReplicaQueues) -> None:
         self._door = door
+        self.replicas = door._replicas.all
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._go: dict[int, asyncio.Event] = {}
         self.at: dict[int, int] = {}  # replicas, by call
@@ -89,19 +90,20 @@ class Room:
 
 async def test_a_call_stands_in_k_queues_and_in_none_once_it_has_its_place() -> None:
     sees = [Sees() for _ in range(3)]
-    room = Room(queues(sees, *(bare(i) for i in range(3)), k=2))
-    for id_ in range(3):
+    room = Room(queues(sees, *(bare(i, 0) for i in range(3)), k=2))
+    await room.ask(0)
+    standing = [i for i, policy in enumerate(sees) if policy.queue == [0]]
+    assert len(standing) == 2 and room.at == {}
+    for id_ in range(1, 9):
         await room.ask(id_)
-    assert sorted(room.at.values()) == [0, 1, 2], "each had room for one"
-    await room.ask(3)
-    standing = [i for i, policy in enumerate(sees) if policy.queue == [3]]
-    assert len(standing) == 2
-    assert all(set(policy.inside) == {c for c, at in room.at.items() if at == i} for i, policy in enumerate(sees))
+    assert sum(len(policy.queue) for policy in sees) == 18
     takes = standing[1]
-    await room.leave(next(c for c, at in room.at.items() if at == takes))
-    assert room.at[3] == takes
-    await room.ask(4)
-    assert not any(3 in policy.queue for policy in sees), "its other dummy is gone"
+    room.replicas[takes].slots = 1
+    await room.ask(9)
+    assert room.at == {0: takes}
+    await room.ask(10)
+    assert not any(0 in policy.queue for policy in sees), "its other dummy is gone"
+    assert sees[takes].inside == [0] and not any(p.inside for i, p in enumerate(sees) if i != takes)
 
 
 async def test_of_those_that_would_have_it_the_one_where_it_is_done_soonest_has_it() -> None:
