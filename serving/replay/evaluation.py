@@ -105,6 +105,7 @@ class Table:
         self._seeds: dict[Job, list[int]] = {}  # by the job with seed 0
         for job in sorted(self._scores, key=lambda job: job.seed):
             self._seeds.setdefault(job.but(seed=0), []).append(job.seed)
+        self._parts: dict[frozenset[int], Table] = {}  # what `of` has given
 
     def jobs(self) -> list[Job]:
         return list(self._scores)
@@ -142,8 +143,10 @@ class Table:
 
     def of(self, seeds: Iterable[int]) -> Table:
         """These seeds' results alone: so that a mean of one contender can be held against a mean of another."""
-        wanted = set(seeds)
-        return Table([result for result in self._results if result.job.seed in wanted])
+        wanted = frozenset(seeds)
+        if wanted not in self._parts:
+            self._parts[wanted] = Table([result for result in self._results if result.job.seed in wanted])
+        return self._parts[wanted]
 
     def loads(self, job: Job) -> list[float]:
         """Those at which `job`'s contender ran in its circumstances."""

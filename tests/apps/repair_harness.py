@@ -1,5 +1,8 @@
 """The repair example's whole life: killed at random, resumed, collected, checked, replayed. Prints one object.
 
+It is killed a moment after it has done some operations more: a fast machine's run does not end before its last kill,
+and a slow one's is not killed before it has begun.
+
 Usage: repair_harness.py FOLDER SANDBOX KILLS SEED    (FOLDER/programs is the workspace)
 """
 
@@ -11,7 +14,7 @@ import os
 import random
 import signal
 import sys
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +36,24 @@ def script(request: ChatRequest) -> str:
     return "B" if request.max_tokens == 1 else "pass"
 
 
-async def work(folder: Path, sandbox: str, run_id: str | None) -> None:
+@dataclass
+class Kill:
+    """SIGALRM, whose default nobody changed, `delay_s` after so many operations were done. None: never."""
+
+    done: int | None = None
+    delay_s: float = 0.0
+
+    def observe(self, event: Event) -> None:
+        if self.done is not None and isinstance(event, OpDone | LLMDone) and not event.replayed:
+            self.done -= 1
+            if self.done == 0:
+                signal.setitimer(signal.ITIMER_REAL, self.delay_s)
+
+
+async def work(folder: Path, sandbox: str, run_id: str | None, kill: Kill) -> None:
     async with (
         LLMClient("http://model.test/v1", transport=ScriptedModel(script)) as client,
-        Runtime(home=folder / "home", sandbox=sandbox, llm=client) as runtime,
+        Runtime(home=folder / "home", sandbox=sandbox, llm=client, observer=kill.observe) as runtime,
     ):
         if run_id is None:
             await runtime.run(repair, find_programs(folder / "programs"), workspace=folder / "programs")
@@ -45,14 +62,15 @@ async def work(folder: Path, sandbox: str, run_id: str | None) -> None:
     (folder / "done").touch()
 
 
-def spawn(folder: Path, sandbox: str, run_id: str | None) -> int:
+def lived(folder: Path, sandbox: str, run_id: str | None, kill: Kill) -> bool:
+    """Whether a process that goes on with the run came to its end: it was not killed."""
     pid = os.fork()
     if pid == 0:
         try:
-            asyncio.run(work(folder, sandbox, run_id))
+            asyncio.run(work(folder, sandbox, run_id, kill))
         finally:
             os._exit(0)
-    return pid
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) != -signal.SIGALRM
 
 
 async def newest(folder: Path) -> RunId | None:
@@ -94,17 +112,8 @@ def main() -> None:
     folder, sandbox, kills, seed = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     chance, run_id, killed = random.Random(seed), None, 0
     while not (folder / "done").exists():
-        pid = spawn(folder, sandbox, run_id)
-        if killed < kills:
-            deadline = time.monotonic() + chance.uniform(0.3, 2.5)
-            while time.monotonic() < deadline and os.waitpid(pid, os.WNOHANG) == (0, 0):
-                time.sleep(0.02)
-            if time.monotonic() >= deadline:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                killed += 1
-        else:
-            os.waitpid(pid, 0)
+        kill = Kill(chance.randint(1, 4), chance.uniform(0.001, 0.1)) if killed < kills else Kill()
+        killed += not lived(folder, sandbox, run_id, kill)
         run_id = asyncio.run(newest(folder))
     assert run_id is not None
     print(json.dumps({"killed": killed, **asyncio.run(afterwards(folder, sandbox, run_id))}))

@@ -178,6 +178,19 @@ async def impatient(
         yield opened
 
 
+def until(name: str) -> str:
+    return f"until [ -e {name} ]; do sleep 0.01; done"
+
+
+async def is_stopped(world: World) -> None:
+    """Have what waits `until('stop')` go on, between two commands, and wait until it has stopped the shell."""
+    assert (await world.run(":", timeout=PATIENCE)).ok  # the shell has told its state
+    (world.path / "stop").touch()
+    async with asyncio.timeout(PATIENCE):
+        while not (world.path / "stopped").exists():  # noqa: ASYNC110  # a world sets no event here
+            await asyncio.sleep(0.01)
+
+
 async def test_a_shell_that_is_stopped_between_two_commands_holds_nobody_for_ever(
     impatient: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
@@ -185,8 +198,8 @@ async def test_a_shell_that_is_stopped_between_two_commands_holds_nobody_for_eve
     telling, later = await impatient.fork(base, spec, 2)
     report = f"trap '[[ $BASH_COMMAND == *{VARIABLE}* ]] && kill -STOP $$' DEBUG"
     assert (await telling.run(report, timeout=PATIENCE)).ok
-    assert (await later.run("(sleep 0.1; kill -STOP $$; until [ -e go ]; do sleep 0.1; done; kill -CONT $$) &")).ok
-    await asyncio.sleep(0.3)
+    assert (await later.run(f"({until('stop')}; kill -STOP $$; touch stopped; {until('go')}; kill -CONT $$) &")).ok
+    await is_stopped(later)
     for stopped in (telling, later):
         with pytest.raises(SealFailed, match="does not answer"):
             await asyncio.wait_for(stopped.seal(), PATIENCE)
@@ -215,8 +228,8 @@ async def test_a_gigabyte_of_output_is_read_and_not_kept(
 
 
 async def test_a_shell_that_does_not_read_does_not_hold_the_agent(world: World) -> None:
-    await world.run("(sleep 0.1; kill -STOP $$) &")
-    await asyncio.sleep(0.4)
+    await world.run(f"({until('stop')}; kill -STOP $$; touch stopped) &")
+    await is_stopped(world)
     result = await asyncio.wait_for(world.run(": " + "x" * 1_000_000, timeout=1.0), PATIENCE)
     assert result.timed_out
     assert await well(world)

@@ -20,7 +20,7 @@ from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.testing import Endpoint, ScriptedModel, ScriptedServer
 
 ASK: list[Any] = [{"role": "user", "content": "hi"}]
-TAGS = {"slo_deadline_s": 30.0, "compound_id": "run", "compound_stage": 1}
+TAGS = {"slo_deadline_s": 3000.0, "compound_id": "run", "compound_stage": 1}
 
 
 @asynccontextmanager
@@ -59,7 +59,7 @@ async def test_every_endpoint_whole_and_streamed(tmp_path: Path) -> None:
 async def test_each_endpoint_carries_the_tags_to_an_engine_that_reads_them(tmp_path: Path, stream: bool) -> None:
     model = ScriptedModel(lambda _: "ok")
     async with served(model, tmp_path, forward_xargs=True) as client:
-        extra = {"deadline": 30.0, "vllm_xargs": {"compound_id": "run", "compound_stage": 1, "theirs": "kept"}}
+        extra = {"deadline": 3000.0, "vllm_xargs": {"compound_id": "run", "compound_stage": 1, "theirs": "kept"}}
         for create in (
             client.chat.completions.create(model="m", messages=ASK, stream=stream, extra_body=extra),
             client.completions.create(model="m", prompt="hi", stream=stream, extra_body=extra),
@@ -72,8 +72,8 @@ async def test_each_endpoint_carries_the_tags_to_an_engine_that_reads_them(tmp_p
     assert len(model.calls) == 3
     for call in model.calls:
         xargs: Any = call.body["vllm_xargs"]
-        assert {**xargs, "slo_deadline_s": 30.0} == {**TAGS, "theirs": "kept"}
-        assert 29 < xargs["slo_deadline_s"] <= 30
+        assert {**xargs, "slo_deadline_s": 3000.0} == {**TAGS, "theirs": "kept"}
+        assert 2900 < xargs["slo_deadline_s"] <= 3000
         assert "deadline" not in call.body
 
 
