@@ -12,7 +12,7 @@ from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from copy import copy
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph._internal._config import ensure_config, merge_configs, patch_configurable
@@ -23,7 +23,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
 from langgraph.pregel._write import ChannelWrite
-from langgraph.types import CachePolicy
+from langgraph.types import CachePolicy, StateSnapshot
 
 from ramify.compiler.plan import Effect
 from ramify.fork_engine.errors import WorkspaceError
@@ -139,6 +139,12 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             if invocation.calls:
                 await self.session.portal.cross(self.session.end(invocation, outcome))
 
+    def get_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
+        return super(WorldApp, _looking(self)).get_state(config, subgraphs=subgraphs)
+
+    async def aget_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
+        return await super(WorldApp, _looking(self)).aget_state(config, subgraphs=subgraphs)
+
     def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
         """As the caller gave it."""
         given = config or {}
@@ -185,6 +191,24 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         if saver is not None and not conf:
             return config, invocation  # LangGraph says what is missing
         return patch_configurable(config, {INVOCATION: invocation}), invocation
+
+
+def _looking(graph: _Graph) -> _Graph:
+    """The graph as one looks at its state: in the checkpoints of its subgraphs, whose own objects stay as they are,
+    tasks have written where their worlds stand."""
+    looking = copy(graph)
+    looking.channels = {ENV: EnvChannel(), **graph.channels}
+    looking.stream_channels = graph.stream_channels_asis
+
+    def subgraphs(**options: Any) -> Iterator[tuple[str, Any]]:
+        for name, each in graph.get_subgraphs(**options):
+            yield name, _looking(each) if isinstance(each, Pregel) else each
+
+    looking.get_subgraphs = subgraphs  # type: ignore[method-assign]
+    return looking
+
+
+_Graph = TypeVar("_Graph", bound="Pregel[Any, Any, Any, Any]")
 
 
 def _raise_durability(options: dict[str, Any], conf: dict[str, Any]) -> None:

@@ -186,6 +186,8 @@ class Running:
             await self.attempt.failed(error)
         else:
             await self.attempt.dropped()
+        if isinstance(error, Exception):
+            self.attempt.run.journal.refuse_when_stopped()  # by a wrong hit, which the node's code has caught
         return None
 
 

@@ -177,11 +177,15 @@ class Session:
         return Attempt(self.portal, run, task, at, invocation.calls[run.record.id], saved, held=env)
 
     async def end(self, invocation: Invocation, error: BaseException | None) -> None:
-        """An invocation is over. Raises `NodesConflict` where its last superstep does not merge."""
+        """An invocation is over. Raises `NodesConflict` where its last superstep does not merge, and what its run was
+        stopped with where the graph went on all the same."""
         env = invocation.env if error is None and not invocation.is_interrupted else None
         try:
             if env is not None and "join" in env and env["run"] in invocation.calls:
                 await self._runs[RunId(env["run"])].settle(env)
+            if error is None:
+                for run_id in invocation.calls:
+                    self._runs[run_id].journal.refuse_when_stopped()
         except Exception as failure:
             error = failure
             raise

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command, interrupt
 
 from ramify import Sandbox, SyncSandbox
 from ramify.compiler.plan import OpKind
@@ -59,8 +60,25 @@ async def test_in_another_world_it_is_run_again(compile_graph: Any, kept: Any) -
     assert [row.reused_from for row in rows] == [None, None]
 
 
+async def tells(error: Exception) -> Any:
+    return {"log": [type(error).__name__]}
+
+
+async def asks(error: Exception) -> Any:
+    return {"log": [interrupt("what now?")]}
+
+
+async def raises(error: Exception) -> Any:
+    raise ValueError("it did not work") from error
+
+
+async def hands_over(error: Exception) -> Any:
+    return Command(goto="careless")
+
+
+@pytest.mark.parametrize("then", [tells, asks, raises, hands_over])
 async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
-    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch, then: Any
 ) -> None:
     """As a tool node does, which tells the model of it."""
 
@@ -68,7 +86,7 @@ async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
         try:
             await sandbox.run("date +%s.%N > built", reuse=True, check=True)
         except Exception as error:  # noqa: BLE001
-            return {"log": [type(error).__name__]}
+            return await then(error)
         return {"log": ["done"]}
 
     def app() -> Any:

@@ -32,7 +32,9 @@ async def test_it_reads_what_the_store_reads(
         op = an_op(seq=at, result_json=text, summary=odd, attrs={"a": odd})
         await store.commit(op.run_id, ops=[op], checkpoints=[a_checkpoint(id=f"c{at}", seq=at, parents=("a", "b"))])
     effect = EffectRecord(a_run().id, "k", "send", op.branch, EffectStatus.INTENDED, "idem", "[]")
+    again = replace(effect, result_json='"again"', attempt=2)
     await store.commit(op.run_id, llm=[an_llm_call(seq=9)], effects=[effect])
+    await store.commit(op.run_id, effects=[again])
 
     with reading(address) as reader:
         run = a_run().id
@@ -43,7 +45,8 @@ async def test_it_reads_what_the_store_reads(
         assert at_once(reader.ops(run, after=2)) == await store.ops(run, after=2)
         assert at_once(reader.llm(run)) == await store.llm(run)
         assert at_once(reader.checkpoints(run)) == await store.checkpoints(run)
-        assert at_once(reader.effects(run)) == await store.effects(run)
+        assert at_once(reader.effects(run)) == await store.effects(run) == [again]
+        assert at_once(reader.effects(run, earlier=True)) == await store.effects(run, earlier=True) == [effect, again]
         assert at_once(reader.live_snapshots()) == await store.live_snapshots()
         ids = [run, a_run(id="run-2").id]
         assert at_once(reader.tallies(ids)) == await store.tallies(ids)
