@@ -259,16 +259,13 @@ class Runtime:
         hand); environment, shells and the rest stay. `for_real`: its irreversible steps are done as in any run; else
         they are fenced as on a branch of a fork. A LangGraph thread is forked with its run, where its saver keeps it
         in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep. Of a
-        state that is lost a resume does again what made it, and the observer hears of it; a LangGraph thread's is not
-        made again: `SnapshotNotFound`, `SnapshotCorrupt`.
+        state that is lost a resume does again what made it, and the observer hears of it.
         """
         async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and imported
             at = await self.store.checkpoint(CheckpointId(checkpoint_id))
             record = await self.store.run(at.run_id)
             edited = None if files is None else await asyncio.to_thread(self._edited, at.snapshot_id, Path(files))
             lost = None if files is not None else await asyncio.to_thread(missing, self.snapshots, at.snapshot_id)
-            if lost is not None and record.thread_id is not None:
-                raise lost
             new = driver.new_run_id()
             thread = self._thread_copy(record, at)
             fork = await fork_run(

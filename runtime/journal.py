@@ -38,6 +38,7 @@ from ramify.runtime.records import (
     RunUpdate,
     checkpoint_id,
 )
+from ramify.runtime.recovery import AGAIN
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.committer import COMPANY_S, Coming
 from ramify.runtime.store.connect import to_its_end
@@ -112,7 +113,8 @@ class Journal:
         self._soon: dict[asyncio.Future[None], Durable] = {}
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
-            if row.snapshot_out is not None and row.status is not OpStatus.UNDONE and row.kind is not OpKind.COMMAND:
+            seals = row.kind is not OpKind.COMMAND and AGAIN not in row.attrs
+            if seals and row.snapshot_out is not None and row.status is not OpStatus.UNDONE:
                 self._last_sealed[row.branch] = row.seq
             if (theirs := row.attrs.get("theirs_branch")) is not None and row.status is not OpStatus.UNDONE:
                 self._last_sealed[BranchPath(theirs)] = row.seq  # a merge freezes the branch that it takes in

@@ -16,7 +16,13 @@ from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph._internal._config import ensure_config, merge_configs, patch_configurable
-from langgraph._internal._constants import CONF, CONFIG_KEY_CHECKPOINT_ID, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
+from langgraph._internal._constants import (
+    CONF,
+    CONFIG_KEY_CHECKPOINT_ID,
+    CONFIG_KEY_DURABILITY,
+    CONFIG_KEY_TASK_ID,
+    CONFIG_KEY_THREAD_ID,
+)
 from langgraph._internal._runnable import RunnableCallable, RunnableSeq, coerce_to_runnable
 from langgraph.constants import START
 from langgraph.graph.state import CompiledStateGraph
@@ -28,6 +34,7 @@ from langgraph.types import CachePolicy, StateSnapshot
 from ramify.compiler.plan import Effect
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.durations import seconds
+from ramify.runtime.langgraph.again import PastThread
 from ramify.runtime.langgraph.channel import EnvChannel
 from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import InvokedWhileLoaded, LangGraphChanged, UnsupportedGraph
@@ -94,7 +101,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         thread begins and its folder cannot be read."""
         if is_inside_a_subgraph(merge_configs(self.config, config)):
             config = self._forked_inside(config)
-        config, invocation = self._invocation(config, options)
+        config, invocation = self._invocation(config, options, is_async=False)
         outcome: BaseException | None = None
         try:
             with followed():
@@ -118,7 +125,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         thread begins and its folder cannot be read."""
         if is_inside_a_subgraph(merge_configs(self.config, config)):
             config = await asyncio.to_thread(self._forked_inside, config)
-        config, invocation = self._invocation(config, options)
+        config, invocation = self._invocation(config, options, is_async=True)
         outcome: BaseException | None = None
         try:
             with followed():
@@ -169,7 +176,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         return mine
 
     def _invocation(
-        self, config: RunnableConfig | None, options: dict[str, Any]
+        self, config: RunnableConfig | None, options: dict[str, Any], *, is_async: bool
     ) -> tuple[RunnableConfig | None, Invocation]:
         if _is_looked_for.get():
             raise InvokedWhileLoaded
@@ -186,6 +193,9 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             deadline_s=None if deadline is None else seconds(deadline),
             saver=saver if isinstance(saver, Saver) else None,
         )
+        if saver is not None and CONFIG_KEY_TASK_ID not in conf:  # else the thread is that of a graph around it
+            context = options.get("context")
+            invocation.past = PastThread(self, saver, str(thread), merged, context, is_async=is_async)
         if config is not None and DEADLINE in config.get(CONF, {}):  # ours: nobody else is to see it
             config = {**config, CONF: {key: value for key, value in config[CONF].items() if key != DEADLINE}}
         if saver is not None and not conf:
@@ -267,6 +277,7 @@ def _instrumented(
         nodes_over_worlds,
         starts=starts,
         cache_policy=node.cache_policy or policy,
+        declared=_declared(node.bound),
     )
     first, rest = _first_write(node)
     made = node.copy({"bound": bound, "writers": [WorldWrite(first), *rest], "cache_policy": None})
@@ -285,6 +296,13 @@ def _first_write(node: PregelNode) -> tuple[ChannelWrite, list[Runnable[Any, Any
     if not isinstance(first, ChannelWrite):
         raise LangGraphChanged("first write of a node")
     return first, rest
+
+
+def _declared(bound: Runnable[Any, Any]) -> Effect | None:
+    """The effect that a node under `@step` declares."""
+    definition = getattr(getattr(bound, "func", None), "definition", None)
+    effect = getattr(definition, "effect", None)
+    return effect if isinstance(effect, Effect) else None
 
 
 def _plain(name: str, bound: Runnable[Any, Any]) -> Runnable[Any, Any]:
