@@ -64,11 +64,6 @@ class Resources:
             )
         return given(snapshots, scratch) if callable(given) else given
 
-    @property
-    def own_client(self) -> bool:
-        """Whether the user handed over the client."""
-        return self._given_llm is not None
-
     def warm(self, settings: Settings) -> None:
         """Begin to start the model; the first call waits for it."""
         key = (settings.base_url, settings.model)
@@ -87,6 +82,11 @@ class Resources:
     async def _start(self, settings: Settings) -> LLMClient:
         if self._given_llm is not None:
             return self._given_llm
+        if settings.server == "":
+            raise LLMUnavailable(
+                "the program that began this run handed over a client of its own, which did not say whom it asks: "
+                "name the server (--base-url, Runtime(base_url=…)), or resume in that program, with Runtime(llm=…)"
+            )
         if settings.base_url is not None:
             await _reach(settings.base_url)
         from ramify.serving.gateway.server import LocalGateway

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from contextvars import ContextVar, Token
+from dataclasses import replace
 from functools import cache
 from inspect import signature
 from pathlib import Path
@@ -60,7 +61,8 @@ class Runtime:
 
     `home`: where state is kept (see `ramify.paths.home`). `sandbox`: "namespaces" (the default), "copy" (no
     isolation), or a backend of your own. `base_url`: any OpenAI-compatible server; without it the embedded model is
-    started. `llm`: a client of your own, used as it is. `observer`: hears every event of every run. `check_reuse`:
+    started. `llm`: a client of your own, used as it is; its address and model are kept with its runs, without what is
+    secret, so that a resume without it asks the same. `observer`: hears every event of every run. `check_reuse`:
     the share, from 0 to 1, of what is taken over that is computed again all the same and compared; `WrongReuse`
     where it differs. `reuse_answers`: equal model calls have equal answers, whatever their temperature and seed
     (without it, at temperature 0 and with a seed that the server is known to honour).
@@ -90,7 +92,9 @@ class Runtime:
         given = None if sandbox is None or isinstance(sandbox, str) else sandbox
         name = sandbox if isinstance(sandbox, str) else getattr(given, "name", "custom") if given else env_sandbox
         self._chosen_sandbox = name  # None: nobody chose
-        self._settings = Settings(sandbox=name or "namespaces", base_url=base_url or env_url, model=model)
+        self._named_url = base_url
+        whom = (None, None) if llm is None else getattr(llm, "whom", ("", None))
+        self._settings = Settings(name or "namespaces", base_url or env_url, model, *whom)
         self._resources = Resources(self.home, backend=given, llm=llm, api_key=api_key or env_key)
         self._observers = [] if observer is None else [observer]
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
@@ -202,11 +206,7 @@ class Runtime:
             return codec.decode(record.result_json or "null")
         plan = Plan.from_json(record.plan_json)
         code = self._since(record, plan, workflow)
-        settings = Settings(
-            sandbox=self._chosen_sandbox or record.settings.sandbox,
-            base_url=self._settings.base_url or record.settings.base_url,
-            model=self._settings.model or record.settings.model,
-        )
+        settings = self._going_on(record.settings)
         if back_to is not None:
             checkpoint = await self.store.checkpoint(CheckpointId(back_to))
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
@@ -218,6 +218,19 @@ class Runtime:
         return await driver.drive(
             self._services(settings), record, workflow.__wrapped__, more_s=more_s, answer=encoded, code=code
         )
+
+    def _going_on(self, began: Settings) -> Settings:
+        """With what a run goes on: as it began, unless this runtime was told otherwise. Without the client that its
+        program had handed over, it asks the same model of the same server; an address of the environment is for runs
+        that named none."""
+        here = self._settings
+        sandbox = self._chosen_sandbox or began.sandbox
+        if began.client_url is None or here.client_url is not None:
+            base_url, model = here.base_url or began.base_url, here.model or began.model
+            return replace(here, sandbox=sandbox, base_url=base_url, model=model)
+        base_url = self._named_url or began.client_url or None
+        model = here.model or began.client_model
+        return Settings(sandbox, base_url, model, client_url="" if base_url is None else None)
 
     def _since(self, record: RunRecord, plan: Plan, workflow: Workflow[..., Any]) -> dict[str, str]:
         """The digests of the steps as their code stands now. Raises `WorkflowChanged` for other code around them; of
@@ -246,16 +259,13 @@ class Runtime:
         hand); environment, shells and the rest stay. `for_real`: its irreversible steps are done as in any run; else
         they are fenced as on a branch of a fork. A LangGraph thread is forked with its run, where its saver keeps it
         in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep. Of a
-        state that is lost a resume does again what made it, and the observer hears of it; a LangGraph thread's is not
-        made again: `SnapshotNotFound`, `SnapshotCorrupt`.
+        state that is lost a resume does again what made it, and the observer hears of it.
         """
         async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and imported
             at = await self.store.checkpoint(CheckpointId(checkpoint_id))
             record = await self.store.run(at.run_id)
             edited = None if files is None else await asyncio.to_thread(self._edited, at.snapshot_id, Path(files))
             lost = None if files is not None else await asyncio.to_thread(missing, self.snapshots, at.snapshot_id)
-            if lost is not None and record.thread_id is not None:
-                raise lost
             new = driver.new_run_id()
             thread = self._thread_copy(record, at)
             fork = await fork_run(
@@ -362,9 +372,10 @@ class Runtime:
         locks = paths.locks(self.home)
         return await ledger.approve(self.store, locks, RunId(run_id), step, verdict, result_json, clock=self._clock)
 
-    async def effects(self, run_id: str | None = None) -> list[EffectRecord]:
-        """What a run (the last one) did to the outside, in the order in which it began to."""
-        return await self.store.effects(RunId(run_id or self._last()))
+    async def effects(self, run_id: str | None = None, *, earlier: bool = False) -> list[EffectRecord]:
+        """What a run (the last one) did to the outside, in the order in which it began to: of each effect the last
+        attempt. `earlier`: before it those that it followed, as after `approve(happened=False)`."""
+        return await self.store.effects(RunId(run_id or self._last()), earlier=earlier)
 
     async def journal(self, run_id: str | None = None) -> list[OpRecord]:
         """The journal of a run (the last one), in order."""
@@ -405,7 +416,6 @@ class Runtime:
             settings=settings,
             check_reuse=self._check_reuse,
             reuse_answers=self._reuse_answers,
-            own_client=self._resources.own_client,
         )
 
     def _emit(self, event: Event) -> None:

@@ -209,7 +209,7 @@ def _request(run: RunRecord, request: ChatRequest) -> Attributes:
         told["gen_ai.request.seed"] = request.seed
     if request.stop:
         told["gen_ai.request.stop_sequences"] = list(request.stop)
-    server = urlsplit(run.settings.base_url or "")
+    server = urlsplit(run.settings.server or "")
     if server.hostname:
         told["server.address"] = server.hostname
         told["server.port"] = server.port or (443 if server.scheme == "https" else 80)
@@ -246,7 +246,7 @@ def _content(request: ChatRequest, result: ChatResult) -> Attributes:
 
 def _provider_name(run: RunRecord) -> str:
     """Behind an OpenAI-compatible server may be anything: the conventions name the interface then."""
-    return "ramify" if run.settings.base_url is None else "openai"
+    return "ramify" if run.settings.server is None else "openai"
 
 
 def _ns(seconds: float) -> int:

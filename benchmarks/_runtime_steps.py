@@ -63,12 +63,15 @@ def _sqlite(folder: Path, size: int, steps: int) -> list[Row]:
             modes["theirs"] = _mode(saver.conn)
         floor += supersteps(Floor.in_file(folder / f"floor{size}{turn}.db"), size, steps)
     name = f"durable superstep, SQLite ({modes['ours']}), {size} B"
-    made = [
-        row(name, ours, "ms", f"LangGraph SqliteSaver ({modes['theirs']})", theirs, 0.7),
-        _against_dbos(name, ours, folder / f"dbos{size}.db", size, steps * ROUNDS),
-    ]
-    bare = supersteps(None, size, steps * ROUNDS)
-    made.append(row(f"{name}: the floor", floor, "ms", "LangGraph with nothing kept", bare, None))
+    sqlite_saver = f"LangGraph SqliteSaver ({modes['theirs']})"
+    dbos, took = _dbos_here(folder, size, steps * ROUNDS)
+    made = [row(name, ours, "ms", sqlite_saver, theirs, 0.7), row(name, ours, "ms", dbos, took, 0.3)]
+    for peer, them in ((sqlite_saver, theirs), (dbos, took)):
+        made.append(row(f"{name}: the floor", floor, "ms", peer, them, None))
+    nothing = supersteps(None, size, steps * ROUNDS)
+    made.append(row(f"{name}: the floor", floor, "ms", "LangGraph with nothing kept", nothing, None))
+    alone = _bare(folder / f"bare{size}.db", size, steps * ROUNDS)
+    made.append(row(f"{name}: BEGIN, the bytes, COMMIT, and no LangGraph", alone, "ms", dbos, took, None))
     paths = [folder / f"{whose}{size}-logged.db" for whose in ("ours", "theirs")]
     with Saver.open(f"sqlite:///{paths[0]}") as saver:
         mine = _logged(saver, paths[0], size)
@@ -95,12 +98,23 @@ def _frames(log: Path) -> int:
     return sum(1 for _ in itertools.takewhile(lambda salts: salts == data[16:24], frames))
 
 
-def _against_dbos(name: str, ours: list[float], path: Path, size: int, steps: int) -> Row:
+def _dbos_here(folder: Path, size: int, steps: int) -> tuple[str, list[float]]:
     if importlib.util.find_spec("dbos") is None:
-        return row(name, ours, "ms", "DBOS: not installed (pip install dbos)", [], 0.3)
+        return "DBOS: not installed (pip install dbos)", []
+    path = folder / f"dbos{size}.db"
     took = _dbos(f"sqlite:///{path}", size, steps)
     with closing(sqlite3.connect(path)) as connection:  # it leaves `synchronous` as SQLite has it
-        return row(name, ours, "ms", f"DBOS ({_mode(connection)})", took, 0.3)
+        return f"DBOS ({_mode(connection)})", took
+
+
+def _bare(path: Path, size: int, steps: int) -> list[float]:
+    """Milliseconds of a transaction that writes a value of that size and nothing else."""
+    floor, took = Floor.in_file(path), []
+    for _ in range(steps):
+        begun = time.perf_counter()
+        floor.write(os.urandom(size))
+        took.append((time.perf_counter() - begun) * 1000)
+    return took
 
 
 def _mode(connection: Any) -> str:
@@ -126,6 +140,9 @@ class Floor(BaseCheckpointSaver[int]):
             connection.execute(line)
         return cls(connection)
 
+    def write(self, data: bytes) -> None:
+        self._connection.execute(self._insert, (data,))
+
     def get_tuple(self, config: Any) -> None:
         return None
 
@@ -133,7 +150,7 @@ class Floor(BaseCheckpointSaver[int]):
         pass
 
     def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
-        self._connection.execute(self._insert, (b"x" * 300,))
+        self.write(b"x" * 300)
         return {"configurable": {**config["configurable"], "checkpoint_id": checkpoint["id"]}}
 
 
@@ -166,7 +183,12 @@ def _postgres(address: str, size: int, steps: int) -> list[Row]:
     ]
     if importlib.util.find_spec("dbos") is None:
         return [*made, row(name, ours, "ms", "DBOS: not installed (pip install dbos)", [], 0.8)]
-    return [*made, row(name, ours, "ms", "DBOS", _dbos(address, size, steps * ROUNDS), 0.8)]
+    took = _dbos(address, size, steps * ROUNDS)
+    return [
+        *made,
+        row(name, ours, "ms", "DBOS", took, 0.8),
+        row(f"{name}: the floor", floor, "ms", "DBOS", took, None),
+    ]
 
 
 def _absent() -> Row:

@@ -1,7 +1,8 @@
 """What the compiler asks of measurement, and the answer of one who has measured nothing.
 
-The compiler is pure: whoever has the recorded runs fills this protocol (`ramify.runtime.observed`). Every answer may
-be None, "not known"; a pass that needs it then leaves the graph as it is.
+The compiler is pure: whoever has the recorded runs fills this protocol (`ramify.runtime.observed`), or, where there
+are none, who knows a gateway that has seen the workflow's calls (`ramify.runtime.history`). Every answer may be None,
+"not known"; a pass that needs it then leaves the graph as it is.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ramify.compiler.estimates import CallEstimate, Estimates
 from ramify.compiler.ir.graph import Block, Graph, Operation, base_id
 from ramify.compiler.ir.ways import in_loops
-from ramify.compiler.plan import OpKind, StagePlan
+from ramify.compiler.plan import OpId, OpKind, StagePlan
 from ramify.compiler.spec import Spec
 
 
@@ -39,12 +39,18 @@ def expected_stages(graph: Graph, spec: Spec, estimates: Estimates) -> tuple[Sta
     try:
         end = _longest(graph, thinking, estimates)
     except _Unknown:
-        return estimates.stages()
+        return _placed(estimates.stages(), {base_id(op.id) for op in graph.ops() if _calls(op, thinking)})
     done, stages = 0.0, []
     for stage in end.stages:
         done += stage.tools_s + stage.seconds
         stages.append(replace(stage, share=done / end.total_s if end.total_s > 0 else 1.0))
     return tuple(stages)
+
+
+def _placed(stages: tuple[StagePlan, ...], asking: set[OpId]) -> tuple[StagePlan, ...]:
+    """A gateway's history does not know whose calls a stage's are; it need not where one operation makes them all."""
+    only = next(iter(asking)) if len(asking) == 1 else OpId("")
+    return tuple(stage if stage.op else replace(stage, op=only) for stage in stages)
 
 
 def _calls(op: Operation, thinking: set[str]) -> bool:

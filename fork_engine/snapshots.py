@@ -24,6 +24,8 @@ from ramify.fork_engine.types import ContentKey, LayerId, Processes, ProcessTier
 
 FORMAT = 2
 READ = (1, 2)
+MERGES = 64
+"""How many later merges a record names: each of them writes it anew, and nothing is computed from them."""
 _ID = re.compile(r"[0-9a-f]{64}")
 
 
@@ -57,16 +59,17 @@ class Snapshots:
 
     def note_merge(self, id: SnapshotId, parents: tuple[SnapshotId, ...]) -> None:
         """Another merge came to this state: its record names those two as well. On disk when this returns, for what
-        it replaces may have been. The caller holds the store's lock."""
-        with self._writing(), self._store.temporary() as aside:
+        it replaces may have been. One that names `MERGES` stays as it is. The caller holds the store's lock."""
+        with self._writing():
             snapshot, volatile = self.load(id)
-            if parents in (snapshot.parents, *snapshot.merges):
+            if parents in (snapshot.parents, *snapshot.merges) or len(snapshot.merges) >= MERGES:
                 return
-            made = aside / "made"
-            write_new(made, encode(replace(snapshot, merges=(*snapshot.merges, parents)), volatile))
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            made.rename(self._path(id))
+            with self._store.temporary() as aside:
+                made = aside / "made"
+                write_new(made, encode(replace(snapshot, merges=(*snapshot.merges, parents)), volatile))
+                with made.open("rb") as file:
+                    os.fsync(file.fileno())
+                made.rename(self._path(id))
             flush_folder(self._folder)
 
     @contextmanager

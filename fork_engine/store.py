@@ -180,8 +180,8 @@ class SnapshotStore(ReadableStore):
         """What both sides changed since `base`, as `ours` and one more layer. Where one side is `base`: the other.
 
         Files, variables, directory and processes merge by the same rules; the result's `parents` are both sides. The
-        record of a state that was there before names them in `merges`. Where one side has all of the other, it is the
-        result.
+        record of a state that was there before names them in `merges`, up to 64. Where one side has all of the other,
+        it is the result.
         `strategy` answers each conflict, or is asked for an answer. Raises `MergeConflict` with all that are left.
         """
         if ours.id == base.id:

@@ -93,7 +93,7 @@ class Snapshot:
     parents: tuple[SnapshotId, ...] = field(default=(), compare=False)
     """What it was first made from: one for a seal, (ours, theirs) for a merge. No part of the id."""
     merges: tuple[tuple[SnapshotId, ...], ...] = field(default=(), compare=False)
-    """(ours, theirs) of each merge that came to the same state when it was there already."""
+    """(ours, theirs) of the first merges that came to the same state when it was there already."""
 
     @property
     def base(self) -> LayerId:

@@ -40,16 +40,15 @@ class Answers:
         """The newest equal call that the same model of the same server answered."""
         scope = self._scope(request)
         for row, run_id, settings in await self._store.equal_calls(codec.encode(request)):
-            theirs = [settings.base_url, settings.model]
-            if run_id == self._run.id or (scope[0] == "model" and scope[1:3] == theirs):
+            if run_id == self._run.id or (scope == ["model", *settings.whom] and not settings.mixed):
                 return row
         return None
 
     def _scope(self, request: ChatRequest) -> list[str | None]:
         named = self._settings.model is not None or request.model != "default"
-        if not named:
+        if not named or self._settings.server == "" or self._run.settings.mixed:
             return ["run", self._run.id]
-        return ["model", self._settings.base_url, self._settings.model]
+        return ["model", *self._settings.whom]
 
 
 def compare_answers(source: LLMRecord, result: ChatResult) -> WrongReuse | None:

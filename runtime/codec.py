@@ -177,6 +177,11 @@ def _encode_object(value: object, where: str) -> Any:
         return {_TAG: "dataclass", "t": _type_name(cls), "v": fields}
     if isinstance(value, Awaitable):
         what = getattr(value, "__qualname__", cls.__qualname__)
+        if hasattr(cls, "__aenter__"):
+            raise NotSerialisable(
+                f"{where} is something to enter ({what}), and not what is found inside: write `async with` around "
+                "the call, and hand over what comes of it there"
+            )
         raise NotSerialisable(f"{where} is something to await ({what}), and not what comes of it: write `await`")
     raise NotSerialisable(
         f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "

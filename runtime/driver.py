@@ -71,7 +71,6 @@ class Services:
     settings: Settings
     check_reuse: float = 0.0  # the share of what is taken over that is computed again and compared
     reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
-    own_client: bool = False  # `llm` gives a client that the user handed over: the settings do not say whom it asks
 
 
 def new_run_id() -> RunId:
@@ -202,7 +201,7 @@ def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
     """The reuse of one run. Close it with the run."""
     seen = world_print(world_spec(record), services.settings.sandbox)
-    model = model_of(record.id, services.settings, own_client=services.own_client)
+    model = model_of(record, services.settings)
     check = Sampler(services.check_reuse)
     return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)
 
@@ -237,8 +236,11 @@ async def _reopen(services: Services, record: RunRecord, more_s: float | None) -
     if more_s is not None:
         record = replace(record, deadline_s=record.consumed_s + more_s)
     resumed = record.status is not RunStatus.RUNNING
-    if resumed or more_s is not None:
-        change = RunUpdate(status=RunStatus.RUNNING, deadline_s=record.deadline_s)
+    mixes = not record.settings.mixed and services.settings.whom != record.settings.whom
+    if mixes:
+        record = replace(record, settings=replace(record.settings, mixed=True))
+    if resumed or more_s is not None or mixes:
+        change = RunUpdate(status=RunStatus.RUNNING, deadline_s=record.deadline_s, settings=record.settings)
         await services.store.commit(record.id, update=change)
         record = replace(record, status=RunStatus.RUNNING)
     return record, resumed

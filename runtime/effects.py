@@ -10,6 +10,7 @@ receiver), a person (`ramify approve`). Without any of them the run stops with `
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from typing import Any
 from ramify.runtime import codec
 from ramify.runtime.errors import CompensationFailed, EffectInDoubt, EffectRefused
 from ramify.runtime.journal import Journal
-from ramify.runtime.records import ROOT, BranchPath, EffectRecord, EffectStatus, RunId
+from ramify.runtime.records import DOUBTFUL, ROOT, BranchPath, EffectRecord, EffectStatus, RunId
 
 
 class InFork(StrEnum):
@@ -56,6 +57,8 @@ class Outside:
     compensate: Compensate | None = None
     in_fork: InFork = InFork.REFUSE
 
+
+_KILLED = "the process ended before the step did"
 
 ORDINARY = Outside()
 """Neither key nor hooks: a doubt is for a person to settle."""
@@ -112,7 +115,14 @@ class Fence:
             if known is not None:
                 return known
         self.journal.refuse_when_stopped()
-        await self.journal.settle(self._blank())
+        try:
+            await self.journal.settle(self._blank())
+        except asyncio.CancelledError as cancelled:
+            try:
+                await self._take_back(before)
+            except Exception as error:
+                raise cancelled from error
+            raise
         return None
 
     def done(self, result_json: str, note: str = "") -> EffectRecord:
@@ -125,6 +135,17 @@ class Fence:
 
     async def doubt(self, why: str) -> None:
         await self.journal.settle(self._changed(EffectStatus.IN_DOUBT, note=why))
+
+    async def _take_back(self, before: EffectRecord | None) -> None:
+        """Cancelled as the intent became durable, before the step began: nothing was sent. What nobody knew of an
+        earlier attempt is as it was."""
+        intent = self.journal.effect(self.key)
+        if intent is None or intent is before:
+            return  # it did not become durable
+        if before is not None and before.status in DOUBTFUL and self.outside.reconcile is None:
+            await self.doubt(before.note or _KILLED)
+        else:
+            await self.journal.settle(self._changed(EffectStatus.FAILED, note="cancelled before it began"))
 
     async def _settle(self, before: EffectRecord) -> Known | None:
         match before.status:
@@ -153,10 +174,10 @@ class Fence:
         if self.outside.idempotent:
             return None
         if before.status is EffectStatus.INTENDED:
-            await self.doubt("the process ended before the step did")
+            await self.doubt(_KILLED)
         doubt = EffectInDoubt(
             f"nobody knows whether step {self.step!r} on branch {self.branch} happened "
-            f"({before.note or 'the process ended before the step did'}). Find out (its idempotency key is "
+            f"({before.note or _KILLED}). Find out (its idempotency key is "
             f"{self.idempotency_key}), then: `ramify approve {self.run} {self.step} --done` (with --result JSON) "
             f"if it did, or `--again` if it did not; then `ramify resume {self.run}`",
             run_id=self.run,
@@ -186,6 +207,7 @@ class Fence:
         )
 
     def _blank(self) -> EffectRecord:
+        before = self.journal.effect(self.key)
         return EffectRecord(
             run_id=self.run,
             key=self.key,
@@ -195,6 +217,7 @@ class Fence:
             idempotency_key=self.idempotency_key,
             args_json=self.arguments,
             intended_at=self.clock(),
+            attempt=1 if before is None else before.attempt + 1,
         )
 
     def _changed(self, status: EffectStatus, *, result_json: str | None = None, note: str = "") -> EffectRecord:

@@ -23,6 +23,7 @@ from ramify.runtime.errors import BranchReleased, RunError
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.past import FORKED
 from ramify.runtime.records import (
+    AGAIN,
     LEGAL_SETTLEMENTS,
     ROOT,
     BranchPath,
@@ -112,7 +113,8 @@ class Journal:
         self._soon: dict[asyncio.Future[None], Durable] = {}
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
-            if row.snapshot_out is not None and row.status is not OpStatus.UNDONE and row.kind is not OpKind.COMMAND:
+            seals = row.kind is not OpKind.COMMAND and AGAIN not in row.attrs
+            if seals and row.snapshot_out is not None and row.status is not OpStatus.UNDONE:
                 self._last_sealed[row.branch] = row.seq
             if (theirs := row.attrs.get("theirs_branch")) is not None and row.status is not OpStatus.UNDONE:
                 self._last_sealed[BranchPath(theirs)] = row.seq  # a merge freezes the branch that it takes in

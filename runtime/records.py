@@ -58,8 +58,22 @@ class Settings:
     """How a run was started, so that `ramify resume` can go on in the same way. No secrets."""
 
     sandbox: str = "namespaces"
-    base_url: str | None = None  # None: the embedded engine
+    base_url: str | None = None  # None: the embedded engine, or the program's own client
     model: str | None = None
+    client_url: str | None = None  # what a client that the program handed over asks; "" where it does not say
+    client_model: str | None = None
+    mixed: bool = False  # the run went on with another model: what it was told is no word of either, for others
+
+    @property
+    def server(self) -> str | None:
+        """The address that is asked. None: the embedded engine; "": nobody knows."""
+        return self.base_url if self.client_url is None else self.client_url
+
+    @property
+    def whom(self) -> tuple[str | None, ...]:
+        """Which model of which server is asked, as far as that was said."""
+        own = () if self.client_url is None else (self.client_url, self.client_model)
+        return (self.base_url, self.model, *own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +95,10 @@ class RunRecord:
     result_json: str | None = None
     error: str | None = None
     thread_id: str | None = None  # LangGraph's thread, for runs of that front end
+
+
+AGAIN = "again"
+"""The attribute of a LangGraph run's SEAL row that names a lost snapshot: the row's own stands in for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +130,7 @@ class OpRecord:
 class EffectStatus(StrEnum):
     INTENDED = "intended"  # durable before the step starts; without a process that works on it: in doubt
     DONE = "done"
-    FAILED = "failed"  # the step raised: by its own word it did not happen
+    FAILED = "failed"  # it did not happen: the step raised, by its own word, or was cancelled before it began
     IN_DOUBT = "in doubt"  # a crash, a cancel or a timeout came between intent and result
     APPROVED = "approved"  # a person says that it happened; their result stands
     AGAIN = "again"  # a person says that it did not: the next resume does it
@@ -137,7 +155,8 @@ LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
 
 @dataclass(frozen=True, slots=True)
 class EffectRecord:
-    """One effect on the outside: a row of the ledger. `key` is the journal key of the step."""
+    """One attempt at an effect on the outside: a row of the ledger. `key` is the journal key of the step; of several
+    attempts under one the last tells how the effect stands."""
 
     run_id: RunId
     key: str
@@ -150,6 +169,7 @@ class EffectRecord:
     intended_at: float = 0.0
     settled_at: float | None = None
     note: str = ""  # how its status is known
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +221,4 @@ class RunUpdate:
     consumed_s: float | None = None
     deadline_s: float | None = None
     updated_at: float | None = None
+    settings: Settings | None = None

@@ -27,7 +27,7 @@ from ramify.runtime.errors import WrongReuse
 from ramify.runtime.flights import Flights
 from ramify.runtime.journal import Journal
 from ramify.runtime.pins import Pins
-from ramify.runtime.records import OpRecord, RunId, Settings
+from ramify.runtime.records import OpRecord, RunRecord, Settings
 from ramify.runtime.store import RunStore
 
 
@@ -86,11 +86,12 @@ ASKED = "asked"
 """The attribute of a step's row that says which model it asked (`model_of`)."""
 
 
-def model_of(run: RunId, settings: Settings, *, own_client: bool) -> str:
-    """Which model a run asks. Where a server's is not named, it may be another one tomorrow: the run's own. So it is
-    where the user handed over a client (`own_client`), which may ask anybody."""
-    named = settings.model is not None or (settings.base_url is None and not own_client)
-    return codec.digest([settings.base_url, settings.model]) if named else f"of run {run}"
+def model_of(run: RunRecord, settings: Settings) -> str:
+    """Which model a run asks under these settings. Where a server's is not named, it may be another one tomorrow: the
+    run's own. So it is where the user handed over a client, which may ask anybody, and where the run began with
+    another one: some of its answers are that one's."""
+    named = settings.model is not None or settings.server is None
+    return codec.digest(list(settings.whom)) if named and not run.settings.mixed else f"of run {run.id}"
 
 
 class Reuse:

@@ -93,6 +93,12 @@ class LLMClient:
         )
         self._hints = PrefixHints(self._http, self.base_url)
 
+    @property
+    def whom(self) -> tuple[str, str | None]:
+        """The server's address, fit to be shown and kept, and the model that is asked where a request says "default":
+        None where that is the server's own."""
+        return self._shown_url, None if self._model == "default" else self._model
+
     async def __aenter__(self) -> Self:
         return self
 

@@ -13,6 +13,7 @@ from ramify.serving.types import ChatRequest, ChatResult, Ledger, Message, Token
 DONE = "[DONE]"
 GATEWAY_HEADER = "x-ramify-gateway"  # beside a list of models: a gateway of ours answers, which takes hints
 PREFIX_PATH = "/ramify/prefix"  # after /v1
+HISTORY_PATH = "/ramify/history"  # likewise
 LEDGER_KEY = "ramify"  # our one addition to a response: where the call's time went
 _MAX_LINE = 16 * 1024 * 1024
 

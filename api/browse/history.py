@@ -97,7 +97,7 @@ class History:
     ops: tuple[OpRecord, ...]
     llm: tuple[LLMRecord, ...]
     checkpoints: tuple[CheckpointRecord, ...]
-    effects: tuple[EffectRecord, ...]
+    effects: tuple[EffectRecord, ...]  # all attempts at each
 
     @cached_property
     def plan(self) -> Plan:
@@ -172,7 +172,7 @@ async def read(store: RunStore | Reader, run_id: RunId, *, since: History | None
         (*before.ops, *ops),
         (*before.llm, *llm),
         (*before.checkpoints, *(one for one in checkpoints if one.id not in before.by_id)),
-        tuple(await store.effects(run_id)),
+        tuple(await store.effects(run_id, earlier=True)),
     )
 
 

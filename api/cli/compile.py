@@ -12,6 +12,7 @@ from ramify.cli.targets import load, load_graph, workflow_info
 
 if TYPE_CHECKING:
     from ramify.compiler.pipeline import Compilation
+    from ramify.compiler.plan import StagePlan
     from ramify.runtime.observed import Observed
     from ramify.runtime.store.reader import Reader
 
@@ -46,22 +47,35 @@ def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tu
 )
 @click.option("--without", multiple=True, metavar="PASS", help="Leave this pass out. Can be given several times.")
 @click.option("--unmeasured", is_flag=True, help="By the code alone, without what recorded runs say.")
+@click.option(
+    "--history", metavar="URL", help="Of a gateway: the stages that it expects, where none are recorded here."
+)
+@click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --history.  [default: $RAMIFY_API_KEY]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="A file; of several forms, a folder for them.")
 @pass_app
 def compile_command(
-    app: App, target: str, emit: tuple[str, ...], without: tuple[str, ...], unmeasured: bool, output: Path | None
+    app: App,
+    target: str,
+    emit: tuple[str, ...],
+    without: tuple[str, ...],
+    unmeasured: bool,
+    history: str | None,
+    api_key: str | None,
+    output: Path | None,
 ) -> None:
     """Compile TARGET (FILE.py:NAME or MODULE:NAME) and show it.
 
     plan is what `ramify run --plan` takes; ir is the System State Graph, spec what was read from the source,
     dot and mermaid are the graph as a drawing, schema is what every plan keeps to. A pass that is left out leaves
-    its operations out of the plan. Of a workflow that has run, the plan is made by what its last runs took.
+    its operations out of the plan. Of a workflow that has run, the plan is made by what its last runs took; where
+    that says nothing of its stages, --history has them from a gateway that has served it elsewhere.
 
     \b
     Example: ramify compile agent.py:repair --emit ir,plan
     """
     seen = None if unmeasured or not app.has_runs else app.look(lambda store: _learned(store, target))
-    compilation = compiled(target, without, seen)
+    learnt = () if history is None else _history(target, history, api_key)
+    compilation = compiled(target, without, seen, learnt=learnt)
     texts = {form: _text(compilation, form) for form in emit}
     if output is not None and len(texts) > 1:
         output.mkdir(parents=True, exist_ok=True)
@@ -83,18 +97,38 @@ async def _learned(store: Reader, target: str) -> Observed:
     return await learned(store, target if info is None else info.ref)
 
 
+def _history(target: str, gateway: str, key: str | None) -> tuple[StagePlan, ...]:
+    """By the name that its runs have."""
+    from ramify.runtime.history import history_of
+
+    info = workflow_info(load(target))
+    try:
+        return history_of(target.rpartition(":")[2] if info is None else info.name, gateway, key=key)
+    except ValueError as error:
+        raise click.UsageError(f"--history: {error}") from error
+
+
 def compiled(
-    target: str, without: tuple[str, ...] = (), seen: Observed | None = None, workspace: str | None = None
+    target: str,
+    without: tuple[str, ...] = (),
+    seen: Observed | None = None,
+    workspace: str | None = None,
+    learnt: tuple[StagePlan, ...] = (),
 ) -> Compilation:
     """Of a workflow under `@workflow`, of a LangGraph graph, or of a function that makes one. `workspace`: another
-    than it is declared for."""
-    from ramify.compiler.estimates import UNMEASURED
+    than it is declared for. `learnt`: stages to expect where none were `seen`."""
+    from ramify.compiler.estimates import UNMEASURED, Estimates
     from ramify.compiler.pipeline import compile_graph, compile_workflow
+    from ramify.runtime.history import WithHistory
     from ramify.runtime.observed import Observed
 
-    found, passes, estimates = load(target), _passes(without), seen or UNMEASURED
+    found, passes = load(target), _passes(without)
+    estimates: Estimates = seen or UNMEASURED
     if (info := workflow_info(found)) is not None:
         estimates = (seen or Observed(())).on(workspace or found.workspace)
+    if learnt:
+        estimates = WithHistory(estimates, learnt)
+    if info is not None:
         return compile_workflow(found, ref=info.ref, deadline_s=info.deadline_s, passes=passes, estimates=estimates)
     name = target.rpartition(":")[2]
     return compile_graph(load_graph(target, found), name=name, ref=target, passes=passes, estimates=estimates)

@@ -126,10 +126,9 @@ async def _read(store: Reader, a: str, b: str | None) -> tuple[_Side, _Side]:
 
 def _on_one_side(sides: Sequence[_Side], states: Sequence[State | None]) -> list[tuple[str, EffectRecord]]:
     """The effects that only one of two states knows, with its name."""
-    known = [() if state is None else state.effects for state in states]
-    mine, other = ({one.idempotency_key for one in effects} for effects in known)
-    only = [(side.name, one) for side, effects in zip(sides, known, strict=True) for one in effects]
-    return [(name, one) for name, one in only if one.idempotency_key not in mine & other]
+    mine, other = ({} if state is None else {one.idempotency_key: one for one in state.effects} for state in states)
+    only = [(side.name, one) for side, effects in zip(sides, (mine, other), strict=True) for one in effects.values()]
+    return [(name, one) for name, one in only if one.idempotency_key not in mine.keys() & other.keys()]
 
 
 def variable_lines(between: Between) -> list[str]:

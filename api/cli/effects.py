@@ -30,7 +30,8 @@ _LONGEST = 40
 @click.option("--json", "as_json", is_flag=True, help="A list of objects.")
 @pass_app
 def effects_command(app: App, run: str, as_json: bool) -> None:
-    """The ledger of a RUN (the newest): each irreversible step that it began, and what is known of it.
+    """The ledger of a RUN (the newest): each irreversible step that it began, and what is known of it. Of several
+    attempts at one the last tells how it stands.
 
     "intended" while no process works on the run, and "in doubt": nobody knows whether it happened; see
     `ramify approve`. Example: `ramify effects 3f2a`.
@@ -46,11 +47,12 @@ def effects_command(app: App, run: str, as_json: bool) -> None:
 
 async def _read(store: Reader, text: str) -> tuple[RunRecord, list[EffectRecord]]:
     run = await need_run(store, text)
-    return run, await store.effects(run.id)
+    return run, await store.effects(run.id, earlier=True)
 
 
 def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
-    header = ("KEY", "STEP", "BRANCH", "STATUS", "INTENDED", "ARGUMENTS", "RESULT", "HOW IT IS KNOWN")
+    header = ("KEY", "STEP", "BRANCH", "ATTEMPT", "STATUS", "INTENDED", "ARGUMENTS", "RESULT", "HOW IT IS KNOWN")
+    last = {effect.key: effect.attempt for effect in ledger}
     return table(
         header,
         [
@@ -58,6 +60,7 @@ def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
                 effect.idempotency_key[:12],
                 shown(effect.step),
                 effect.branch,
+                f"{effect.attempt} of {last[effect.key]}",
                 effect.status.value,
                 age(now - effect.intended_at),
                 clipped(shown(effect.args_json), _LONGEST),
@@ -74,6 +77,7 @@ def effect_object(effect: EffectRecord) -> dict[str, object]:
         "key": effect.idempotency_key,
         "step": effect.step,
         "branch": effect.branch,
+        "attempt": effect.attempt,
         "status": effect.status.value,
         "intended_at": effect.intended_at,
         "settled_at": effect.settled_at,

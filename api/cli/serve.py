@@ -49,6 +49,13 @@ if TYPE_CHECKING:
     multiple=True,
     help="An option of the policy, as in --policy-option goodput=token. Repeatable.",
 )
+@click.option(
+    "--placement",
+    type=click.Choice(["one-queue", "power-of-k"]),
+    help="Where calls wait for one of several replicas: in one queue before all, or before each, with a dummy in K "
+    "queues.  [default: one-queue; with calm-thesis power-of-k]",
+)
+@click.option("--placement-k", type=click.IntRange(min=1), help="K.  [default: 2]")
 @click.option("--forward-tags", is_flag=True, help="Engines at URLs read our tags: pass on what is left of them.")
 @click.option(
     "--resume",
@@ -65,6 +72,8 @@ if TYPE_CHECKING:
               help="An engine that is silent for so long is taken for hung.")  # fmt: skip
 @click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
               metavar="SECONDS", help="The same for an answer that does not stream; at least --hang.")  # fmt: skip
+@click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
+              metavar="SECONDS", help="local and vllm start again after so long without a sign of life.")  # fmt: skip
 @click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
               help="How long a stop waits for calls in progress.")  # fmt: skip
 @click.option(
@@ -96,11 +105,14 @@ def serve_command(
     slots: int | None,
     policy: str,
     policy_options: tuple[str, ...],
+    placement: str | None,
+    placement_k: int | None,
     forward_tags: bool,
     can_resume: bool,
     prompt_cache: bool,
     hang_s: float,
     whole_s: float,
+    restart_s: float,
     drain_s: float,
     analyzer: bool,
     log: bool,
@@ -116,7 +128,7 @@ def serve_command(
     Example: ramify serve --port 8000
     """
     from ramify.serving.engine.types import EngineSpec
-    from ramify.serving.gateway.server import GatewaySettings, serve
+    from ramify.serving.gateway.server import GatewaySettings, Placement, serve
     from ramify.serving.policy.table import UnknownPolicy
 
     named = (*engines, *([base_url] if base_url else [])) or ("local",)
@@ -138,14 +150,19 @@ def serve_command(
         prompt_cache=prompt_cache,
         policy=policy,
         policy_options=dict(map(_option, policy_options)),
+        placement=None if placement is None else Placement(placement),
+        placement_k=placement_k or 2,
         hang_s=hang_s,
         whole_s=whole_s,
+        restart_s=restart_s,
         drain_s=drain_s,
         engine_log=engine_log,
         analyzer=analyzer,
         vllm_args=vllm_args,
         trace=trace,
     )
+    if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
+        raise click.UsageError("--placement-k goes with --placement power-of-k: one queue has no dummies")
     shown = " and ".join(spec.shown for spec in specs)
 
     def ready(url: str) -> None:

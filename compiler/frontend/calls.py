@@ -78,6 +78,9 @@ class Calls:
         if tracer.drops(node) and (info is not None or workflow_info(target) is not None):
             refuse_dropped(tracer.scope.function, node)
         if info is not None:
+            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                if isinstance(argument, ast.Call) and is_fork(tracer.scope.resolve(argument.func)):
+                    refuse_unentered(tracer.scope.function, argument)
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
             together = tracer.among or not awaited
             run = Run(self._step(info, target, tracer), tracer.site(node), caught=caught, together=together)

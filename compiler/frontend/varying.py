@@ -11,6 +11,7 @@ import ast
 import datetime
 import inspect
 import os
+import pathlib
 import platform
 import random
 import secrets
@@ -20,7 +21,6 @@ import time
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import FunctionType, ModuleType
 
 from ramify.compiler.errors import WorkflowError
@@ -37,9 +37,9 @@ _VARYING: tuple[tuple[object, tuple[str, ...], str], ...] = (
     (os, ("urandom", "getrandom"), "chance"),
     (os, ("environ", "getenv", "environb", "getenvb"), "the host's environment"),
     (os.path, ("expanduser", "expandvars"), "the host's environment"),
-    (Path, ("home",), "the host's environment"),
+    (pathlib.Path, ("home",), "the host's environment"),
     (os, ("getcwd", "getcwdb", "getpid", "getppid"), "the host's process"),
-    (Path, ("cwd",), "the host's process"),
+    (pathlib.Path, ("cwd",), "the host's process"),
     (sys, ("argv",), "the host's process"),
     (socket, ("gethostname", "getfqdn"), "the host's name"),
     (platform, ("node",), "the host's name"),
@@ -95,14 +95,15 @@ _NAMES_CODE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, 
 
 def _imported(nodes: Iterable[ast.AST]) -> dict[str, object]:
     """What functions import of the modules above, and how they name it."""
-    homes = (datetime, os, platform, random, secrets, socket, sys, time, uuid)
-    modules: dict[str, ModuleType] = {home.__name__: home for home in homes}
+    homes = (datetime, os, pathlib, platform, random, secrets, socket, sys, time, uuid)
+    modules: dict[str, ModuleType] = {home.__name__: home for home in homes} | {"os.path": os.path}
     found: dict[str, object] = {}
     for node in within(nodes):
         if isinstance(node, ast.Import):
-            found |= {
-                alias.asname or alias.name: modules[alias.name] for alias in node.names if alias.name in modules
-            }
+            for alias in node.names:
+                bound = alias.name if alias.asname else alias.name.partition(".")[0]
+                if bound in modules:
+                    found[alias.asname or bound] = modules[bound]
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module in modules:
             home = modules[node.module]
             found |= {alias.asname or alias.name: getattr(home, alias.name, None) for alias in node.names}

@@ -12,22 +12,29 @@ from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from copy import copy
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from langchain_core.runnables import Runnable, RunnableConfig
 from langgraph._internal._config import ensure_config, merge_configs, patch_configurable
-from langgraph._internal._constants import CONF, CONFIG_KEY_CHECKPOINT_ID, CONFIG_KEY_DURABILITY, CONFIG_KEY_THREAD_ID
+from langgraph._internal._constants import (
+    CONF,
+    CONFIG_KEY_CHECKPOINT_ID,
+    CONFIG_KEY_DURABILITY,
+    CONFIG_KEY_TASK_ID,
+    CONFIG_KEY_THREAD_ID,
+)
 from langgraph._internal._runnable import RunnableCallable, RunnableSeq, coerce_to_runnable
 from langgraph.constants import START
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.pregel import Pregel
 from langgraph.pregel._read import PregelNode
 from langgraph.pregel._write import ChannelWrite
-from langgraph.types import CachePolicy
+from langgraph.types import CachePolicy, StateSnapshot
 
 from ramify.compiler.plan import Effect
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.durations import seconds
+from ramify.runtime.langgraph.again import PastThread
 from ramify.runtime.langgraph.channel import EnvChannel
 from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import InvokedWhileLoaded, LangGraphChanged, UnsupportedGraph
@@ -94,7 +101,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         thread begins and its folder cannot be read."""
         if is_inside_a_subgraph(merge_configs(self.config, config)):
             config = self._forked_inside(config)
-        config, invocation = self._invocation(config, options)
+        config, invocation = self._invocation(config, options, is_async=False)
         outcome: BaseException | None = None
         try:
             with followed():
@@ -118,7 +125,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         thread begins and its folder cannot be read."""
         if is_inside_a_subgraph(merge_configs(self.config, config)):
             config = await asyncio.to_thread(self._forked_inside, config)
-        config, invocation = self._invocation(config, options)
+        config, invocation = self._invocation(config, options, is_async=True)
         outcome: BaseException | None = None
         try:
             with followed():
@@ -138,6 +145,12 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         finally:
             if invocation.calls:
                 await self.session.portal.cross(self.session.end(invocation, outcome))
+
+    def get_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
+        return super(WorldApp, _looking(self)).get_state(config, subgraphs=subgraphs)
+
+    async def aget_state(self, config: RunnableConfig, *, subgraphs: bool = False) -> StateSnapshot:
+        return await super(WorldApp, _looking(self)).aget_state(config, subgraphs=subgraphs)
 
     def _asked(self, config: RunnableConfig | None) -> RunnableConfig:
         """As the caller gave it."""
@@ -163,7 +176,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         return mine
 
     def _invocation(
-        self, config: RunnableConfig | None, options: dict[str, Any]
+        self, config: RunnableConfig | None, options: dict[str, Any], *, is_async: bool
     ) -> tuple[RunnableConfig | None, Invocation]:
         if _is_looked_for.get():
             raise InvokedWhileLoaded
@@ -180,11 +193,32 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             deadline_s=None if deadline is None else seconds(deadline),
             saver=saver if isinstance(saver, Saver) else None,
         )
+        if saver is not None and CONFIG_KEY_TASK_ID not in conf:  # else the thread is that of a graph around it
+            context = options.get("context")
+            invocation.past = PastThread(self, saver, str(thread), merged, context, is_async=is_async)
         if config is not None and DEADLINE in config.get(CONF, {}):  # ours: nobody else is to see it
             config = {**config, CONF: {key: value for key, value in config[CONF].items() if key != DEADLINE}}
         if saver is not None and not conf:
             return config, invocation  # LangGraph says what is missing
         return patch_configurable(config, {INVOCATION: invocation}), invocation
+
+
+def _looking(graph: _Graph) -> _Graph:
+    """The graph as one looks at its state: in the checkpoints of its subgraphs, whose own objects stay as they are,
+    tasks have written where their worlds stand."""
+    looking = copy(graph)
+    looking.channels = {ENV: EnvChannel(), **graph.channels}
+    looking.stream_channels = graph.stream_channels_asis
+
+    def subgraphs(**options: Any) -> Iterator[tuple[str, Any]]:
+        for name, each in graph.get_subgraphs(**options):
+            yield name, _looking(each) if isinstance(each, Pregel) else each
+
+    looking.get_subgraphs = subgraphs  # type: ignore[method-assign]
+    return looking
+
+
+_Graph = TypeVar("_Graph", bound="Pregel[Any, Any, Any, Any]")
 
 
 def _raise_durability(options: dict[str, Any], conf: dict[str, Any]) -> None:
@@ -243,6 +277,7 @@ def _instrumented(
         nodes_over_worlds,
         starts=starts,
         cache_policy=node.cache_policy or policy,
+        declared=_declared(node.bound),
     )
     first, rest = _first_write(node)
     made = node.copy({"bound": bound, "writers": [WorldWrite(first), *rest], "cache_policy": None})
@@ -261,6 +296,13 @@ def _first_write(node: PregelNode) -> tuple[ChannelWrite, list[Runnable[Any, Any
     if not isinstance(first, ChannelWrite):
         raise LangGraphChanged("first write of a node")
     return first, rest
+
+
+def _declared(bound: Runnable[Any, Any]) -> Effect | None:
+    """The effect that a node under `@step` declares."""
+    definition = getattr(getattr(bound, "func", None), "definition", None)
+    effect = getattr(definition, "effect", None)
+    return effect if isinstance(effect, Effect) else None
 
 
 def _plain(name: str, bound: Runnable[Any, Any]) -> Runnable[Any, Any]:

@@ -24,6 +24,7 @@ from ramify.runtime import codec
 from ramify.runtime.calls import LLMCalls
 from ramify.runtime.commands import StepCommands
 from ramify.runtime.errors import NotInARun
+from ramify.runtime.events import Level
 from ramify.runtime.journal import Durable
 from ramify.runtime.langgraph.env import Env, keep_loan
 from ramify.runtime.langgraph.lending import Later, Lent, Loan
@@ -137,7 +138,11 @@ class Attempt:
     async def begin(self) -> tuple[Any, Env | None] | None:
         """Stand. The recorded (result, channel write) where the journal has it: then it is over."""
         await self.stand()
-        if not self.task.durable or self.task.attempt > 1:
+        if self.task.attempt > 1:
+            why = f"attempt {self.task.attempt} at node {self.task.node!r}, on the world that the first began on"
+            self.run.recovered(self.branch.path, Level.RETRY, why, 0.0)
+            return None
+        if not self.task.durable:
             return None
         try:
             row = self.run.journal.served(self.task.key)
@@ -201,7 +206,16 @@ class Attempt:
                 await self._fix_loans()
                 world, self._fork_s = await self.run.worlds.acquire(self.branch)
                 self.face = FarSandbox(world, self.portal, self._commands())
+                if self.run.came_back and self._fork_s is not None:
+                    self._tell_restored(self._fork_s)
             return self.face
+
+    def _tell_restored(self, took_s: float) -> None:
+        state = self.branch.snapshot
+        if state.id == self.run.record.base_snapshot:
+            return
+        why = f"state {state.id[:12]} is whole: {len(state.layers)} layers mounted, in place of the nodes before it"
+        self.run.recovered(self.branch.path, Level.RESTORE, why, took_s)
 
     def _commands(self) -> StepCommands:
         """What answers `run(..., reuse=True)`."""
@@ -263,7 +277,7 @@ class Attempt:
                 merged = await asyncio.to_thread(self.run.services.snapshots.merge, base, here, theirs)
             self._lent += 1
             key = f"{self.task.key}|a{self.task.attempt}|BACK|{self._lent}"
-            await self.run.taken_back(key, self.task, self.branch, base, merged)
+            await self.run.taken_back(key, self.task, self.branch, (base, here, theirs), merged)
             if self.face is not None and self.branch.world is not None:
                 await self.branch.world.rollback(merged)
             self.branch.snapshot = merged
@@ -391,7 +405,7 @@ class Attempt:
     async def _served(self, row: OpRecord) -> Env | None:
         snapshot = self._step.start.snapshot
         if row.snapshot_out is not None:
-            snapshot = await asyncio.to_thread(self.run.services.snapshots.get, row.snapshot_out)
+            snapshot = await self.run.snapshot(row.snapshot_out)
         seal = self.run.journal.served(f"{row.key}|SEAL")
         checkpoint = self._step.start.checkpoint if seal is None else self.run.journal.checkpoint_of(seal)
         return self._write(snapshot, checkpoint, changed=row.snapshot_in != row.snapshot_out)

@@ -42,10 +42,10 @@ class WorldLost(GraphError):
 
 
 class StateGone(GraphError):
-    """A snapshot is not in the store, or not whole. `whole` is the newest checkpoint before it whose files are there:
-    Ramify's id of it, None where there is none."""
+    """A snapshot is not in the store, or not whole, and is not made again: `refused` says why. `whole` is the newest
+    checkpoint before it whose files are there: Ramify's id of it, None where there is none."""
 
-    def __init__(self, run: str, snapshot: str, why: str, whole: str | None) -> None:
+    def __init__(self, run: str, snapshot: str, why: str, refused: str, whole: str | None) -> None:
         self.whole = whole
         onward = (
             "nor can any state before it be mounted: start a new thread"
@@ -53,7 +53,10 @@ class StateGone(GraphError):
             else f"go back to the newest whole state before it: `ramify resume {run} --from {whole}`, or in Python "
             "`app.invoke(None, state.config)` with the state of `app.get_state_history` that stands there"
         )
-        super().__init__(f"the files of snapshot {snapshot[:12]} are lost or damaged ({why}): {onward}")
+        super().__init__(
+            f"the files of snapshot {snapshot[:12]} are lost or damaged ({why}), and cannot be made again: "
+            f"{refused}. {onward[0].upper()}{onward[1:]}"
+        )
 
 
 class InvokedWhileLoaded(RuntimeError):

@@ -21,6 +21,7 @@ from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.pregel._write import ChannelWrite
 from langgraph.types import CachePolicy, Command
 
+from ramify.compiler.plan import Effect
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.cached import Cached, cached
 from ramify.runtime.langgraph.code import Code
@@ -99,6 +100,8 @@ class Running:
             self.served = reading.serde.loads_typed((kind, packed)), env
             return
         try:
+            if (again := self._attempt.run.again) is not None:
+                again(self._node, reading.task)
             await self._prepare()
         except BaseException:
             await self._attempt.dropped()
@@ -186,6 +189,8 @@ class Running:
             await self.attempt.failed(error)
         else:
             await self.attempt.dropped()
+        if isinstance(error, Exception):
+            self.attempt.run.journal.refuse_when_stopped()  # by a wrong hit, which the node's code has caught
         return None
 
 
@@ -202,11 +207,14 @@ class WorldNode(Runnable[Any, Any]):
         *,
         starts: bool = False,
         cache_policy: CachePolicy[Any] | None = None,
+        declared: Effect | None = None,
     ) -> None:
-        """`call`: it is a `@task` that a node called. `starts`: nothing runs before it, it takes the input itself."""
+        """`call`: it is a `@task` that a node called. `starts`: nothing runs before it, it takes the input itself.
+        `declared`: the effect that its code says it has."""
         self.name = name
         self.starts = starts
         self.cache_policy = cache_policy
+        self.declared = declared
         self.call = call
         self.instrument = instrument
         self.bound = bound

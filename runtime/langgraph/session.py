@@ -29,11 +29,13 @@ from ramify.runtime.langgraph.channel import EnvChannel, joined
 from ramify.runtime.langgraph.env import Env
 from ramify.runtime.langgraph.errors import SessionClosed, WorldLost
 from ramify.runtime.langgraph.lending import Later, Loan
+from ramify.runtime.langgraph.lineage import Past
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.thread import GraphRun, Task
 from ramify.runtime.locks import is_held
-from ramify.runtime.records import CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
+from ramify.runtime.records import AGAIN, CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
+from ramify.runtime.recovery import missing
 from ramify.runtime.sandbox import SyncSandbox
 from ramify.runtime.worlds import Branch
 
@@ -60,6 +62,8 @@ class Invocation:
     anonymous: RunId | None = None  # the run, where nothing is kept that could name it
     saver: Saver | None = None  # its checkpointer, where that is ours
     unsent: dict[str, Env] = field(default_factory=dict)  # what nodes will write of their worlds, by the task
+    past: Past | None = None  # what its thread's lost states are made again from
+    instead: GraphRun | None = None  # the run that its nodes act in, where one of them is only run again
 
     @property
     def env(self) -> Env | None:
@@ -151,6 +155,8 @@ class Session:
         """The attempt at a node that need not stand before it asks for something. On any thread. None where there
         is something to be done first: a thread to be opened, siblings to be merged, a recorded result to be found."""
         within = invocation.within
+        if within is not None and within.run.again is not None:
+            return None
         if task.attempt > 1 or (env is not None and "join" in env):
             return None
         if env is None:
@@ -177,11 +183,15 @@ class Session:
         return Attempt(self.portal, run, task, at, invocation.calls[run.record.id], saved, held=env)
 
     async def end(self, invocation: Invocation, error: BaseException | None) -> None:
-        """An invocation is over. Raises `NodesConflict` where its last superstep does not merge."""
+        """An invocation is over. Raises `NodesConflict` where its last superstep does not merge, and what its run was
+        stopped with where the graph went on all the same."""
         env = invocation.env if error is None and not invocation.is_interrupted else None
         try:
             if env is not None and "join" in env and env["run"] in invocation.calls:
                 await self._runs[RunId(env["run"])].settle(env)
+            if error is None:
+                for run_id in invocation.calls:
+                    self._runs[run_id].journal.refuse_when_stopped()
         except Exception as failure:
             error = failure
             raise
@@ -213,7 +223,7 @@ class Session:
         if env.get("unsealed"):
             raise WorldLost(env["branch"])
         if "join" not in env:
-            return SnapshotId(env["snapshot"])
+            return await self._standing_in(RunId(env["run"]), SnapshotId(env["snapshot"]))
         asking = Invocation(None, addressed=True)
         run = await self._enter(asking, RunId(env["run"]))
         try:
@@ -253,6 +263,14 @@ class Session:
 
     # Below: how it is done
 
+    async def _standing_in(self, run: RunId, id: SnapshotId) -> SnapshotId:
+        """The state, or the one that was made again in its place."""
+        services = await self.services()
+        if await asyncio.to_thread(missing, services.snapshots, id) is None:
+            return id
+        stand_ins = [row.snapshot_out for row in await services.store.ops(run) if row.attrs.get(AGAIN) == id]
+        return stand_ins[-1] or id if stand_ins else id
+
     async def _close(self) -> None:
         self._closing.set()
         for run in list(self._runs.values()):
@@ -262,6 +280,8 @@ class Session:
             await self._keeper
 
     async def _enter(self, invocation: Invocation, run_id: RunId, *, new: bool = False) -> GraphRun:
+        if invocation.instead is not None:
+            return invocation.instead
         async with self._lock:
             if self._closing.is_set():
                 raise SessionClosed("this app was closed: compile the graph again")
@@ -276,6 +296,8 @@ class Session:
                 if (saver := invocation.saver) is not None:
                     run.with_checkpoints = await asyncio.to_thread(saver.join, services.store)
                 invocation.runs[run_id] = run
+                if invocation.past is not None:
+                    run.lineage.pasts[invocation.thread or ""] = invocation.past
                 # every invocation has the whole deadline: a thread may lie still for days between two of them
                 given = self._deadline_s if invocation.deadline_s is None else invocation.deadline_s
                 limit = None if given is None else given + run.journal.consumed_s()
@@ -309,7 +331,7 @@ class Session:
         return next(runs, None)
 
     async def _first(self, run: GraphRun) -> Env:
-        base = await asyncio.to_thread(run.services.snapshots.get, run.record.base_snapshot)
+        base = await run.snapshot(run.record.base_snapshot)
         return run.first(base, CheckpointId(checkpoint_id(run.record.id, 0)))
 
 

@@ -43,8 +43,9 @@ class Call:
 
     def quick(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt | None:
         """The attempt, where it need not stand before it asks for something. On any thread."""
-        known = self.caller.run.journal.knows(task.key)
-        return None if task.attempt > 1 or known or self.loan.lent is not None else self.attempt(task, saved)
+        run = self.caller.run
+        stands = run.journal.knows(task.key) or run.again is not None or self.loan.lent is not None
+        return None if task.attempt > 1 or stands else self.attempt(task, saved)
 
     def attempt(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
         """Raises `LangGraphChanged` where this is not the task that was made for the call."""

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from ramify.compiler.plan import STEPS, OpKind, Plan, PlanOp
 from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
 from ramify.runtime import codec
 from ramify.runtime.costs import CostModel
 from ramify.runtime.driver import Services, reuse_of, world_spec
-from ramify.runtime.events import RunEnded, RunStarted
+from ramify.runtime.events import Level, Recovered, RunEnded, RunStarted
 from ramify.runtime.journal import Durable, Journal
 from ramify.runtime.langgraph.env import Env, join_key
-from ramify.runtime.langgraph.errors import StateGone, WorldLost
+from ramify.runtime.langgraph.errors import WorldLost
 from ramify.runtime.langgraph.join import merged
+from ramify.runtime.langgraph.lineage import Lineage
 from ramify.runtime.locks import working_on
 from ramify.runtime.records import (
     BranchPath,
@@ -32,9 +35,7 @@ from ramify.runtime.records import (
     RunRecord,
     RunStatus,
     RunUpdate,
-    checkpoint_id,
 )
-from ramify.runtime.recovery import LOST
 from ramify.runtime.reuse import Reuse
 from ramify.runtime.worlds import Branch, WorldPool
 
@@ -98,6 +99,9 @@ class GraphRun:
         self._lines: dict[BranchPath, Branch] = {}
         self._heads: dict[str, str] = {}  # branch to the key of the row that it stands at
         self._forks = 0
+        self.lineage = Lineage(self)
+        self.again: Callable[[Any, Task], None] | None = None  # asked before a node's code runs, where one runs again
+        self.came_back = False  # it was ended on the way, and no world of it has been mounted since
         self.with_checkpoints = False  # LangGraph's are committed with the rows, and follow those of finished nodes
         self._supersteps: dict[str, Superstep] = {}
         self._loop = asyncio.get_running_loop()
@@ -125,6 +129,7 @@ class GraphRun:
             ops = await services.store.ops(record.id)
             llm = await services.store.llm(record.id)
             resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
+            came_back = resumed and record.status is not RunStatus.DONE
             if record.status is not RunStatus.RUNNING:
                 await services.store.commit(record.id, update=RunUpdate(status=RunStatus.RUNNING))
                 record = replace(record, status=RunStatus.RUNNING)
@@ -138,6 +143,7 @@ class GraphRun:
                 emit=services.emit,
             )
             run = cls(services, record, plan, journal)
+            run.came_back = came_back
             for row in ops:
                 run._remember(row)
             run._stack = stack.pop_all()
@@ -214,6 +220,7 @@ class GraphRun:
     def _remember(self, row: OpRecord) -> None:
         if row.status is not OpStatus.DONE:
             return
+        self.lineage.note(row)
         if row.kind is OpKind.RUN:
             if row.snapshot_in != row.snapshot_out:  # else its branch stands where it stood
                 self._heads[row.branch] = row.key
@@ -282,21 +289,24 @@ class GraphRun:
         )
         await self.record_rows(row, checkpoint=(branch, sealed, "edited by hand"))
 
-    async def taken_back(self, key: str, task: Task, parent: Branch, base: Snapshot, theirs: Snapshot) -> None:
-        """Record that the node's world took in what ran on a fork of it."""
+    async def taken_back(
+        self, key: str, task: Task, parent: Branch, merge: tuple[Snapshot, Snapshot, Snapshot], merged: Snapshot
+    ) -> None:
+        """Record that the node's world took in what ran on a fork of it. `merge`: base, the node's, the fork's."""
+        base, ours, theirs = merge
         row = self.row(
             OpKind.MERGE,
             self._merge_op,
             key,
             parent.path,
-            result_digest=theirs.content_key,
+            result_digest=merged.content_key,
             snapshot_in=parent.snapshot.id,
-            snapshot_out=theirs.id,
+            snapshot_out=merged.id,
             started_at=self.services.clock(),
             summary=f"back in {task.node}",
-            attrs={"base": base.id},
+            attrs={"base": base.id, "ours": ours.id, "theirs": theirs.id},
         )
-        await self.record_rows(row, checkpoint=(parent, theirs, f"inside {task.node}"))
+        await self.record_rows(row, checkpoint=(parent, merged, f"inside {task.node}"))
 
     async def settle(self, env: Env) -> Position:
         """The position that the channel's value means; what it leaves to be merged is merged now."""
@@ -362,21 +372,15 @@ class GraphRun:
         return place
 
     async def _settle(self, env: Env) -> Position:
+        branch = BranchPath(env["branch"])
+        if "join" in env:  # joined already: what they stood on is not looked at
+            row = self.journal.served(f"{join_key(env)}|RELEASE")
+            if row is not None and row.snapshot_out is not None:
+                snapshot = await self.snapshot(row.snapshot_out)
+                return Position(branch, row.key, snapshot, CheckpointId(row.attrs["checkpoint"]))
         snapshot = await self.snapshot(env["snapshot"])
-        here = Position(
-            BranchPath(env["branch"]),
-            env["at"],
-            snapshot,
-            CheckpointId(env["checkpoint"]),
-            env.get("unsealed", False),
-        )
-        if "join" not in env:
-            return here
-        key = join_key(env)
-        if (row := self.journal.served(f"{key}|RELEASE")) is not None and row.snapshot_out is not None:
-            snapshot = await self.snapshot(row.snapshot_out)
-            return Position(here.branch, row.key, snapshot, CheckpointId(row.attrs["checkpoint"]))
-        return await self._join(here, key, env["join"])
+        here = Position(branch, env["at"], snapshot, CheckpointId(env["checkpoint"]), env.get("unsealed", False))
+        return await self._join(here, join_key(env), env["join"]) if "join" in env else here
 
     async def _join(self, here: Position, key: str, children: list[list[str]]) -> Position:
         """Merge the tasks of a superstep, in the order of their paths, and release their branches."""
@@ -431,33 +435,13 @@ class GraphRun:
         return Position(here.branch, release.key, line.snapshot, line.checkpoint)
 
     async def snapshot(self, id: str) -> Snapshot:
-        """Raises `StateGone`."""
+        """The state as it can be mounted, made again where it is lost. Raises `StateGone`."""
         found = self._whole.get(id)
         if found is None:
-            try:
-                found = self._whole[id] = await asyncio.to_thread(self._mountable, SnapshotId(id))
-            except LOST as error:
-                raise StateGone(self.record.id, id, str(error), await self._whole_before(id)) from error
+            found = self._whole[id] = await self.lineage.whole(SnapshotId(id))
         return found
 
-    def _mountable(self, id: SnapshotId) -> Snapshot:
-        """The snapshot, its layers there: bytes are not read, `ramify fsck` does that."""
-        found = self.services.snapshots.get(id)
-        self.services.snapshots.lower_dirs(found)
-        self.services.snapshots.outside_dirs(found)
-        return found
-
-    async def _whole_before(self, lost: str) -> CheckpointId | None:
-        """The newest checkpoint before a lost one that LangGraph stood at, and whose files are there."""
-        known = await self.services.store.checkpoints(self.record.id)
-        at = next((number for number, one in enumerate(known) if one.snapshot_id == lost), len(known))
-        path = known[at].branch if at < len(known) else BranchPath("root")
-        rows = await self.services.store.ops(self.record.id)
-        joined = {row.attrs.get("checkpoint") for row in rows if row.kind is OpKind.RELEASE}
-        between = {checkpoint_id(self.record.id, row.seq) for row in rows if row.kind is OpKind.MERGE} - joined
-        for one in reversed(known[:at]):
-            if f"{path}/".startswith(f"{one.branch}/") and one.id not in between:
-                with suppress(*LOST):
-                    await asyncio.to_thread(self._mountable, one.snapshot_id)
-                    return one.id
-        return None
+    def recovered(self, branch: BranchPath, level: Level, why: str, took_s: float) -> None:
+        """Tell which level of recovery a branch goes on from."""
+        self.came_back = self.came_back and level is Level.RETRY
+        self.services.emit(Recovered(self.record.id, branch, level, why, took_s))

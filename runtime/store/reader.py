@@ -80,8 +80,12 @@ class Reader:
         query = f"SELECT id, label FROM checkpoints WHERE id >= ? AND id < ? ORDER BY id LIMIT {int(limit)}"
         return [(row["id"], row["label"]) for row in self._rows(query, (prefix, prefix + "~"))]
 
-    async def effects(self, run_id: RunId) -> list[EffectRecord]:
-        return self._records("SELECT * FROM effects WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
+    async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
+        last = self._ledger("effects", run_id)
+        return rows.with_attempts(last, self._ledger("attempts", run_id)) if earlier else last
+
+    def _ledger(self, table: str, run_id: RunId) -> list[EffectRecord]:
+        return self._records(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
 
     async def live_snapshots(self, runs: Collection[RunId] | None = None) -> set[SnapshotId]:
         """Every snapshot that a row names; a row of these runs, where they are given."""

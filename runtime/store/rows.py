@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ BLOBS: Mapping[str, tuple[str, ...]] = {
     "ops": ("result",),
     "llm": ("request", "result"),
     "effects": ("args", "result"),
+    "attempts": ("args", "result"),
 }
 """By table: the fields NAME_json of a record whose text stands in `blobs`; the row's column is NAME_blob."""
 _BLOB = "_blob"
@@ -69,7 +70,11 @@ def _with_blobs(table: str, record: Any, *left_out: str) -> dict[str, Any]:
 
 
 def run_row(run: RunRecord) -> dict[str, Any]:
-    return {**_with_blobs("runs", run, "settings"), "settings_json": json.dumps(asdict(run.settings))}
+    return {**_with_blobs("runs", run, "settings"), "settings_json": settings_json(run.settings)}
+
+
+def settings_json(settings: Settings) -> str:
+    return json.dumps(asdict(settings))
 
 
 def op_row(op: OpRecord) -> dict[str, Any]:
@@ -139,6 +144,16 @@ def llm_record(row: Row) -> LLMRecord:
 
 def effect_record(row: Row) -> EffectRecord:
     return EffectRecord(**{**row, "status": EffectStatus(row["status"])})
+
+
+def with_attempts(last: Sequence[EffectRecord], earlier: Iterable[EffectRecord]) -> list[EffectRecord]:
+    """A ledger in the order of the first intents, of each effect all attempts up to the last, however many there have
+    been since that was read."""
+    attempts: dict[str, list[EffectRecord]] = {}
+    for one in earlier:
+        attempts.setdefault(one.key, []).append(one)
+    before = ([one for one in attempts.get(effect.key, ()) if one.attempt < effect.attempt] for effect in last)
+    return [one for effect, those in zip(last, before, strict=True) for one in (*those, effect)]
 
 
 def checkpoint_record(row: Row) -> CheckpointRecord:

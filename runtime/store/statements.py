@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Connection, Table, Update, select, union
+from sqlalchemy import CompoundSelect, Connection, Insert, Table, Update, select, union
 from sqlalchemy.dialects import postgresql, sqlite
 
 from ramify.runtime.errors import RunNotFound, StoreError
@@ -24,7 +24,7 @@ BLOB_COLUMNS = tuple(
     tables.metadata.tables[table].c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names
 )
 
-_SETTLING = ("idempotency_key", "status", "result_blob", "intended_at", "settled_at", "note")
+_SETTLING = ("idempotency_key", "status", "result_blob", "intended_at", "settled_at", "note", "attempt")
 
 
 def insert(connection: Connection, table: Table) -> Any:
@@ -46,11 +46,21 @@ def put_blobs(connection: Connection, packed: Mapping[str, Packed]) -> None:
 
 
 def put_effects(connection: Connection, effects: Sequence[EffectRecord]) -> None:
-    """A new row, or what became of one that is there."""
+    """A new row, or what became of one that is there; of an earlier attempt, the row stays to be read."""
     for effect in effects:
+        if effect.attempt > 1:
+            connection.execute(_followed(effect))
         new = insert(connection, tables.effects).values(rows.effect_row(effect))
         changing = {name: new.excluded[name] for name in _SETTLING}
         connection.execute(new.on_conflict_do_update(index_elements=["run_id", "key"], set_=changing))
+
+
+def _followed(effect: EffectRecord) -> Insert:
+    """Keep the attempt that stands in this one's place."""
+    there = tables.effects.c
+    names = [column.name for column in there if column.name != "n"]
+    earlier = (there.run_id == effect.run_id, there.key == effect.key, there.attempt < effect.attempt)
+    return tables.attempts.insert().from_select(names, select(*(there[name] for name in names)).where(*earlier))
 
 
 def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: Callable[[], float]) -> None:
@@ -65,6 +75,8 @@ def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: 
     for name in ("error", "consumed_s", "deadline_s"):
         if (value := getattr(change, name)) is not None:
             values[name] = value
+    if change.settings is not None:
+        values["settings_json"] = rows.settings_json(change.settings)
     if change.result_json is not None:
         values["result_blob"] = rows.digest(change.result_json)
     if connection.execute(table.update().where(table.c.id == run_id).values(values)).rowcount == 0:

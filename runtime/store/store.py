@@ -272,9 +272,14 @@ class RunStore:
     async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
         return await self._of_run(tables.llm, run_id, rows.llm_record, after)
 
-    async def effects(self, run_id: RunId) -> list[EffectRecord]:
-        """The ledger of a run, in the order of the intents."""
-        query = tables.query(tables.effects).where(tables.effects.c.run_id == run_id).order_by(tables.effects.c.n)
+    async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
+        """The ledger of a run, in the order of the first intents: of each effect the last attempt. `earlier`: before
+        it those that it followed."""
+        last = await self._ledger(tables.effects, run_id)
+        return rows.with_attempts(last, await self._ledger(tables.attempts, run_id)) if earlier else last
+
+    async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
+        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
         return await self._fetch(query, rows.effect_record)
 
     async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:

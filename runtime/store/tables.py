@@ -152,26 +152,45 @@ llm = Table(
     sqlite_autoincrement=True,
 )
 
+
+def _effect_columns() -> list[Column[Any]]:
+    return [
+        _number(),
+        _run_id(),
+        Column("key", Text, nullable=False),
+        Column("step", Text, nullable=False),
+        Column("branch", Text, nullable=False),
+        Column("status", Text, nullable=False),
+        Column("idempotency_key", Text, nullable=False),
+        _blob("args_blob", nullable=False),
+        _blob("result_blob"),
+        Column("intended_at", Float, nullable=False),
+        Column("settled_at", Float),
+        Column("note", Text, nullable=False),
+        Column("attempt", NUMBER, nullable=False, server_default="1"),
+    ]
+
+
 effects = Table(
     "effects",
     metadata,
-    _number(),
-    _run_id(),
-    Column("key", Text, nullable=False),
-    Column("step", Text, nullable=False),
-    Column("branch", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("idempotency_key", Text, nullable=False),
-    _blob("args_blob", nullable=False),
-    _blob("result_blob"),
-    Column("intended_at", Float, nullable=False),
-    Column("settled_at", Float),
-    Column("note", Text, nullable=False),
+    *_effect_columns(),
     UniqueConstraint("run_id", "key"),
     Index("effects_args_blob", "args_blob"),
     Index("effects_result_blob", "result_blob"),
     sqlite_autoincrement=True,
 )
+
+attempts = Table(
+    "attempts",
+    metadata,
+    *_effect_columns(),
+    UniqueConstraint("run_id", "key", "attempt"),
+    Index("attempts_args_blob", "args_blob"),
+    Index("attempts_result_blob", "result_blob"),
+    sqlite_autoincrement=True,
+)
+"""What became of the attempts at an effect that another attempt followed: `effects` has the last."""
 
 checkpoints = Table(
     "checkpoints",

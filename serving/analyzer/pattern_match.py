@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ramify.serving.analyzer.estimates import Estimates, Origin
+from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.pattern_graph import StageProfile
 from ramify.serving.analyzer.pattern_library import Columns, Library, kernel, weigh
 from ramify.serving.policy.types import StageEstimate
@@ -60,7 +60,7 @@ class Matching:
         self._library.used(middle)
         later = self._library.profiles(middle)[seen:]
         times = tuple(stage.seconds for stage in (*self._seen, *later))
-        return Estimates(Origin.HISTORY, seen, times, _rest(later), self._similarity(middle))
+        return Estimates(seen, times, _rest(later), self._similarity(middle))
 
     def nearest(self) -> Estimates | None:
         """The thesis's rule: the one most similar pattern, with its own times also for the stages that are done."""
@@ -70,7 +70,7 @@ class Matching:
         best = int(found[np.argmax(self._score[found] if self._seen else self._library.mass[found])])
         stages, seen = self._library.profiles(best), len(self._seen)
         times = tuple(stage.seconds for stage in stages)
-        return Estimates(Origin.HISTORY, seen, times, _rest(stages[seen:]), self._similarity(best))
+        return Estimates(seen, times, _rest(stages[seen:]), self._similarity(best))
 
     def _similarity(self, index: int) -> float:
         return min(1.0, float(self._score[index]) / len(self._seen)) if self._seen else 0.0

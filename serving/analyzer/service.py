@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from ramify.serving.analyzer import frames
 from ramify.serving.analyzer.coverage import BinCoverage
 from ramify.serving.analyzer.errors import BadFrame
-from ramify.serving.analyzer.estimates import Estimates, Origin
+from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.frames import Json
 from ramify.serving.analyzer.learner import Learner
 from ramify.serving.analyzer.pattern_graph import Kind, Node, linked, profile
@@ -57,7 +57,9 @@ class Service:
 
     def match(self, message: Json) -> Json:
         """What is still to come of a compound request, given its finished stages. `null` without any history."""
-        library = self._library(frames.text(message, "app"))
+        if (library := self.libraries.get(frames.text(message, "app"))) is None:
+            return {"estimates": None}  # and none is made: asking for names that there are not forgets no other's
+        self.libraries.move_to_end(frames.text(message, "app"))
         key = f"{frames.text(message, 'app')}\x1f{frames.text(message, 'compound')}"
         seen = tuple(profile(stage) for stage in stages_from_json(message.get("stages")))
         matching = self._open.pop(key, None)
@@ -131,7 +133,6 @@ def _node(value: list[object], stage: int) -> Node:
 
 def estimates_to_json(estimates: Estimates) -> Json:
     return {
-        "origin": estimates.origin.value,
         "seen": estimates.seen,
         "times": list(estimates.times),
         "rest": list(estimates.to_plan_rest()),
@@ -145,12 +146,7 @@ def estimates_from_json(value: object) -> Estimates:
     rest = [frames.number(v) for v in frames.items(from_.get("rest"))]
     if len(rest) % 4:
         raise BadFrame(f"rest: four numbers a stage were expected, got {len(rest)}")
-    try:
-        origin = Origin(frames.text(from_, "origin"))
-    except ValueError as error:
-        raise BadFrame(str(error)) from error
     return Estimates(
-        origin=origin,
         seen=frames.count(from_, "seen"),
         times=tuple(frames.number(v) for v in frames.items(from_.get("times"))),
         rest=tuple(StageEstimate(*rest[i : i + 4]) for i in range(0, len(rest), 4)),

@@ -1,14 +1,16 @@
 """The door to the engines: as many calls inside as they have slots, the rest waiting in the policy's order.
 
-The gateway's host of a Policy. It decides anew when calls have come or gone, once for all of a turn of the event
-loop, or when its time is up, and performs the verdict: refuse, interrupt, let in. To pause a call, or to see KV, is
-not in a gateway's power, and it says so.
+The gateway's host of a Policy: here of one for all replicas, in queues.py of one for each. It decides anew when
+calls have come or gone, once for all of a turn of the event loop, or when its time is up, and performs the verdict:
+refuse, interrupt, let in. To pause a call, or to see KV, is not in a gateway's power, and it says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -48,17 +50,15 @@ class Seeker(Protocol):
         """Make it leave its slot. `why`: Refused or Preempted."""
 
 
-class Admission:
-    """Performs a Policy's verdicts over all replicas. `took` is told the seconds of each."""
+class Admission(ABC):
+    """Who waits, who is inside, and when to decide. `took` is told the seconds of each verdict."""
 
     def __init__(
         self,
-        policy: Policy,
         replicas: Replicas,
         clock: Callable[[], float],
         took: Callable[[float], None] = lambda _: None,
     ) -> None:
-        self._policy = policy
         self._replicas = replicas
         self._clock = clock
         self._took = took
@@ -94,8 +94,13 @@ class Admission:
                 call.leave(self._clock())
             self._decide_soon()
 
+    @abstractmethod
     def observe(self, done: Finished) -> None:
-        self._policy.observe(done)
+        """A call has ended: policies learn from it."""
+
+    @abstractmethod
+    def _perform(self, now: float) -> float | None:
+        """Ask for verdicts over those that wait, at least one, and perform them. When they want to be asked again."""
 
     def _decide_soon(self) -> None:
         """In the next turn of the loop. A verdict looks at every call, so that one a call would be quadratic: two
@@ -122,17 +127,19 @@ class Admission:
             self._wake(None)
             return
         now = self._clock()
-        waiting = [call.view() for call, _ in self._waiting.values()]
-        running = [call.view() for id_, call in self._inside.items() if id_ not in self._leaving]
-        begun = time.perf_counter()
-        verdict = self._policy.decide(View(self._replicas.capacity(now), waiting, running), now)
-        self._took(time.perf_counter() - begun)
-        for refusal in verdict.drop:
-            self._drop(refusal)
-        self._interrupt(verdict.preempt)
-        self._admit(verdict, now)
-        wakes = (verdict.wake_at, self._replicas.wakes_at(now) if self._waiting else None)
+        wakes = (self._perform(now), self._replicas.wakes_at(now) if self._waiting else None)
         self._wake(min((at for at in wakes if at is not None), default=None))
+
+    def _ask(self, policy: Policy, view: View, now: float) -> Verdict:
+        begun = time.perf_counter()
+        verdict = policy.decide(view, now)
+        self._took(time.perf_counter() - begun)
+        return verdict
+
+    def _leaving_at(self) -> Counter[int]:
+        """How many have been interrupted and not yet left, by replica. Their slots are as good as free: a policy that
+        is asked again before they are would take another call's for the same one that waits."""
+        return Counter(self._inside[id_].view().replica for id_ in self._leaving)
 
     def _drop(self, refusal: Refusal) -> None:
         if refusal.id in self._waiting:
@@ -150,6 +157,48 @@ class Admission:
             if call is not None and call.resumable and id_ not in self._leaving:
                 self._leaving.add(id_)
                 call.interrupt(Preempted())
+
+    def _enter(self, id_: RequestId, replica: Replica, now: float) -> None:
+        call, turn = self._waiting.pop(id_)
+        self._inside[id_] = call
+        replica.running += 1
+        call.enter(now, replica.index)
+        turn.set_result(replica)
+
+    def _wake(self, at: float | None) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._decide_or_fail)
+
+
+class OneQueue(Admission):
+    """One policy before all replicas, which are one engine to it; a call is bound to one when it is let in."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        replicas: Replicas,
+        clock: Callable[[], float],
+        took: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        super().__init__(replicas, clock, took)
+        self._policy = policy
+
+    def observe(self, done: Finished) -> None:
+        self._policy.observe(done)
+
+    def _perform(self, now: float) -> float | None:
+        waiting = [call.view() for call, _ in self._waiting.values()]
+        running = [call.view() for id_, call in self._inside.items() if id_ not in self._leaving]
+        capacity = self._replicas.capacity(now, leaving=self._leaving_at())
+        verdict = self._ask(self._policy, View(capacity, waiting, running), now)
+        for refusal in verdict.drop:
+            self._drop(refusal)
+        self._interrupt(verdict.preempt)
+        self._admit(verdict, now)
+        return verdict.wake_at
 
     def _admit(self, verdict: Verdict, now: float) -> None:
         """Into slots that are free by now: those that are being left call for another decision when they are. Who
@@ -169,15 +218,4 @@ class Admission:
                     return
                 continue
             left -= 1
-            del self._waiting[id_]
-            self._inside[id_] = call
-            replica.running += 1
-            call.enter(now, replica.index)
-            turn.set_result(replica)
-
-    def _wake(self, at: float | None) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
-        if at is not None:
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._clock()), self._decide_or_fail)
+            self._enter(id_, replica, now)

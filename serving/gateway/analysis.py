@@ -18,6 +18,7 @@ from pathlib import Path
 from ramify.serving.analyzer.client import AnalyzerClient
 from ramify.serving.analyzer.coverage import BinCoverage
 from ramify.serving.analyzer.errors import AnalyzerDown, BadFrame
+from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.service import Stats
 from ramify.serving.analyzer.types import INTERVAL, Ask, Basis, Ended
@@ -120,6 +121,10 @@ class Analysis:
         if workflow is not None and workflow.compound is call.compound and call.compound.over:
             self._over(workflow)
 
+    async def history(self, app: str) -> Estimates | None:
+        """What the workflows of that `app_id` are like from their first stage on; None where none is known."""
+        return await self._client.match("", app, ())
+
     async def stats(self) -> Stats:
         """Raises AnalyzerDown, BadFrame."""
         return await self._client.stats()
@@ -189,8 +194,9 @@ class Analysis:
         workflow.ended_at = call.ended
 
     def _sweep(self, now: float) -> None:
-        """Those of which nothing was heard for long are over. One that ended in a failure was broken off: what it
-        would have done is not known."""
+        """Those of which nothing was heard for long are over. One that ended in a failure, or short of what it said
+        would come, was broken off, and so may be one whose client left its last call: what it would have done is not
+        known."""
         while self._workflows:
             workflow = next(iter(self._workflows.values()))
             if now < workflow.heard_at + _SILENT_S:
@@ -199,13 +205,14 @@ class Analysis:
                 workflow.heard_at = now
                 self._workflows.move_to_end(workflow.compound.id)
             else:
-                self._over(workflow)
+                self._over(workflow, known=workflow.compound.over or workflow.compound.finished)
 
-    def _over(self, workflow: _Workflow) -> None:
-        """A run that was resumed, or had answers from elsewhere, lacks stages: it is no pattern."""
+    def _over(self, workflow: _Workflow, *, known: bool = True) -> None:
+        """`known`: nothing that comes after is missing. A run that was resumed, or had answers from elsewhere, lacks
+        stages: it is no pattern."""
         compound = workflow.compound
         del self._workflows[compound.id]
         whole = all(any(node.kind is Kind.LLM for node in stage) for stage in workflow.stages)
-        if compound.ended_well and whole and not compound.recorded and workflow.stages:
+        if known and compound.ended_well and whole and not compound.recorded and workflow.stages:
             self._client.record(compound.id, workflow.app, workflow.stages)
         compound.recorded = True

@@ -22,13 +22,14 @@ from starlette.routing import Route
 
 from ramify.serving import wire
 from ramify.serving.gateway import metrics
-from ramify.serving.gateway.admission import Admission
+from ramify.serving.gateway.admission import Admission, OneQueue
 from ramify.serving.gateway.core import Gateway
 from ramify.serving.gateway.dialects import DIALECTS
 from ramify.serving.gateway.endpoint import STOPPING, Aborted, Endpoint
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.gateway.exchange import JsonResponse, body_of, error_response, left
 from ramify.serving.gateway.hints import hint_of
+from ramify.serving.gateway.queues import ReplicaQueues
 from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
 from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
@@ -40,7 +41,8 @@ def create_gateway(
     upstream: str | Sequence[Replica],
     *,
     slots: int = 32,
-    policy: Policy | None = None,
+    policy: Policy | Sequence[Policy] | None = None,
+    k: int | None = 2,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
     transport: httpx.AsyncBaseTransport | None = None,
@@ -52,9 +54,11 @@ def create_gateway(
 ) -> Starlette:
     """The gateway as an ASGI application.
 
-    In front of several replicas, or of one engine at a base URL that takes at most `slots` calls. With `api_keys`
-    clients must show one. Tags stay here, since most servers refuse fields that they do not know, unless
-    `forward_xargs` (a replica's `traits.reads_tags`) says that the engine reads them.
+    In front of several replicas, or of one engine at a base URL that takes at most `slots` calls. With one `policy`
+    calls wait in one queue before all replicas; with one for each of them, each has its queue, and a call stands in
+    `k` of these (None: in all) until one lets it in. With `api_keys` clients must show one. Tags stay here, since
+    most servers refuse fields that they do not know, unless `forward_xargs` (a replica's `traits.reads_tags`) says
+    that the engine reads them.
     """
     if isinstance(upstream, str):
         one = Upstream(
@@ -67,7 +71,11 @@ def create_gateway(
         )
         upstream = [Replica(0, slots, one, Traits(reads_tags=forward_xargs))]
     replicas, figures = Replicas(upstream), metrics.Metrics()
-    admission = Admission(policy or make_policy(), replicas, clock, figures.verdict)
+    admission: Admission
+    if isinstance(policy, Sequence):
+        admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
+    else:
+        admission = OneQueue(policy or make_policy(), replicas, clock, figures.verdict)
     gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys)
 
     @asynccontextmanager
@@ -83,6 +91,7 @@ def create_gateway(
             *(Route(f"/v1{dialect.path}", Endpoint(gateway, dialect), methods=["POST"]) for dialect in DIALECTS),
             Route("/v1/models", control.models),
             Route("/v1/ramify/requests", control.requests),
+            Route(f"/v1{wire.HISTORY_PATH}", control.history),
             Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
             Route(f"/v1{wire.PREFIX_PATH}", control.prefix, methods=["POST"]),
             Route("/health", control.health),
@@ -111,6 +120,30 @@ class _Control:
         self._gateway.authorise(request)
         gateway = self._gateway
         return JsonResponse(gateway.records.snapshot(request.query_params.get("compound_id"), gateway.step_of))
+
+    async def history(self, request: Request) -> Response:
+        """What is known of a workflow before its first call, by its `app_id`: the stages that it will have."""
+        self._gateway.authorise(request)
+        if not (app := request.query_params.get("app_id")):
+            raise bad_request("app_id", "app_id: say of which workflow, as in ?app_id=NAME")
+        analysis = self._gateway.analysis
+        found = None if analysis is None else await analysis.history(app)
+        stages = (
+            []
+            if found is None
+            else [
+                {
+                    "calls": stage.calls,
+                    "prefill": stage.prefill,
+                    "output": stage.output_median,
+                    "tools_s": stage.tool_s_before,
+                    "seconds": max(0.0, found.times[at] - stage.tool_s_before),
+                    "share": found.share(at),
+                }
+                for at, stage in enumerate(found.rest)
+            ]
+        )
+        return JsonResponse({"app_id": app, "stages": stages})
 
     async def cancel(self, request: Request) -> Response:
         """Break off what a workflow needs no longer: `{"compound_id": …, "fork_group": …}`, one of them or both."""

@@ -10,6 +10,7 @@ from ramify.serving.tags import SLOTags
 from ramify.serving.tracker import Spent
 
 _NOTHING = Spent()
+_PLAIN = SLOTags()
 MOST_STAGES = 256  # that the tag `plan_rest` holds
 
 
@@ -26,6 +27,7 @@ class Compound:
     spent: Spent = _NOTHING  # by its calls that ended: more than wall time where they ran beside each other
     ended_at: float | None = None  # when its last call so far ended
     ended_well: bool = False  # that one did, with its whole answer or because nobody needed it any more
+    ended_surely: bool = False  # that one did, and its client was there to see it
     recorded: bool = False  # as a pattern: what comes later is not a part of it
     latest: int = -1  # the last stage of which a call has come
     stage: CompoundView | None = None  # what all calls of its stage share
@@ -33,6 +35,11 @@ class Compound:
     expected: tuple[StageEstimate, ...] = ()  # after that stage, by history
     dues: dict[int, float] = field(default_factory=dict)  # by stage: when it is due by its share of the deadline
     _answered: bool = False  # a call of the latest stage, at least
+    _said: int = 0  # stages that it has, where that was said
+    _latest_calls: int = 0  # calls of the latest stage that have come,
+    _latest_width: int = 1  # of so many,
+    _latest_done: int = 0  # and that have their whole answer
+    _joined: dict[str, int] = field(default_factory=dict)  # whole answers, by fork group
     _last_calls: int = 0  # calls of the last stage that have come,
     _last_width: int = 1  # of so many
 
@@ -50,6 +57,11 @@ class Compound:
             tags = replace(tags, compound_stage=min(stage, most, MOST_STAGES))
         if (tags.compound_stage or 0) > self.latest:
             self.latest, self._answered = tags.compound_stage or 0, False
+            self._latest_calls, self._latest_width, self._latest_done = 0, 1, 0
+        if (tags.compound_stage or 0) == self.latest:
+            self._latest_calls += 1
+            self._latest_width = max(self._latest_width, tags.compound_width or 1)
+        self._said = max(self._said, tags.compound_stages or 0)
         self.calls += 1
         self.open += 1
         if is_last(tags):
@@ -57,18 +69,34 @@ class Compound:
             self._last_width = max(self._last_width, tags.compound_width or 1)
         return tags
 
-    def left(self, now: float, *, whole: bool, needless: bool = False, spent: Spent = _NOTHING) -> None:
-        """One of its calls has ended, and spent its time so. `needless`: the workflow called it off."""
+    def left(
+        self, now: float, *, whole: bool, off: bool = False, gone: bool = False,
+        tags: SLOTags = _PLAIN, spent: Spent = _NOTHING,
+    ) -> None:  # fmt: skip
+        """One of its calls has ended, and spent its time so. `off`: the workflow called it off; `gone`: its client
+        left, which is the same of a fork that has its answers. What else a client leaves, it leaves undone."""
         self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
         self.open -= 1
         self.done += whole
-        self.ended_at, self.ended_well = now, whole or needless
+        self._latest_done += whole and (tags.compound_stage or 0) == self.latest
+        group, need = tags.fork_group, tags.fork_need or tags.fork_size or 1
+        if whole and group is not None and (group in self._joined or len(self._joined) < MOST_STAGES):
+            self._joined[group] = self._joined.get(group, 0) + 1
+        loser = gone and group is not None and self._joined.get(group, 0) >= need
+        self.ended_at, self.ended_well, self.ended_surely = now, whole or off or loser, whole or off
         self._answered = self._answered or self.ended_well
 
     @property
     def over(self) -> bool:
-        """Its last stage is done. One whose last call failed may ask again."""
-        return self.last_seen and not self.open and self.ended_well
+        """Its last stage is done: not where that failed, and may be asked again, or was called off as a whole."""
+        return self.last_seen and not self.open and self.ended_well and self._latest_done > 0
+
+    @property
+    def finished(self) -> bool:
+        """Nothing that it said would come is missing, and its client did not leave a call undone: should nothing more
+        come, it may have been all."""
+        here = self.latest + 1 >= self._said and self._latest_calls >= self._latest_width
+        return here and not self.open and self.ended_surely and self._latest_done > 0
 
     def met(self) -> bool | None:
         """None while it runs or where it has no deadline; a compound is in time when its last stage was, whole."""

@@ -81,10 +81,14 @@ class Records:
         call.track.completed = outcome is Outcome.DONE
         call.track.move(Phase.ENDED, call.ended)
         if call.compound:
-            # A fork's losers are called off, or their connections closed.
-            loser = outcome is Outcome.GONE and call.tags.fork_group is not None
-            needless, spent = loser or outcome is Outcome.ABORTED, call.track.spent(call.ended)
-            call.compound.left(call.ended, whole=outcome is Outcome.DONE, needless=needless, spent=spent)
+            call.compound.left(
+                call.ended,
+                whole=outcome is Outcome.DONE,
+                off=outcome is Outcome.ABORTED,
+                gone=outcome is Outcome.GONE,
+                tags=call.tags,
+                spent=call.track.spent(call.ended),
+            )
         return True
 
     def open_calls(self, *, compound_id: str | None, fork_group: str | None) -> list[Call]:

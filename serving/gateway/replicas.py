@@ -1,15 +1,16 @@
 """The engines behind one gateway: which of them are up, how fast each is, and which one a call goes to.
 
-Calls wait in one queue before all replicas and are bound to one only when it has a free slot, so no call stands
-behind a slow replica while a fast one idles.
+By default calls wait in one queue before all replicas and are bound to one only when it has a free slot, so no call
+stands behind a slow replica while a fast one idles.
 """
 
 from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from ramify.serving.gateway.estimates import Service, ServiceModel
 from ramify.serving.gateway.upstream import Upstream
@@ -58,6 +59,17 @@ class Replica:
     def free(self) -> int:
         return max(0, self.slots - self.running)
 
+    def capacity(self, leaving: int = 0) -> Capacity:
+        """Its own, as a policy sees it; none while its process is being started again. `leaving`: of those that run,
+        how many are on their way out."""
+        return Capacity(
+            slots=0 if self.upstream is None else self.slots,
+            running=max(0, self.running - leaving),
+            step=self.model.step,
+            can_preempt=self.traits.can_resume,
+            can_cancel=True,
+        )
+
     def lost(self, now: float) -> None:
         """It failed a call: no more for a while, longer each time in a row."""
         self.failures += 1
@@ -92,13 +104,23 @@ class Replicas:
         """Those that are up; where none is, those that have a process at all: their error is the answer then."""
         return [r for r in self.all if r.up(now)] or [r for r in self.all if r.upstream is not None]
 
-    def capacity(self, now: float, *, can_cancel: bool = True) -> Capacity:
-        """All that are up as one engine, as fast as the fastest: refusals rest on what is possible, not likely."""
+    def able(self, now: float, avoid: frozenset[int]) -> list[Replica]:
+        """Those that a call which `avoid` have failed may wait for; never none. One that is being started again is
+        among them where no other is up that has not failed it."""
+        usable = self.usable(now)
+        others = [r for r in usable if r.index not in avoid]
+        return others or self._away(avoid) or usable or list(self.all)
+
+    def capacity(
+        self, now: float, *, can_cancel: bool = True, leaving: Mapping[int, int] = MappingProxyType({})
+    ) -> Capacity:
+        """All that are up as one engine, as fast as the fastest: refusals rest on what is possible, not likely.
+        `leaving`: by replica, how many of those that run are on their way out."""
         here = self.usable(now)
         fastest = min(here or self.all, key=lambda r: r.model.step.step_ms(1, 0))
         return Capacity(
             slots=sum(r.slots for r in here),
-            running=sum(r.running for r in here),
+            running=max(0, sum(r.running - leaving.get(r.index, 0) for r in here)),
             step=fastest.model.step,
             can_preempt=bool(here) and all(r.traits.can_resume for r in here),
             can_cancel=can_cancel,
@@ -112,8 +134,7 @@ class Replicas:
         """
         free = [r for r in self.usable(now) if r.free]
         if not (others := [r for r in free if r.index not in avoid]):
-            away = any(r.upstream is None and r.comes_back is not None for r in self.others(avoid))
-            others = [] if away else free
+            others = [] if self._away(avoid) else free
         free = others
         if not free:
             return None
@@ -125,6 +146,10 @@ class Replicas:
         if affinity:
             self.remember(affinity, chosen)
         return chosen
+
+    def _away(self, avoid: frozenset[int]) -> list[Replica]:
+        """Those that are being started again and have not failed the call."""
+        return [r for r in self.others(avoid) if r.upstream is None and r.comes_back is not None]
 
     def others(self, avoid: frozenset[int]) -> list[Replica]:
         """Those that may yet do a call which `avoid` have failed."""

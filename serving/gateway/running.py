@@ -55,7 +55,15 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 sockets[index] = folder / f"engine-{index}.sock"
             make, traits = _maker(spec, settings, sockets.get(index))
             slots = _QUEUE_INSIDE if spec.kind is EngineKind.VLLM else None
-            one = Supervised(index, make, traits, slots=slots, hang_s=settings.hang_s, whole_s=settings.whole_s)
+            one = Supervised(
+                index,
+                make,
+                traits,
+                slots=slots,
+                hang_s=settings.hang_s,
+                whole_s=settings.whole_s,
+                restart_s=settings.restart_s,
+            )
             behind.append(await stack.enter_async_context(one))
     return behind, sockets
 
@@ -64,7 +72,7 @@ async def start_server(
     stack: AsyncExitStack,
     listener: socket.socket,
     settings: GatewaySettings,
-    policy: Policy,
+    policy: Policy | Sequence[Policy],
     behind: Sequence[Behind],
     sockets: Mapping[int, Path],
 ) -> Gateway:
@@ -83,7 +91,7 @@ async def start_server(
 
     up = asyncio.Event()
     replicas = [one.replica if isinstance(one, Supervised) else one for one in behind]
-    app = create_gateway(replicas, policy=policy, api_keys=settings.api_keys)
+    app = create_gateway(replicas, policy=policy, k=settings.placement_k, api_keys=settings.api_keys)
     gateway: Gateway = app.state.gateway
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
@@ -19,9 +20,18 @@ from ramify.serving.policy.table import DEFAULT, OptionValue, make_policy
 
 if TYPE_CHECKING:
     from ramify.serving.gateway.core import Gateway
+    from ramify.serving.policy.types import Policy
 
 UPSTREAM_SLOTS = 32  # calls at once for an engine whose own limit we do not know
 DRAIN_S = 30.0  # for calls in progress, when a server of its own is told to stop
+_THESIS = "calm-thesis"  # the policy that comes with the thesis's placement
+
+
+class Placement(StrEnum):
+    """Where calls wait for one of several replicas."""
+
+    ONE_QUEUE = "one-queue"  # before all of them
+    POWER_OF_K = "power-of-k"  # before each, with a dummy in K queues: as the thesis has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +51,28 @@ class GatewaySettings:
     can_resume: bool = False  # the engines go on with an answer whose beginning they are given
     policy: str = DEFAULT
     policy_options: dict[str, OptionValue] = field(default_factory=dict)
+    placement: Placement | None = None  # None: the thesis's with its policy, else one queue
+    placement_k: int = 2  # queues that a call stands in, by the thesis's
     hang_s: float = 120.0  # of silence, and an engine is taken for hung
     whole_s: float = 600.0  # the same for an answer that does not stream
+    restart_s: float = 60.0  # without a sign of life, and an engine of ours is ended and started again
     drain_s: float = 0.0  # how long leaving waits for calls that still run
     engine_log: Path | None = None
     analyzer: bool = False  # run the request analyzer beside it; its state is kept in `home`
     vllm_args: tuple[str, ...] = ()  # more of vLLM's own command line
     trace: Path | None = None  # a file for what the policy moves inside vLLM, one JSON line a verdict
+
+    @property
+    def placed(self) -> Placement:
+        """The placement that holds."""
+        thesis = Placement.POWER_OF_K if self.policy == _THESIS else Placement.ONE_QUEUE
+        return self.placement or thesis
+
+    def policies(self) -> Policy | list[Policy]:
+        """A fresh one, or one for each engine where each has its queue. Raises UnknownPolicy."""
+        if self.placed is Placement.ONE_QUEUE:
+            return make_policy(self.policy, **self.policy_options)
+        return [make_policy(self.policy, **self.policy_options) for _ in self.engines]
 
 
 class LocalGateway:
@@ -96,7 +121,7 @@ class LocalGateway:
                 raise
             raise EngineFailed(f"the gateway needs {error.name}: run pip install 'ramify[serve]'") from error
 
-        policy = make_policy(self.settings.policy, **self.settings.policy_options)
+        policy = self.settings.policies()
         async with AsyncExitStack() as stack:
             engines, sockets = await running.start_engines(stack, self.settings)
             listener = stack.enter_context(_listening(self.settings.host, self.settings.port))

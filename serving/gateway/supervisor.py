@@ -1,4 +1,4 @@
-"""Engine processes of our own behind replicas: started, watched, and started again when they die."""
+"""Engine processes of our own behind replicas: started, watched, and started again when they die or hang."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from typing import Self
 from ramify.serving.engine.types import Engine
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.logs import log
+from ramify.serving.gateway.pulse import hung
 from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
 
 _BACKOFF_S = 0.5
 _BACKOFF_CAP_S = 30.0
+RESTART_S = 60.0  # without a sign of life
 _STATUS_S = 1.0  # until a process whose connections are gone is, too
 _STEADY_S = 60.0  # an engine that has lived so long starts its next life without a wait
 
@@ -25,7 +27,8 @@ class Supervised:
     """One engine, for as long as this is entered. `replica` has its present process's address, or none.
 
     Entering raises EngineFailed where the first start fails: then something is wrong that no second one mends.
-    `slots`: calls that are let in at once, where that is not for the engine to say. `changed` is called when the
+    `slots`: calls that are let in at once, where that is not for the engine to say. An engine that gives no sign of
+    life for `restart_s` is ended, and started again. `changed` is called when the
     replica has come or gone, `restarted` with its index for each new life.
     """
 
@@ -38,12 +41,13 @@ class Supervised:
         slots: int | None = None,
         hang_s: float = HANG_S,
         whole_s: float = WHOLE_S,
+        restart_s: float = RESTART_S,
         changed: Callable[[], None] = lambda: None,
         restarted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.replica = Replica(index, slots or 1, None, traits, comes_back=self._comes_back)
         self._own_slots = slots is None
-        self._hang_s, self._whole_s = hang_s, whole_s
+        self._hang_s, self._whole_s, self._restart_s = hang_s, whole_s, restart_s
         self.changed = changed
         self.restarted = restarted
         self._make = make
@@ -80,13 +84,13 @@ class Supervised:
         return engine
 
     async def _end(self) -> None:
-        """Of one life. Calls that are in it break by themselves: their connections are gone."""
+        """Of one life. Calls that are in it are lost at once, however long its process takes to go."""
         self.replica.upstream = None
         upstream, self._upstream = self._upstream, None
         life, self._life = self._life, AsyncExitStack()
-        await life.aclose()
         if upstream is not None:
             await upstream.aclose()
+        await life.aclose()
 
     async def _comes_back(self) -> bool:
         """A call was lost in it: is this life over, so that another one follows? A server may live on for a while
@@ -102,15 +106,21 @@ class Supervised:
 
     async def _end_of(self, engine: Engine) -> int | None:
         """Of this life: its process's exit status, None where that still runs."""
+        assert self._upstream is not None
         ended = asyncio.create_task(engine.ended())
         past = asyncio.create_task(self._past_answering.wait())
+        mute = asyncio.create_task(hung(self._upstream, engine.alias, self._restart_s))
         try:
-            await asyncio.wait({ended, past}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
+            if mute.done() and not ended.done():
+                log("engine_hung", level=logging.ERROR, replica=self.replica.index, problem=mute.result())
+                return None
             await asyncio.wait({ended}, timeout=_STATUS_S)
             return ended.result() if ended.done() else None
         finally:
-            ended.cancel()
-            past.cancel()
+            for task in (ended, past, mute):
+                task.cancel()
+            await asyncio.gather(mute, return_exceptions=True)
 
     async def _keep(self, engine: Engine) -> None:
         loop, index = asyncio.get_running_loop(), self.replica.index

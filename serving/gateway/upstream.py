@@ -41,10 +41,14 @@ class Upstream:
     ) -> None:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
-        self._hang_s, self._whole_s = hang_s, max(hang_s, whole_s)
+        self._hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
         self._queues = queues
         self._gateway: bool | None = None  # not known yet
         self._heard = 0.0  # when a part of any answer came last, by the loop's clock
+        self._waits: set[asyncio.Timeout] = set()  # for a part of an answer
+        self._over = False
+        self.suspect = False  # it was silent for too long to a call, and nobody has looked since why
+        self.working = 0  # on whole answers, which are silent until their end
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
             transport=transport or _transport(trust_env=not wire.is_loopback(self._root)),
@@ -53,6 +57,11 @@ class Upstream:
         )
 
     async def aclose(self) -> None:
+        """Calls that are in it are lost at once: a connection that is closed here need not tell who reads from it."""
+        self._over = True
+        now = asyncio.get_running_loop().time()
+        for limit in self._waits:
+            limit.reschedule(now)
         await self._http.aclose()
 
     async def get(self, path: str) -> Mapping[str, object]:
@@ -90,10 +99,23 @@ class Upstream:
                 return False  # its life was over while we asked
         return False
 
+    async def answers(self, within_s: float) -> bool:
+        """Does its server say in that time that it is well? One that has no such question is well, too."""
+        request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/health")
+        try:
+            async with asyncio.timeout(within_s):
+                return (await self._http.send(request)).status_code not in (500, 503)
+        except (TimeoutError, httpx.RequestError):
+            return False
+
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
-        async with self._opened(self._post(path, body), self._whole_s) as response:
-            whole = await self._whole(response, self._whole_s)
+        self.working += 1
+        try:
+            async with self._opened(self._post(path, body), self.whole_s) as response:
+                whole = await self._whole(response, self.whole_s)
+        finally:
+            self.working -= 1
         self._speaks()
         return whole
 
@@ -172,18 +194,27 @@ class Upstream:
         loop, silent_s = asyncio.get_running_loop(), self._hang_s if silent_s is None else silent_s
         try:
             async with asyncio.timeout(None) as limit:
-                watch = _Watch(self, limit, loop.time() + silent_s)
+                watch = _Watch(self, limit, loop.time() + (0 if self._over else silent_s))
+                self._waits.add(limit)
                 try:
                     return await work
                 finally:
+                    self._waits.discard(limit)
                     watch.handle.cancel()
         except TimeoutError:
+            if self._over:
+                raise self.broken("it was ended") from None
+            self.suspect = True
             said = f"the engine at {self.shown} sent nothing for {silent_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None
 
     def _speaks(self) -> None:
         """The model itself, and not the server before it: that one lists its models while the engine is stuck."""
         self._heard = asyncio.get_running_loop().time()
+
+    def heard_since(self, then: float) -> bool:
+        """Has any call had a part of its answer since? By the loop's clock."""
+        return self._heard > then
 
     def silent_until(self) -> float:
         """When it is hung, should it say nothing from now on to those that share one queue inside it."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -13,8 +16,12 @@ from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import RunFailed
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.copying import CopyBackend
+from ramify.serving.client import LLMClient
+from ramify.serving.errors import LLMUnavailable
+from ramify.serving.testing import ScriptedModel, ScriptedServer
 
 MADE: list[str] = []
+Begin = Callable[[LLMClient], Awaitable[str]]
 
 
 class Mine(CopyBackend):
@@ -73,3 +80,65 @@ async def test_a_model_address_where_nothing_listens_is_said_before_any_call(tmp
             with pytest.raises(RunFailed, match=r"no server at http://127\.0\.0\.1:.*--base-url"):
                 await runtime.run(asks)
             assert await runtime.llm_calls() == []
+
+
+@step(effect="pure")
+async def need_luck() -> None:
+    if "LUCK" not in os.environ:  # what resumes loads this file anew
+        raise ConnectionError("no luck")
+
+
+@workflow
+async def says() -> str:
+    await need_luck()
+    return (await llm.chat("who?")).text
+
+
+@pytest.fixture
+async def began_with(home: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
+    """A run that a program began with a client of its own, and that failed before it asked anything."""
+
+    async def begin(client: LLMClient) -> str:
+        async with Runtime(home=home, sandbox="copy", llm=client) as runtime:
+            with pytest.raises(RunFailed, match="no luck"):
+                await runtime.run(says)
+            monkeypatch.setenv("LUCK", "now")
+            return str(runtime.last_run_id)
+
+    return begin
+
+
+async def test_a_resume_asks_whom_the_programs_own_client_asked(home: Path, began_with: Begin) -> None:
+    model = ScriptedModel(lambda request: f"{request.model} says {request.messages[-1].content}")
+    async with ScriptedServer(model) as server:
+        async with LLMClient(server.base_url, model="mine") as client:
+            run = await began_with(client)
+        async with Runtime(home=home, sandbox="copy") as runtime:
+            assert await runtime.resume(run) == "mine says who?"
+
+
+async def test_what_is_kept_of_a_client_is_no_secret(
+    home: Path, began_with: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMIFY_BASE_URL", "http://127.0.0.1:2/v1")  # for runs that named no server
+    async with LLMClient("http://ada:geheim@127.0.0.1:1/v1?key=geheim", api_key="geheim", model="mine") as client:
+        run = await began_with(client)
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        settings = (await runtime.record(run)).settings
+        assert (settings.client_url, settings.client_model) == ("http://127.0.0.1:1/v1", "mine")
+        assert "geheim" not in str(settings)
+        with pytest.raises(RunFailed, match=r"no server at http://127\.0\.0\.1:1:"):
+            await runtime.resume(run)
+
+
+async def test_whom_an_unknown_client_asked_has_to_be_said(home: Path, began_with: Begin) -> None:
+    run = await began_with(cast(LLMClient, object()))
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        with pytest.raises(RunFailed, match=r"did not say whom it asks.*--base-url.*Runtime\(llm=") as failed:
+            await runtime.resume(run)
+        assert isinstance(failed.value.__cause__, LLMUnavailable)
+    async with (
+        ScriptedServer(ScriptedModel(lambda _: "it is me")) as server,
+        Runtime(home=home, sandbox="copy", base_url=server.base_url) as runtime,
+    ):
+        assert await runtime.resume(run) == "it is me"

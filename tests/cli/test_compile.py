@@ -136,3 +136,40 @@ async def asks() -> None:
     await note("one")
     await note("two")
 """
+
+
+THINKS = """
+from ramify import llm, step, workflow
+
+@workflow
+async def go(rounds: int) -> str:
+    said = ""
+    for _ in range(rounds):
+        said = await llm.chat(said)
+    return said
+"""
+
+
+def test_a_gateways_history_is_expected_of_what_never_ran_here(
+    ramify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.compiler.plan import OpId, StagePlan
+    from ramify.runtime import history
+
+    def known(workflow: str, gateway: str, *, key: str | None = None) -> tuple[StagePlan, ...]:
+        assert (workflow, gateway, key) == ("go", "http://gateway", "k")
+        return (StagePlan(OpId(""), 1, 50.0, 20.0, 0.5, 2.0, 0.4), StagePlan(OpId(""), 1, 70.0, 30.0, 0.5, 3.0, 1.0))
+
+    monkeypatch.setattr(history, "history_of", known)
+    (tmp_path / "thinks.py").write_text(THINKS)
+    target = f"{tmp_path}/thinks.py:go"
+    assert ramify("compile", target).json["expected"] == []
+    plan = ramify("compile", target, "--history", "http://gateway", "--api-key", "k").json
+    assert [(s["seconds"], s["share"]) for s in plan["expected"]] == [(2.0, 0.4), (3.0, 1.0)]
+    (asks,) = {s["op"] for s in plan["expected"]}
+    assert asks in {op["id"] for op in plan["ops"]}, "one operation makes all calls"
+
+
+def test_a_history_is_asked_of_a_base_url(ramify: Any, target: str) -> None:
+    said = ramify("compile", target, "--history", "nonsense")
+    assert said.status == 2 and "--history: 'nonsense' is no base URL" in said.err

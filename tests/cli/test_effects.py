@@ -87,6 +87,26 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert outbox(tmp_path) == ["hi"]
 
 
+def test_what_was_sent_again_is_listed_twice(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+    kill = 'import effects_app, sys; effects_app.STOP.append("after"); from ramify.cli.main import main; main()'
+    subprocess.run(
+        [sys.executable, "-c", kill, "--home", "home", "run", "flow.py:posts", "hi", "--workspace", "workspace"],
+        cwd=tmp_path,
+        env={**env, "EFFECTS_KILL": "1"},
+        capture_output=True,
+        timeout=90,
+        check=False,
+    )
+    assert call("resume").returncode == 1
+    call("approve", "@", "post", "--again")
+    assert call("resume", "-q").stdout == "receipt for hi\n"
+    ledger = json.loads(call("effects", "--json").stdout)
+    assert [(one["attempt"], one["status"]) for one in ledger] == [(1, "again"), (2, "done")]
+    told = call("effects").stdout
+    assert "1 of 2" in told and "2 of 2" in told
+    assert outbox(tmp_path) == ["hi", "hi"]  # as the person wanted it
+
+
 def test_cancel_stops_a_run_that_can_be_resumed(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     process = subprocess.Popen(
         command("run", "flow.py:sleepy", "--workspace", "workspace"),

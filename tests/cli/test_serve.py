@@ -43,7 +43,8 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     flags = {
         "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
         "--model": "m", "--slots": "3", "--policy": "edf",
-        "--policy-option": "best_effort_s=7.5", "--hang": "7", "--hang-whole": "70", "--drain": "5",
+        "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3",
+        "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
         "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
     }  # fmt: skip
     words = [word for pair in flags.items() for word in pair]
@@ -63,8 +64,11 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         prompt_cache=True,
         policy="edf",
         policy_options={"best_effort_s": 7.5},
+        placement=server.Placement.POWER_OF_K,
+        placement_k=3,
         hang_s=7.0,
         whole_s=70.0,
+        restart_s=45.0,
         drain_s=5.0,
         engine_log=tmp_path / "e.log",
         analyzer=False,
@@ -72,8 +76,14 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         trace=tmp_path / "t.jsonl",
     )
     ramify("serve")
-    whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].drain_s, seen[-1].analyzer)
-    assert whole == (120.0, 600.0, 30.0, True)
+    whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].restart_s, seen[-1].drain_s, seen[-1].analyzer)
+    assert whole == (120.0, 600.0, 60.0, 30.0, True)
+    assert (seen[-1].placed, seen[-1].placement_k) == (server.Placement.ONE_QUEUE, 2)
+    ramify("serve", "--policy", "calm-thesis")
+    assert seen[-1].placed is server.Placement.POWER_OF_K, "as the thesis has it"
+    assert ramify("serve", "--policy", "calm-thesis", "--placement", "one-queue").status == 0
+    assert seen[-1].placed is server.Placement.ONE_QUEUE
+    assert "--placement power-of-k" in ramify("serve", "--placement-k", "3").err
 
 
 @pytest.mark.parametrize(

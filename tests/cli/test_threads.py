@@ -75,6 +75,9 @@ graph.add_conditional_edges("last", onward, ["write", END])
 def app() -> ramify.graph.WorldApp:
     return ramify.compile(graph, checkpointer=SAVER, sandbox="copy", name="flow")
 """
+AMBIENT = """def side(name: str):
+    def node(state: State) -> dict:
+        sandbox = ramify.current_sandbox()"""
 KEPT = "from ramify.graph import saver\nSAVER = saver()\n"
 IN_MEMORY = "from langgraph.checkpoint.memory import InMemorySaver\nSAVER = InMemorySaver()\n"
 
@@ -157,15 +160,15 @@ def test_a_checkpoint_inside_a_superstep_is_refused(program: Program, ramify: An
     assert "inside a superstep" in said.err
 
 
-def test_a_fork_of_a_lost_state_is_refused(program: Program, ramify: Any, tmp_path: Path) -> None:
-    """Nothing says how a graph's nodes made it: the fork could never go on."""
+def test_a_fork_of_a_lost_state_says_so_and_makes_it_again(program: Program, ramify: Any, tmp_path: Path) -> None:
     ran = program.invoke("t")
     lost = ramify("show", f"{ran}~1", "--json").json["snapshot"]
     (tmp_path / "home" / "store" / "snapshots" / f"{lost}.json").unlink()
     said = ramify("fork", f"{ran}~1")
-    assert (said.status, said.out) == (1, "")
-    assert f"{lost} is not in the store" in said.err
-    assert [run["id"] for run in ramify("ls", "--json").json] == [ran]
+    assert said.status == 0, said.err
+    assert f"{lost} is not in the store" in said.err and "a resume does again what made it" in said.err
+    again = ramify("resume", "--app", program.target, "--json", "--quiet")
+    assert again.json["result"]["log"][-1] == "first,last,left,right", again.err
 
 
 def test_an_interrupt_is_answered(program: Program, ramify: Any, tmp_path: Path) -> None:
@@ -249,12 +252,32 @@ def test_a_file_that_invokes_its_graph_when_it_is_loaded_is_refused(program: Pro
     assert len(ramify("ls", "--json").json) == 1
 
 
-def test_a_thread_whose_files_are_lost_says_where_it_can_go_on(program: Program, ramify: Any, tmp_path: Path) -> None:
+def _lost(program: Program, ramify: Any, home: Path, *numbers: int) -> str:
+    """A thread that stands before its last node, of whose states some are gone, the newest first; its run."""
     with program.module["app"]() as app:
         app.invoke({"log": []}, {"configurable": {"thread_id": "t"}}, interrupt_before=["last"])
         ran = str(app.session.last_run_id)
     states = [one["snapshot"] for one in ramify("log", ran, "--json").json]
-    (tmp_path / "home" / "store" / "snapshots" / f"{states[0]}.json").unlink()
+    for number in numbers:
+        (home / "store" / "snapshots" / f"{states[number]}.json").unlink()
+    return ran
+
+
+def test_a_thread_whose_files_are_lost_goes_on(program: Program, ramify: Any, tmp_path: Path) -> None:
+    """It says which level of recovery that took, and why; the journal says what it cost."""
+    ran = _lost(program, ramify, tmp_path / "home", 0)
+    told = ramify("resume", ran, "--app", program.target)
+    assert told.status == 0 and "computed again in" in told.err and "done again:" in told.err, told.err
+    choices = ramify("explain", ran, "--app", program.target, "--json").json["choices"]
+    assert [choice["chose"] for choice in choices] == ["compute again"]
+    assert "done again, for lost" in ramify("show", ran).out
+
+
+def test_a_thread_whose_files_are_lost_says_where_it_can_go_on(program: Program, ramify: Any, tmp_path: Path) -> None:
+    program.change("def side(name: str):\n    def node(state: State, sandbox: SyncSandbox) -> dict:", AMBIENT)
+    program.close()
+    program.module = Program(program.path).module
+    ran = _lost(program, ramify, tmp_path / "home", 0, 1)
     told = ramify("resume", ran, "--app", program.target, "--quiet")
     assert told.status == 1 and "lost or damaged" in told.err, told.err
     back_to = told.err.partition("--from ")[2].partition("`")[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ramify.fork_engine import snapshots
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ConflictKind, MergeStrategy
@@ -180,6 +181,20 @@ def test_merges_that_come_to_one_state_at_once_are_all_in_its_record(bench: Any)
     (id,) = {merged.id for merged in made}
     kept = bench.store.get(id)
     assert sorted((kept.parents, *kept.merges)) == sorted((ours.id, one.id) for one in theirs)
+
+
+def test_a_record_names_so_many_merges_and_is_then_left_alone(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each of 10,000 that come to one state would write all before it again."""
+    monkeypatch.setattr(snapshots, "MERGES", 3)
+    base = bench.base({})
+    ours = bench.after(base, {f"b{n}": "1" for n in range(6)}, do=timed)
+    theirs = [bench.after(base, {"c": "1", f"b{n}": "1"}, do=timed) for n in range(6)]
+    made = [bench.store.merge(base, ours, one) for one in theirs]
+    assert [one.parents for one in made] == [(ours.id, one.id) for one in theirs]  # who merged is told its own
+    (id,) = {one.id for one in made}
+    kept = bench.store.get(id)
+    assert (kept.parents, *kept.merges) == tuple((ours.id, one.id) for one in theirs[:4])
+    assert bench.store.fsck().problems == ()
 
 
 def test_what_lies_beside_the_workspace_is_merged_too(bench: Any) -> None:

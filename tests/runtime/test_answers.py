@@ -109,3 +109,32 @@ async def test_the_checking_mode_asks_again(home: Path, client: LLMClient) -> No
     with pytest.raises(RunFailed) as caught:
         await said(home, client, "m", 0.0, 7, check_reuse=1.0)
     assert isinstance(caught.value.__cause__, WrongReuse)
+
+
+@workflow
+async def with_luck() -> str:
+    if BROKEN:
+        raise ConnectionError("no luck")
+    return (await llm.chat("what?", temperature=0.0, seed=7)).text
+
+
+async def test_what_a_run_was_told_after_it_went_to_another_server_is_nobodys_word(home: Path) -> None:
+    """The run's settings name the server that it began with."""
+
+    def at(name: str) -> LLMClient:
+        return LLMClient(f"http://{name}.test/v1", transport=ScriptedModel(lambda _: name), honours_seed=True)
+
+    async with at("one") as one, at("other") as other:
+        BROKEN.append("now")
+        async with Runtime(home=home, sandbox="copy", llm=one, model="m") as runtime:
+            with pytest.raises(RunFailed):
+                await runtime.run(with_luck)
+            run = str(runtime.last_run_id)
+        BROKEN.clear()
+        async with Runtime(home=home, sandbox="copy", llm=other, model="m") as runtime:
+            assert await runtime.resume(run) == "other"
+        for client, name in ((one, "one"), (other, "other"), (one, "one")):
+            async with Runtime(home=home, sandbox="copy", llm=client, model="m") as runtime:
+                assert await runtime.run(with_luck) == name
+                told = [call.reused_from is not None for call in await runtime.llm_calls()]
+        assert told == [True]  # by the first run of these

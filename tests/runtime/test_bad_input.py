@@ -205,6 +205,12 @@ async def forks_and_asks(how: str) -> None:
         pass
 
 
+@workflow
+async def hands_a_fork() -> None:
+    opened: Any = ramify.fork([1, 2])
+    await plain(opened)
+
+
 def at(thing: Any) -> str:
     """The line of its `def`."""
     lines, first = inspect.getsourcelines(inspect.unwrap(thing))
@@ -252,6 +258,11 @@ FOUND: dict[str, tuple[Any, str, str]] = {
     "a fork's map, not entered": ((forks_and_asks, "map"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
     "a fork as a list": ((forks_and_asks, "for"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
     "a fork awaited": ((forks_and_asks, "await"), f"{line(forks_and_asks, 1)}: fork()", "write `async with"),
+    "a fork as an argument": (
+        hands_a_fork,
+        "arguments['value'] is something to enter (Fork)",
+        "write `async with` around the call",
+    ),
     "a step in a node": (graph(a=runs_a_step), "node 'a'", "call a plain function there"),
 }
 

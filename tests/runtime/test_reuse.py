@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,15 @@ import reuse_app
 
 from ramify import Runtime
 from ramify.compiler.plan import OpKind
+from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.costs import regrets
 from ramify.runtime.errors import RunFailed, WrongReuse
-from ramify.runtime.records import RunId, RunStatus, Settings
+from ramify.runtime.records import RunId, RunRecord, RunStatus, Settings
 from ramify.runtime.reuse import model_of
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 
+EMBEDDED = Settings()
 SANDBOXES = ["copy", pytest.param("namespaces", marks=pytest.mark.linux_ns)]
 
 
@@ -80,10 +83,25 @@ async def test_what_a_step_was_told_by_a_model_is_no_word_of_another(
     assert executed(log) == 4
 
 
+def a_run(name: str, settings: Settings = EMBEDDED) -> RunRecord:
+    told = ("flow", "app.py:flow", "decorators", "", SnapshotId("base"), "{}", "[]")
+    return RunRecord(RunId(name), *told, settings, RunStatus.RUNNING, created_at=0.0, updated_at=0.0)
+
+
 def test_the_embedded_model_is_the_same_in_every_run() -> None:
-    one, other = (model_of(RunId(run), Settings(), own_client=False) for run in ("one", "other"))
+    one, other = (model_of(a_run(run), Settings()) for run in ("one", "other"))
     assert one == other
-    assert one != model_of(RunId("one"), Settings(model="another"), own_client=False)
+    assert one != model_of(a_run("one"), Settings(model="another"))
+
+
+def test_a_client_of_ones_own_is_nobody_elses_model() -> None:
+    own = Settings(model="m", client_url="http://a/v1")
+    begun = a_run("one", own)
+    words = {model_of(begun, each) for each in (own, replace(own, client_url="http://b/v1"), Settings(model="m"))}
+    assert len(words) == 3
+    there = Settings(base_url="http://a/v1", model="m")
+    assert model_of(a_run("two", there), there) == model_of(a_run("three", there), there)
+    assert model_of(a_run("two", replace(own, mixed=True)), there) != model_of(a_run("three", there), there)
 
 
 @pytest.mark.parametrize("sandbox", SANDBOXES)

@@ -86,5 +86,12 @@ def checkpoint_row(one: CheckpointRecord) -> CheckpointRow:
 
 def effect_row(one: EffectRecord) -> EffectRow:
     return EffectRow(
-        one.step, one.branch, one.status.value, one.idempotency_key, one.intended_at, one.settled_at, one.note
+        one.step,
+        one.branch,
+        one.attempt,
+        one.status.value,
+        one.idempotency_key,
+        one.intended_at,
+        one.settled_at,
+        one.note,
     )

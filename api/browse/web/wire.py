@@ -93,6 +93,7 @@ class CheckpointRow:
 class EffectRow:
     step: str
     branch: str
+    attempt: int  # of several at one effect the last tells how it stands
     status: str
     key: str  # the idempotency key
     intended_at: float

@@ -51,10 +51,10 @@ async def flow():
 """)
 
 
-@pytest.mark.parametrize("body", ["fork([1])", "await fork([1])", "for _ in [1]: fork([2])"])
+@pytest.mark.parametrize("body", ["fork([1])", "await fork([1])", "for _ in [1]: fork([2])", "await one(fork([1]))"])
 def test_a_fork_that_is_not_entered(body: str, compile_source: Callable[..., Any]) -> None:
     with pytest.raises(WorkflowError, match=r"sample\.py:\d+: fork\(...\) is not entered.*write `async with fork"):
-        compile_source(f"@workflow\nasync def flow():\n    {body}\n")
+        compile_source(f"@step\nasync def one(x): ...\n@workflow\nasync def flow():\n    {body}\n")
 
 
 @pytest.mark.parametrize(

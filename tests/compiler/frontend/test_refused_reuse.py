@@ -58,6 +58,11 @@ async def flow():
         ("import random as chance", "chance.random()", "chance"),
         ("from secrets import token_hex", "token_hex()", "chance"),
         ("from os import environ", "environ['HOME']", "the host's environment"),
+        ("from pathlib import Path", "str(Path.home())", "the host's environment"),
+        ("import pathlib as paths", "str(paths.Path.cwd())", "the host's process"),
+        ("from os.path import expanduser", "expanduser('~')", "the host's environment"),
+        ("import os.path", "os.path.expandvars('$HOME')", "the host's environment"),
+        ("import os.path as p", "p.expanduser('~')", "the host's environment"),
     ],
 )
 def test_the_same_imported_inside_the_step(

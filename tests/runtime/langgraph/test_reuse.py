@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import NodeError
+from langgraph.graph import START, StateGraph
+from langgraph.types import Command, interrupt
 
 from ramify import Sandbox, SyncSandbox
 from ramify.compiler.plan import OpKind
@@ -59,8 +62,25 @@ async def test_in_another_world_it_is_run_again(compile_graph: Any, kept: Any) -
     assert [row.reused_from for row in rows] == [None, None]
 
 
+async def tells(error: Exception) -> Any:
+    return {"log": [type(error).__name__]}
+
+
+async def asks(error: Exception) -> Any:
+    return {"log": [interrupt("what now?")]}
+
+
+async def raises(error: Exception) -> Any:
+    raise ValueError("it did not work") from error
+
+
+async def hands_over(error: Exception) -> Any:
+    return Command(goto="careless")
+
+
+@pytest.mark.parametrize("then", [tells, asks, raises, hands_over])
 async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
-    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch, then: Any
 ) -> None:
     """As a tool node does, which tells the model of it."""
 
@@ -68,7 +88,7 @@ async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
         try:
             await sandbox.run("date +%s.%N > built", reuse=True, check=True)
         except Exception as error:  # noqa: BLE001
-            return {"log": [type(error).__name__]}
+            return await then(error)
         return {"log": ["done"]}
 
     def app() -> Any:
@@ -84,3 +104,26 @@ async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
     assert (await checking.ainvoke({"log": []}, config))["log"][
         -1
     ] == "done"  # an invocation was stopped, not the app
+
+
+async def test_a_wrong_hit_ends_the_run_though_a_handler_takes_it(
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of LangGraph's for what other nodes raise, from which the graph goes on."""
+
+    async def builds_it(state: Log, sandbox: Sandbox) -> Any:
+        await sandbox.run("date +%s.%N > built", reuse=True, check=True)
+        return {"log": ["done"]}
+
+    def handled(state: Log, error: NodeError) -> Any:
+        return {"log": [type(error.error).__name__]}
+
+    def app() -> Any:
+        graph = StateGraph(Log).add_node("builds", builds_it, error_handler=handled).add_edge(START, "builds")
+        return compile_graph(graph, checkpointer=InMemorySaver(), name="handled")
+
+    config = {"configurable": {"thread_id": "1"}}
+    assert (await app().ainvoke({"log": []}, config))["log"] == ["done"]
+    monkeypatch.setenv("RAMIFY_CHECK_REUSE", "1")
+    with pytest.raises(WrongReuse, match="computed again it differs"):
+        await app().ainvoke({"log": []}, config)

@@ -93,6 +93,26 @@ async def test_a_subgraph_interrupts_and_goes_on(how: str, is_async: bool, compi
     assert seen[-2 - bool(around)] == sorted(["a", *around[1:], "got-bob", "x"])  # what y found
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_looking_at_a_subgraph_that_waits_knows_its_channels(
+    is_async: bool, compile_graph: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    lowest = StateGraph(State).add_node("w", writer("w")).add_node("ask", asks)
+    lowest.add_edge(START, "w").add_edge(START, "ask")
+    middle = chain(x=writer("x"), low=lowest.compile())
+    app = compile_graph(chain(a=writer("a"), mid=middle.compile()), checkpointer=InMemorySaver())
+    await app.ainvoke({"seen": []}, CONFIG)
+    seen = await app.aget_state(CONFIG, subgraphs=True) if is_async else app.get_state(CONFIG, subgraphs=True)
+    below = seen.tasks[0].state.tasks[0].state
+    assert (seen.next, below.next) == (("mid",), ("ask",))
+    assert all(list(each.values) == ["seen"] for each in (seen, seen.tasks[0].state, below))
+    place = {name: below.config["configurable"][name] for name in ("thread_id", "checkpoint_ns")}
+    there: Any = {"configurable": place}
+    alone = await app.aget_state(there) if is_async else app.get_state(there)
+    assert alone.next == ("ask",)
+    assert [record for record in caplog.records if record.name.startswith("langgraph")] == []
+
+
 def test_a_subgraph_is_one_node_on_its_callers_world(compile_graph: Any) -> None:
     sub = chain(x=writer("x"), y=writer("y")).compile()
     app = compile_graph(chain(a=writer("a"), sub=sub, z=look))

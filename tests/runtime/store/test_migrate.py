@@ -99,7 +99,7 @@ async def test_alembic_is_not_imported_where_there_is_nothing_to_do(address: str
     await asyncio.to_thread(subprocess.run, command, check=True, timeout=60)
 
 
-@pytest.mark.parametrize("old", [1, 2, 3])
+@pytest.mark.parametrize("old", [1, 2, 3, 4])
 async def test_an_old_home_is_taken_over(tmp_path: Path, old: int) -> None:
     """Databases as earlier versions made them, with a finished run in each."""
     path = tmp_path / "ramify.db"
@@ -127,7 +127,7 @@ async def test_an_old_home_is_taken_over(tmp_path: Path, old: int) -> None:
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("old", [1, 2, 3])
+@pytest.mark.parametrize("old", [1, 2, 3, 4])
 async def test_an_old_database_on_a_server_is_taken_over(
     one_database: str, old: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,8 +14,8 @@ import pytest
 from disks import read_only
 
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.records import EffectRecord, EffectStatus, RunId
-from ramify.runtime.store import RunStore
+from ramify.runtime.records import BranchPath, EffectRecord, EffectStatus, RunId
+from ramify.runtime.store import RunStore, rows
 from ramify.runtime.store.reader import Reader, at_once, reading
 
 Make = Callable[..., Any]
@@ -32,7 +32,9 @@ async def test_it_reads_what_the_store_reads(
         op = an_op(seq=at, result_json=text, summary=odd, attrs={"a": odd})
         await store.commit(op.run_id, ops=[op], checkpoints=[a_checkpoint(id=f"c{at}", seq=at, parents=("a", "b"))])
     effect = EffectRecord(a_run().id, "k", "send", op.branch, EffectStatus.INTENDED, "idem", "[]")
+    again = replace(effect, result_json='"again"', attempt=2)
     await store.commit(op.run_id, llm=[an_llm_call(seq=9)], effects=[effect])
+    await store.commit(op.run_id, effects=[again])
 
     with reading(address) as reader:
         run = a_run().id
@@ -43,13 +45,21 @@ async def test_it_reads_what_the_store_reads(
         assert at_once(reader.ops(run, after=2)) == await store.ops(run, after=2)
         assert at_once(reader.llm(run)) == await store.llm(run)
         assert at_once(reader.checkpoints(run)) == await store.checkpoints(run)
-        assert at_once(reader.effects(run)) == await store.effects(run)
+        assert at_once(reader.effects(run)) == await store.effects(run) == [again]
+        assert at_once(reader.effects(run, earlier=True)) == await store.effects(run, earlier=True) == [effect, again]
         assert at_once(reader.live_snapshots()) == await store.live_snapshots()
         ids = [run, a_run(id="run-2").id]
         assert at_once(reader.tallies(ids)) == await store.tallies(ids)
         assert at_once(reader.tallies([])) == {}
         with pytest.raises(RunNotFound, match="no run nobody"):
             at_once(reader.run(replace(a_run(), id="nobody").id))
+
+
+def test_a_ledger_read_while_an_attempt_begins_has_each_once() -> None:
+    effect = EffectRecord(RunId("r"), "k", "send", BranchPath("root"), EffectStatus.AGAIN, "idem", "[]")
+    assert rows.with_attempts([effect], [effect]) == [effect]
+    again = replace(effect, attempt=2)
+    assert rows.with_attempts([again], [effect]) == [effect, again]
 
 
 def test_an_older_database_is_brought_up_to_date(address: str) -> None:

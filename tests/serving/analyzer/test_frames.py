@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ramify.serving.analyzer import frames
 from ramify.serving.analyzer.errors import BadFrame
-from ramify.serving.analyzer.estimates import Estimates, Origin
+from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.service import (
     estimates_from_json,
@@ -63,7 +63,7 @@ def test_a_forecast_arrives_as_it_was() -> None:
 def test_stages_and_estimates_arrive_as_they_were() -> None:
     stages = ((Node(Kind.LLM, "m", 0, 10, 20, 1.5),), (Node(Kind.TOOL, "t", 1, seconds=0.25),))
     assert stages_from_json(_sent({"stages": stages_to_json(stages)})["stages"]) == stages
-    estimates = Estimates(Origin.HISTORY, 1, (1.0, 2.0), (StageEstimate(2, 100, 50, 0.5),), 0.9)
+    estimates = Estimates(1, (1.0, 2.0), (StageEstimate(2, 100, 50, 0.5),), 0.9)
     assert estimates_from_json(_sent(estimates_to_json(estimates))) == estimates
 
 

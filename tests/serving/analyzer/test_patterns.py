@@ -7,14 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.analyzer.estimates import Origin, Split, due_times, from_plan
+from ramify.serving.analyzer.estimates import Estimates, Split
 from ramify.serving.analyzer.pattern_code import BUDGET, Names, decode, encode
 from ramify.serving.analyzer.pattern_graph import Kind, Node, PatternGraph, linked, profiles
 from ramify.serving.analyzer.pattern_library import Library, k_medoids, kernel, similarities
 from ramify.serving.analyzer.pattern_match import Matching
 from ramify.serving.analyzer.testing import research
-from ramify.serving.policy.types import StageEstimate
-from ramify.serving.tags import SLOTags
 
 nodes = st.builds(
     Node,
@@ -130,7 +128,6 @@ def test_the_length_of_the_plan_tells_how_many_rounds_there_will_be() -> None:
         matching.extend(profiles(research(2_000, searches=searches))[0])
         estimates = matching.estimate()
         assert estimates is not None
-        assert estimates.origin is Origin.HISTORY
         assert abs(estimates.stages - (searches + 2)) <= 1
         assert estimates.rest[0].calls == pytest.approx(3, rel=0.1)
         assert 0.95 <= estimates.rest[0].tool_s_before <= 2.1  # as the searches of `research` take
@@ -233,20 +230,9 @@ def test_the_kernel_falls_as_attributes_part() -> None:
     assert 1 > near > far > 0
 
 
-def test_a_plan_fills_the_same_estimates() -> None:
-    stages = [StageEstimate(1, 1_000, 100), StageEstimate(8, 2_000, 300, 2.0), StageEstimate(1, 500, 50)]
-    estimates = from_plan(stages, seen=1)
-    assert estimates.origin is Origin.PLAN
-    assert estimates.rest == tuple(stages[1:])
-    assert estimates.share(2) == 1
-    assert estimates.due(1, 60.0) == pytest.approx(60 * estimates.share(1))
-    assert SLOTags(plan_rest=estimates.to_plan_rest()).plan_rest == (8, 2_000, 300, 2.0, 1, 500, 50, 0.0)
-
-
 def test_the_splits_are_the_thesis_and_its_two_alternatives() -> None:
-    estimates = from_plan([StageEstimate(1, 0, 0, t) for t in (1.0, 3.0, 4.0)])
+    estimates = Estimates(0, (1.0, 3.0, 4.0), ())
     assert estimates.share(1) == 0.5
     assert estimates.share(1, Split.SHARE) == 3 / 8
     assert estimates.share(1, Split.REMAINING) == 3 / 7
-    assert due_times(estimates, 16.0) == (2.0, 8.0, 16.0)
     assert estimates.share(9) == 1.0

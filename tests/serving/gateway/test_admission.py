@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ramify.serving.gateway.admission import Admission, Preempted, Refused
+from ramify.serving.gateway.admission import Admission, OneQueue, Preempted, Refused
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.edf import EarliestDeadlineFirst
@@ -47,7 +47,7 @@ def replica(index: int = 0, slots: int = 1, *, can_resume: bool = False) -> Repl
 
 
 def admission(*replicas: Replica) -> Admission:
-    return Admission(EarliestDeadlineFirst(), Replicas(replicas), time.monotonic)
+    return OneQueue(EarliestDeadlineFirst(), Replicas(replicas), time.monotonic)
 
 
 async def test_no_slot_is_lost_however_calls_end() -> None:
@@ -127,7 +127,7 @@ class Scripted:
 
 async def test_a_verdict_that_interrupts_is_performed_once_and_the_slot_goes_on_when_it_is_left() -> None:
     policy = Scripted(preempt=(1, 2))
-    door = Admission(policy, Replicas([replica(slots=2, can_resume=True)]), time.monotonic)
+    door = OneQueue(policy, Replicas([replica(slots=2, can_resume=True)]), time.monotonic)
     can, cannot, urgent = Seeker(1), Seeker(2, resumable=False), Seeker(3)
     async with door.slot(can) as _, door.slot(cannot):
         waiting = asyncio.create_task(door.slot(urgent).__aenter__())
@@ -139,9 +139,40 @@ async def test_a_verdict_that_interrupts_is_performed_once_and_the_slot_goes_on_
     assert (await waiting).running == 1
 
 
+class Displaces:
+    """Has somebody who runs leave for whoever waits, where nothing is free."""
+
+    def decide(self, view: View, now: float) -> Verdict:
+        ids = tuple(call.id for call in view.waiting)
+        free = view.capacity.free
+        out = [call.id for call in view.running][: max(0, len(ids) - free)]
+        return Verdict(ids[: free + len(out)], ids, preempt=tuple(out))
+
+    def observe(self, done: Finished) -> None: ...
+
+
+@pytest.mark.parametrize("queues", [False, True])
+async def test_one_leaves_for_one_who_waits_however_often_it_is_decided_meanwhile(queues: bool) -> None:
+    from ramify.serving.gateway.queues import ReplicaQueues
+
+    both = Replicas([replica(slots=3, can_resume=True)])
+    door: Admission
+    door = (
+        ReplicaQueues([Displaces()], both, time.monotonic) if queues else OneQueue(Displaces(), both, time.monotonic)
+    )
+    calls, urgent = [Seeker(i) for i in range(3)], Seeker(9)
+    async with door.slot(calls[0]), door.slot(calls[1]), door.slot(calls[2]):
+        waiting = asyncio.create_task(door.slot(urgent).__aenter__())
+        await asyncio.sleep(0)
+        for _ in range(3):
+            door.decide()
+        assert [len(call.why) for call in calls] == [1, 0, 0]
+    await waiting
+
+
 async def test_a_running_call_that_is_dropped_hears_why() -> None:
     policy = Scripted(drop=(1,))
-    door = Admission(policy, Replicas([replica()]), time.monotonic)
+    door = OneQueue(policy, Replicas([replica()]), time.monotonic)
     late = Seeker(1)
     async with door.slot(late):
         waiting = asyncio.create_task(door.slot(Seeker(2)).__aenter__())
@@ -153,7 +184,7 @@ async def test_a_running_call_that_is_dropped_hears_why() -> None:
 
 async def test_the_policy_sees_what_runs_and_how_fast() -> None:
     policy = Scripted()
-    door = Admission(policy, Replicas([replica(0, 3), replica(1, 2)]), time.monotonic)
+    door = OneQueue(policy, Replicas([replica(0, 3), replica(1, 2)]), time.monotonic)
     running = Seeker(1)
     async with door.slot(running), door.slot(Seeker(2)):
         seen = policy.views[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -10,7 +11,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
-from ramify.serving.analyzer.estimates import Estimates, from_plan
+from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
 from ramify.serving.gateway.app import create_gateway
@@ -132,7 +133,9 @@ class Workflows:
         known: Any = self.learns
         self._gateway = app.state.gateway
         self._gateway.analysis = Analysis(known, lambda: None, sockets={})
+        self._app = app
         self._transport = httpx.ASGITransport(app)
+        self.book = self._gateway.records
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,6 +150,28 @@ class Workflows:
         async with httpx.AsyncClient(transport=self._transport, base_url="http://gateway") as client:
             await client.post("/v1/chat/completions", json={**body, "vllm_xargs": {"compound_id": compound, **tags}})
         self.now += 1
+
+    async def left(self, compound: str, **tags: object) -> Callable[[], Awaitable[None]]:
+        """A call that does not end. Returns what has its client hang up."""
+        asked = {"messages": [{"role": "user", "content": "hi"}], "vllm_xargs": {"compound_id": compound, **tags}}
+        received = asyncio.Queue[dict[str, object]]()
+        received.put_nowait({"type": "http.request", "body": json.dumps(asked).encode(), "more_body": False})
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+
+        async def send(_: object) -> None: ...
+
+        self._script.hold = True
+        self._script.held.clear()
+        call = asyncio.create_task(self._app(scope, received.get, send))  # type: ignore[arg-type]
+        await self._script.held.wait()
+        self._script.hold = False
+
+        async def hang_up() -> None:
+            received.put_nowait({"type": "http.disconnect"})
+            await call
+            self.now += 1
+
+        return hang_up
 
     async def hold(self, compound: str, **tags: object) -> Callable[[], Awaitable[None]]:
         """A call that does not end. Returns what calls it off."""
@@ -183,7 +208,7 @@ async def test_a_workflow_of_which_nothing_is_heard_is_over() -> None:
 
 async def test_who_names_no_app_is_given_no_strangers_history_before_a_stage_is_done() -> None:
     async with Workflows() as all_:
-        all_.learns.history = from_plan([StageEstimate(1, 10, 20)] * 3)
+        all_.learns.history = Estimates(0, (1.0, 1.0, 1.0), (StageEstimate(1, 10, 20),) * 3)
         await all_.call("one")
         await all_.call("one")
         await all_.call("two", app_id="known")
@@ -231,6 +256,66 @@ async def test_a_fork_whose_losers_are_called_off_last_is_over_all_the_same() ->
         assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]]}
 
 
+@pytest.mark.parametrize("need", [2, None])
+async def test_a_fork_whose_client_dies_teaches_nothing(need: int | None) -> None:
+    """Its connections close, as those of losers do; but it has no more than one of the answers that it wanted."""
+    tags = {"compound_last": 1, "compound_width": 3, "fork_group": "g", "fork_size": 3}
+    if need is not None:
+        tags["fork_need"] = need
+    async with Workflows() as all_:
+        await all_.call("run", **tags)
+        dies = [await all_.left("run", **tags) for _ in range(2)]
+        for die in dies:
+            await die()
+        assert all_.learns.patterns == {}, "it is not over"
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {}
+
+
+async def test_a_fork_that_has_its_answers_is_over_when_its_client_hangs_up_on_the_others() -> None:
+    tags = {"compound_last": 1, "compound_width": 2, "fork_group": "g", "fork_size": 2, "fork_need": 1}
+    async with Workflows() as all_:
+        loser = await all_.left("run", **tags)
+        await all_.call("run", **tags)
+        await loser()
+        assert all_.learns.patterns == {"run": [[(Kind.LLM, "m")]]}
+
+
+async def test_losers_that_are_hung_up_on_before_the_end_was_announced_may_be_their_clients_death() -> None:
+    tags = {"fork_group": "g", "fork_size": 2, "fork_need": 1}
+    async with Workflows() as all_:
+        for run in ("dies", "goes on"):
+            loser = await all_.left(run, **tags)
+            await all_.call(run, **tags)
+            await loser()
+        await all_.call("goes on")
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {"goes on": [[(Kind.LLM, "m")]] * 2}
+
+
+async def test_a_workflow_that_is_silent_before_all_that_it_announced_has_come_teaches_nothing() -> None:
+    async with Workflows() as all_:
+        await all_.call("stages", compound_stage=0, compound_stages=3)
+        await all_.call("width", compound_stage=0, compound_width=2)
+        off = await all_.hold("called off")
+        await off()
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {}
+
+
+async def test_a_workflow_that_is_called_off_as_a_whole_teaches_nothing() -> None:
+    async with Workflows() as all_:
+        await all_.call("run", compound_stage=0, compound_stages=2)
+        off = await all_.hold("run", compound_stage=1, compound_stages=2)
+        await off()
+        all_.now += 1000
+        await all_.call("other")
+        assert all_.learns.patterns == {}
+
+
 async def test_a_last_call_that_failed_may_be_asked_again() -> None:
     async with Workflows(faults=[None, Fault.ERROR_500]) as all_:
         await all_.call("run", compound_stage=0, compound_stages=2)
@@ -252,7 +337,7 @@ async def test_a_call_that_failed_and_is_asked_again_is_of_its_stage() -> None:
 
 async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
     async with Workflows() as all_:
-        book = all_._gateway.records
+        book = all_.book
         for stage in range(600):
             book.close(
                 book.open("/", SLOTags(compound_id="run", compound_stage=stage, compound_due_s=9.0)), Outcome.DONE
@@ -261,3 +346,21 @@ async def test_a_workflow_without_end_takes_no_memory_without_end() -> None:
         for stage in range(MOST_STAGES + 3):
             await all_.call("far", compound_stage=stage, compound_stages=MOST_STAGES + 3)
         assert [len(stages) for stages in all_.learns.patterns.values()] == [MOST_STAGES], "as far as plans go"
+
+
+async def test_what_is_known_of_a_workflow_before_its_first_call_can_be_asked() -> None:
+    async with (
+        Workflows() as all_,
+        httpx.AsyncClient(transport=all_._transport, base_url="http://gateway") as client,
+    ):
+        unknown = await client.get("/v1/ramify/history?app_id=w")
+        nobody = await client.get("/v1/ramify/history")
+        rest = (StageEstimate(1, 10, 20), StageEstimate(2, 30, 40, 0.5))
+        all_.learns.history = Estimates(0, (1.0, 3.0), rest)
+        known = await client.get("/v1/ramify/history?app_id=w")
+    assert (unknown.status_code, unknown.json()) == (200, {"app_id": "w", "stages": []})
+    assert (nobody.status_code, nobody.json()["error"]["param"]) == (400, "app_id")
+    assert known.json()["stages"] == [
+        {"calls": 1, "prefill": 10, "output": 20, "tools_s": 0.0, "seconds": 1.0, "share": 0.25},
+        {"calls": 2, "prefill": 30, "output": 40, "tools_s": 0.5, "seconds": 2.5, "share": 1.0},
+    ]

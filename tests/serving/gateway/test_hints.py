@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.core import Gateway
 from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.upstream import Upstream
-from ramify.serving.testing import Fault, ScriptedModel, ScriptedServer
+from ramify.serving.testing import Call, Fault, ScriptedModel, ScriptedServer, _json
 from ramify.serving.types import ChatRequest, Message
 
 SYSTEM = {"role": "system", "content": "be brief " * 200}
@@ -82,6 +83,49 @@ async def test_a_call_that_wants_the_slot_ends_it() -> None:
         assert answer.json()["choices"][0]["message"]["content"] == "said"
         assert (await hint).json() == {"sent": True, "read": False, "why": "a call wanted its slot"}
         assert await counted(client) == {"called_off": 1}
+
+
+async def test_a_long_one_is_read_in_pieces_and_who_wants_the_slot_waits_for_one_of_them() -> None:
+    long = {"role": "system", "content": "".join(f"rule {i}. " for i in range(700))}
+    talk = [long, {"role": "user", "content": "x" * 3000}, {"role": "assistant", "content": "ok"}, SYSTEM]
+    second, go = asyncio.Event(), asyncio.Event()
+
+    async def script(request: ChatRequest) -> str:
+        if request.max_tokens == 1 and len(model.calls) == 2:
+            second.set()
+            await go.wait()
+        return "said"
+
+    model = ScriptedModel(script)
+    async with client_of(app_of(model)) as client:
+        hint = asyncio.create_task(client.post("/ramify/prefix", json={**HINT, "messages": [long]}))
+        await asyncio.wait_for(second.wait(), 60)
+        assert (await client.post("/chat/completions", json=CALL)).status_code == 200
+        assert (await hint).json()["why"] == "a call wanted its slot"
+        assert len(model.calls) == 3, "nothing more of it is sent"
+        model.calls.clear()
+        go.set()
+        assert (await client.post("/ramify/prefix", json={**HINT, "messages": talk})).json()["read"] is True
+    asked = [call.body["messages"] for call in model.calls]
+    texts = ["".join(m["content"] or "" for m in messages) for messages in asked]  # type: ignore[attr-defined]
+    assert all(later.startswith(former) for former, later in pairwise(texts))
+    assert max(len(b) - len(a) for a, b in zip(["", *texts], texts, strict=False)) <= 2048
+    assert asked[-1][: len(talk)] == talk  # type: ignore[index]
+
+
+async def test_an_engine_that_refuses_a_piece_may_read_the_whole() -> None:
+    class Strict(ScriptedModel):
+        async def respond(self, method: str, path: str, headers: Any, body: bytes) -> Any:
+            if method == "POST" and b"the end" not in body:
+                self.calls.append(Call(ChatRequest(()), headers, {}))
+                return _json(400, {"error": {"message": "a conversation ends with the end"}})
+            return await super().respond(method, path, headers, body)
+
+    model = Strict(lambda _: "x")
+    async with client_of(app_of(model)) as client:
+        long = {"role": "system", "content": "rule. " * 2000 + "the end"}
+        assert (await client.post("/ramify/prefix", json={**HINT, "messages": [long]})).json()["read"] is True
+    assert len(model.calls) == 2
 
 
 async def test_it_goes_on_beside_a_call_where_there_is_a_slot_for_both() -> None:

@@ -49,6 +49,7 @@ function patchView(file) {
 }
 
 export function effectsView(effects) {
-  return h('table', {}, h('tbody', {}, effects.map((one) => h('tr', {}, h('td', {}, one.step), h('td', {}, one.status),
+  return h('table', {}, h('tbody', {}, effects.map((one) => h('tr', {}, h('td', {}, one.step),
+    h('td', {}, one.attempt > 1 ? `${one.status} (attempt ${one.attempt})` : one.status),
     h('td', {class: 'mono faint clip'}, one.key), h('td', {class: 'soft'}, one.note)))));
 }

@@ -1,0 +1,93 @@
+"""What a gateway has learnt of a workflow, as the compiler asks for it where nothing was recorded here.
+
+A gateway sees calls, from wherever they come, and no operations: it knows the stages of a run and when each is due,
+and nothing else that a plan is made by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from ramify.compiler.estimates import CallEstimate, Estimates
+from ramify.compiler.plan import OpId, StagePlan
+from ramify.serving import wire
+from ramify.serving.errors import LLMRejected, LLMUnavailable
+
+_PATIENCE_S = 10.0
+_NOWHERE = OpId("")  # whose calls they are, a gateway does not know
+
+
+@dataclass(frozen=True, slots=True)
+class WithHistory:
+    """`recorded`, and the stages of `learnt` where it has none."""
+
+    recorded: Estimates
+    learnt: tuple[StagePlan, ...]
+
+    def of_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
+        return WithHistory(self.recorded.of_code(workflow, steps), self.learnt)
+
+    def step_s(self, step: str) -> float | None:
+        return self.recorded.step_s(step)
+
+    def again_s(self, step: str) -> float | None:
+        return self.recorded.again_s(step)
+
+    def calls(self, op: OpId) -> CallEstimate | None:
+        return self.recorded.calls(op)
+
+    def stages(self) -> tuple[StagePlan, ...]:
+        return self.recorded.stages() or self.learnt
+
+    def width(self, fork: OpId) -> int | None:
+        return self.recorded.width(fork)
+
+    def seal_s(self) -> float | None:
+        return self.recorded.seal_s()
+
+    def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
+        return self.recorded.wrote(step)
+
+    def begins_without(self, path: str) -> bool:
+        return self.recorded.begins_without(path)
+
+
+def history_of(
+    workflow: str, gateway: str, *, key: str | None = None, transport: httpx.BaseTransport | None = None
+) -> tuple[StagePlan, ...]:
+    """The stages that the gateway at that base URL expects of a run of the workflow by this name; none where it knows
+    of none. Raises LLMUnavailable where it cannot be asked, LLMRejected where it is no gateway or wants a key."""
+    root = wire.api_root(gateway)
+    shown = wire.redacted(root)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        with httpx.Client(
+            transport=transport, timeout=_PATIENCE_S, headers=headers, trust_env=not wire.is_loopback(root)
+        ) as client:
+            answer = client.get(root + wire.HISTORY_PATH, params={"app_id": workflow})
+    except httpx.HTTPError as error:
+        raise LLMUnavailable(f"no gateway answers at {shown}: {error or type(error).__name__}") from error
+    if answer.status_code != 200:
+        raise LLMRejected(
+            f"{shown} answered {answer.status_code} when it was asked for the history of {workflow!r}: give the "
+            "address of a gateway (ramify serve), and its key in RAMIFY_API_KEY where it wants one",
+            status=answer.status_code,
+        )
+    try:
+        stages = wire.parse_object(answer.content)["stages"]
+        if not isinstance(stages, list):
+            raise TypeError("no list")
+        return tuple(_stage(stage) for stage in stages)
+    except (wire.Malformed, KeyError, TypeError, ValueError) as error:
+        said = f"{shown} is no gateway: what it answered is no history"
+        raise LLMRejected(said, status=answer.status_code) from error
+
+
+def _stage(said: Mapping[str, float]) -> StagePlan:
+    prefill, output, tools_s, seconds, share = (
+        float(said[name]) for name in ("prefill", "output", "tools_s", "seconds", "share")
+    )
+    return StagePlan(_NOWHERE, round(said["calls"]), prefill, output, tools_s, seconds, share)

@@ -1,0 +1,280 @@
+"""One node of a thread, run again as it ran then, for the files that it leaves.
+
+LangGraph's own loop runs it: on a checkpointer that shows the thread as it was before the node's superstep ended,
+with what its other tasks had written and what people had answered, and in a run of which nothing is kept. So the node
+finds its input, its task id, and with that its model calls in the journal. When it is done the loop is stopped: no
+edge, no reducer and no later node runs. What the node calls is served as a resume would serve it.
+
+Only what may be run twice is: a node that is given its world or declared to be revertible, a graph, an entrypoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import re
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph._internal._constants import CONF, CONFIG_KEY_CHECKPOINT_NS, CONFIG_KEY_THREAD_ID, NS_END, NS_SEP
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.pregel import Pregel
+
+from ramify.compiler.plan import Effect, OpKind
+from ramify.fork_engine.types import Snapshot, SnapshotId
+from ramify.runtime.calls import LLMCalls
+from ramify.runtime.journal import Durable
+from ramify.runtime.langgraph.lineage import NotAgain
+from ramify.runtime.langgraph.nested import followed
+from ramify.runtime.langgraph.nowhere import Unkept
+from ramify.runtime.langgraph.reading import INVOCATION
+from ramify.runtime.langgraph.rewound import Rewound, newest_of, written_on
+from ramify.runtime.langgraph.session import Invocation
+from ramify.runtime.langgraph.thread import GraphRun, Task
+from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.worlds import Branch
+
+if TYPE_CHECKING:
+    from ramify.runtime.langgraph.app import WorldApp
+    from ramify.runtime.langgraph.node import WorldNode
+
+_UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
+_TASK = rf"[^|]+:{_UUID}"
+_KEY = re.compile(rf"^(.*?)\|({_TASK}(?:\|(?:\d+|{_TASK}))*)$", re.DOTALL)
+_LENT = re.compile(r"\|a\d+\|LEND\|(\d+)$")
+_MAY_BE = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
+
+
+class Enough(BaseException):
+    """The node is done, or cannot be: its loop is not needed any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a task ran, read from its key in the journal. `path`: the tasks that it ran in, itself the last, each
+    with the namespace of its graph and its key."""
+
+    thread: str
+    path: tuple[tuple[str, str, str], ...]  # namespace, task id, key
+
+    @property
+    def node(self) -> str:
+        return self.path[-1][2].rpartition(NS_SEP)[2].partition(NS_END)[0]
+
+    @classmethod
+    def of(cls, key: str) -> Place | None:
+        found = _KEY.match(key)
+        if found is None:
+            return None
+        thread, parts = found[1], found[2].split(NS_SEP)
+        steps = [
+            (NS_SEP.join(parts[:at]), part.rpartition(NS_END)[2], f"{thread}|{NS_SEP.join(parts[: at + 1])}")
+            for at, part in enumerate(parts)
+            if not part.isdigit()
+        ]
+        return cls(thread, tuple(steps))
+
+
+class PastThread:
+    """A thread as one invocation of its app knows it: `Past` of `lineage.py`."""
+
+    def __init__(
+        self,
+        app: WorldApp,
+        saver: BaseCheckpointSaver[Any],
+        thread: str,
+        config: RunnableConfig,
+        context: Any,
+        *,
+        is_async: bool,
+    ) -> None:
+        self._app = weakref.ref(app)  # one that is dropped is closed
+        self._saver = saver
+        self._thread = thread
+        self._config = config
+        self._context = context
+        self._is_async = is_async
+
+    async def node_again(self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord) -> SnapshotId | None:
+        place, app = Place.of(_LENT.sub("", row.key)), self._app()
+        if place is None or app is None:
+            return None
+        if hasattr(self._saver, "loop"):  # it waits for its own loop, which may wait for the node that asks
+            raise NotAgain(f"{type(self._saver).__name__} gives its checkpoints on its own event loop only")
+        cuts = await _in_a_thread(lambda: self._cuts(app, place))
+        if cuts is None:
+            return None
+        undone = frozenset(id for _, id, _ in place.path)
+        handled = row.step in {node.error_handler_node for node in app.nodes.values()} - {None}
+        lent = row.snapshot_out if row.kind is OpKind.FORK else None
+        shown = Rewound(self._saver, self._thread, place.thread, cuts, undone, lent=lent, handled=handled)
+        again = await _again_run(run, rows, row, place)
+        try:
+            await _in_a_thread(lambda: self._run(app, again, shown, place.thread))
+        except (Enough, Exception) as error:
+            if again.made is None:
+                told = f"node {place.node!r} was run again, and {type(error).__name__} was raised: {error}"
+                raise NotAgain(again.refused or told) from error
+        finally:
+            await again.end()
+        if again.made is None:
+            raise NotAgain(f"node {place.node!r} would have to be done again, and its checkpoint does not lead to it")
+        return again.made
+
+    def _cuts(self, app: WorldApp, place: Place) -> dict[str, str] | None:
+        """The checkpoint on which each of the path's tasks ran, by namespace; None where one is not kept."""
+        cuts = dict[str, str]()
+        caller = ""
+        for namespace, id, _ in place.path:
+            found = written_on(self._saver, self._thread, namespace, id)
+            if found is None and caller in cuts:  # a @task is of its caller's graph
+                found = written_on(self._saver, self._thread, caller, id, at=cuts[caller])
+                namespace = namespace if found is None else caller
+            if found is None:
+                found = self._begun(app, namespace, id)
+            if found is None:
+                return None
+            caller, cuts[namespace] = namespace, found
+        return cuts
+
+    def _begun(self, app: WorldApp, namespace: str, id: str) -> str | None:
+        """The newest checkpoint of a graph, where a task of it may have been running when its process ended."""
+        if not namespace:
+            state = app.get_state({CONF: {CONFIG_KEY_THREAD_ID: self._thread}})
+            if id not in {task.id for task in state.tasks}:
+                return None
+        return newest_of(self._saver, self._thread, namespace)
+
+    def _run(self, app: WorldApp, again: AgainRun, shown: Rewound, thread: str) -> None:
+        """In a thread without a loop."""
+        record, services = replace(again.record, deadline_s=None), again.services
+        calls = LLMCalls(record, again.plan, again.journal, services.llm, services.clock)
+        invocation = Invocation(thread, addressed=False, calls={again.record.id: calls}, instead=again)
+        graph = app._of(invocation)
+        graph.checkpointer, graph.cache = shown, None
+        graph.interrupt_before_nodes = graph.interrupt_after_nodes = ()
+        theirs = {name: value for name, value in self._config.get(CONF, {}).items() if not name.startswith("__")}
+        mine = {CONFIG_KEY_THREAD_ID: thread, INVOCATION: invocation}
+        config: RunnableConfig = {CONF: {**theirs, **mine}}
+        if (most := self._config.get("max_concurrency")) is not None:
+            config["max_concurrency"] = most
+        for name in ("checkpoint_id", CONFIG_KEY_CHECKPOINT_NS, "checkpoint_map"):
+            config[CONF].pop(name, None)
+        options = {"durability": "sync", "context": self._context}
+        with followed():
+            if self._is_async:
+                asyncio.run(_drained(graph._arun(None, config, options)))
+            else:
+                deque(graph._run(None, config, options), maxlen=0)
+
+
+class AgainRun(GraphRun):
+    """A run in which one node is run again. Its rows are kept nowhere; it ends with the node's own."""
+
+    def __init__(self, real: GraphRun, wanted: OpRecord, place: Place, journal: Unkept) -> None:
+        quiet = replace(real.services, emit=lambda event: None)
+        super().__init__(quiet, real.record, real.plan, journal)
+        self.again = self._allow
+        self.made: SnapshotId | None = None
+        self.refused = ""
+        self._wanted = _of_any_attempt(wanted.key)
+        self._below = f"{place.path[-1][2]}{NS_SEP}"
+        self._ways = frozenset(key for _, _, key in place.path)
+
+    async def snapshot(self, id: str) -> Snapshot:
+        """Also made again, if need be, under the lock that who wants the node's state holds."""
+        try:
+            return await self.lineage.state(SnapshotId(id))
+        except NotAgain as error:
+            raise self._refuse(str(error)) from error
+
+    async def record_rows(
+        self,
+        *rows: OpRecord,
+        checkpoint: tuple[Branch, Snapshot, str] | None = None,
+        durable: Durable = Durable.NOW,
+    ) -> None:
+        await super().record_rows(*rows, checkpoint=checkpoint, durable=durable)
+        for row in rows:
+            self.note(row)
+
+    def note(self, row: OpRecord) -> None:
+        if _of_any_attempt(row.key) == self._wanted and row.status is OpStatus.DONE:
+            self.made = row.snapshot_out or row.snapshot_in
+        if self.made is not None:
+            raise Enough
+
+    async def end(self) -> None:
+        async with self._stack:
+            self.journal.close()
+            await self.worlds.close()
+
+    def _allow(self, node: WorldNode, task: Task) -> None:
+        if self.made is not None:
+            raise Enough
+        if task.key not in self._ways and not task.key.startswith(self._below):
+            raise self._refuse(f"node {task.node!r} would be run beside it, which has no result that is recorded")
+        if not self._may_be(node, task):
+            raise self._refuse(
+                f"node {task.node!r} would have to be done again, and what it does outside of its world is not known "
+                "(a node that does nothing there says so by a parameter annotated Sandbox, or by "
+                '@step(effect="revertible"))'
+            )
+
+    def _refuse(self, why: str) -> Enough:
+        """What ends the loop: no retry policy and no error handler is for it."""
+        self.refused = self.refused or why
+        return Enough()
+
+    def _may_be(self, node: WorldNode, task: Task) -> bool:
+        planned = None if task.inner else self.plan.step(task.node)
+        if planned is not None and planned.effect in _MAY_BE:
+            return True
+        is_graph = isinstance(node.bound, Pregel)  # its nodes are asked about by themselves
+        return is_graph or node.starts or node.declared in _MAY_BE or node.parameter is not None
+
+
+async def _again_run(run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, place: Place) -> AgainRun:
+    own = re.compile("|".join(rf"{re.escape(key)}(\|SEAL|\|a\d+\|.*)?" for _, _, key in place.path), re.DOTALL)
+    kept = [one for one in rows if not own.fullmatch(one.key)]
+    journal = Unkept(run.journal, kept, await run.services.store.llm(run.record.id), run.services, run.record)
+    again = AgainRun(run, row, place, journal)
+    for one in kept:
+        again._remember(one)
+    again.lineage = run.lineage
+    return again
+
+
+def _of_any_attempt(key: str) -> str:
+    """What was lent by one attempt at a node is lent by another."""
+    return _LENT.sub(r"|LEND|\1", key)
+
+
+async def _drained(chunks: Any) -> None:
+    async for _ in chunks:
+        pass
+
+
+async def _in_a_thread(work: Callable[[], Any]) -> Any:
+    """In a thread of its own and a context of its own: its nodes may take long, and one may wait for another."""
+    done: concurrent.futures.Future[Any] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except asyncio.CancelledError as error:  # of its own loop: the awaiting task was not cancelled
+            done.set_exception(RuntimeError(f"cancelled: {error}"))
+        except BaseException as error:  # noqa: BLE001  it is the awaiting task's
+            done.set_exception(error)
+        else:
+            done.set_result(result)
+
+    context = contextvars.Context()
+    threading.Thread(target=context.run, args=(run,), name="ramify again", daemon=True).start()
+    return await asyncio.wrap_future(done)

@@ -1,0 +1,60 @@
+"""Is an engine of ours, whose process runs, still one? Its server is asked all the time, its model after a silence.
+
+A server answers for itself however hard its model works: llama.cpp's from threads of their own, vLLM's from another
+process. One that does not, many times in a row, is hung; so is one that says all that time that its engine is dead.
+vLLM's server does not notice when the model behind it stands still: where a call had no word of it for `--hang`
+seconds the model is asked for a token, as a call would. Of the server, questions without an answer count and not time
+alone: a machine that slept has not given the engine its time either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ramify.serving.gateway import sse
+from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.wire import Malformed
+
+_QUESTIONS = 6  # without an answer, in a row
+
+
+async def hung(upstream: Upstream, model: str, after_s: float) -> str:
+    """Returns when that engine is taken for hung, after some `after_s` seconds without a sign: what was seen."""
+    each_s, unanswered = after_s / _QUESTIONS, 0
+    while True:
+        begun = asyncio.get_running_loop().time()
+        if await upstream.answers(each_s):
+            unanswered = 0
+            if upstream.suspect and await _is_mute(upstream, model, after_s):
+                return f"its server lives, and its model gave no token within {after_s:g} s"
+        elif (unanswered := unanswered + 1) == _QUESTIONS:
+            return f"its server did not say that it is well, asked {_QUESTIONS} times in {after_s:g} s"
+        await asyncio.sleep(max(0.0, begun + each_s - asyncio.get_running_loop().time()))
+
+
+async def _is_mute(upstream: Upstream, model: str, after_s: float) -> bool:
+    """Does its model say nothing, to us or to anybody else? A whole answer that it is at may come first."""
+    loop, token = asyncio.get_running_loop(), asyncio.create_task(_token(upstream, model))
+    begun = loop.time()
+    try:
+        while True:
+            await asyncio.wait({token}, timeout=after_s)
+            if token.done() or upstream.heard_since(begun):
+                upstream.suspect = False
+                return False
+            if upstream.working <= 1 or loop.time() > begun + upstream.whole_s:  # on our question, or on no answer
+                return True
+    finally:
+        token.cancel()
+        await asyncio.gather(token, return_exceptions=True)
+
+
+async def _token(upstream: Upstream, model: str) -> None:
+    """Whatever it says is a sign of life, an error too."""
+    body = {"model": model, "prompt": ".", "max_tokens": 1}
+    try:
+        await upstream.post("/completions", sse.encode(body))
+    except (ApiError, Malformed) as error:
+        if isinstance(error, ApiError) and error.status == 504:
+            await asyncio.Event().wait()  # its own limit was over: no sign

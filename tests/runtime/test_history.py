@@ -1,0 +1,67 @@
+"""What a gateway has learnt of a workflow, in a plan that is made where it never ran."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from ramify.compiler.estimates import UNMEASURED
+from ramify.compiler.plan import OpId, StagePlan
+from ramify.runtime.history import WithHistory, history_of
+from ramify.runtime.observed import Observed
+from ramify.serving.errors import LLMRejected, LLMUnavailable
+
+STAGE = {"calls": 2.0, "prefill": 100.0, "output": 20.0, "tools_s": 1.5, "seconds": 3.0, "share": 1.0}
+LEARNT = StagePlan(OpId(""), 2, 100.0, 20.0, 1.5, 3.0, 1.0)
+
+
+def gateway(status: int = 200, body: object = None) -> httpx.MockTransport:
+    said: Any = {"app_id": "w", "stages": [STAGE]} if body is None else body
+    return httpx.MockTransport(lambda _: httpx.Response(status, json=said))
+
+
+def test_a_gateways_stages() -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(200, json={"app_id": "w", "stages": [STAGE]})
+
+    assert history_of("my flow", "http://g", key="k", transport=httpx.MockTransport(answer)) == (LEARNT,)
+    assert str(asked[0].url) == "http://g/v1/ramify/history?app_id=my+flow"
+    assert asked[0].headers["authorization"] == "Bearer k"
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [(404, {}), (401, {}), (200, {"data": []}), (200, {"stages": 3}), (200, {"stages": [{"calls": 1}]}), (200, [])],
+)
+def test_who_answers_otherwise_is_no_gateway(status: int, body: object) -> None:
+    with pytest.raises(LLMRejected, match="gateway"):
+        history_of("w", "http://g", transport=gateway(status, body))
+
+
+def test_nobody_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(LLMUnavailable, match=f"no gateway answers at http://127.0.0.1:{port}"):
+        history_of("w", f"http://127.0.0.1:{port}")
+
+
+def test_what_was_recorded_here_comes_first() -> None:
+    own = (StagePlan(OpId("a"), 1, 1.0, 1.0, 0.0, 1.0, 1.0),)
+
+    class Recorded(Observed):
+        def stages(self) -> tuple[StagePlan, ...]:
+            return own
+
+    def stages(of: Any) -> Sequence[StagePlan]:
+        return WithHistory(of, (LEARNT,)).of_code("w", {}).stages()
+
+    assert stages(Recorded(())) == (LEARNT,), "the recorded code is another by now: Observed has nothing of this one"
+    assert WithHistory(Recorded(()), (LEARNT,)).stages() == own
+    assert stages(UNMEASURED) == (LEARNT,)

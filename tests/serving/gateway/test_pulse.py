@@ -1,0 +1,144 @@
+"""Engines whose process runs and which are none any more: found by what they do not answer, and started again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, repeat
+from typing import Any
+
+import httpx
+import pytest
+
+from ramify.serving.gateway import supervisor
+from ramify.serving.gateway.app import create_gateway
+from ramify.serving.gateway.pulse import hung
+from ramify.serving.gateway.replicas import Traits
+from ramify.serving.gateway.supervisor import Supervised
+from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.testing import ScriptedModel
+from ramify.serving.types import ChatRequest
+from tests.serving.gateway.test_lives import Life, Lives
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+WELL, DEAD, SILENT = 200, 503, 0
+BRIEF_S = 0.06  # without a sign of life
+
+
+class Server:
+    """Says of itself what the script says; of its model, what `token` does."""
+
+    def __init__(self, says: Iterator[int], token: Callable[[], Any] = lambda: None) -> None:
+        self.asked = 0
+        self.questions = 0
+        self._says, self._token = says, token
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/health"):
+            self.questions += 1
+            await self._token()
+            return httpx.Response(200, json={"choices": []})
+        self.asked += 1
+        if (status := next(self._says)) == SILENT:
+            await asyncio.Event().wait()
+        return httpx.Response(status)
+
+    def upstream(self, **more: Any) -> Upstream:
+        return Upstream("http://engine", transport=httpx.MockTransport(self), **more)
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "_BACKOFF_S", 0.001)
+
+
+@pytest.mark.parametrize("last", [SILENT, DEAD])
+async def test_six_questions_in_a_row_without_a_good_answer(last: int) -> None:
+    server = Server(chain([WELL, SILENT, DEAD, SILENT, SILENT, DEAD, WELL], repeat(last)))
+    seen = await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S), 60)
+    assert "asked 6 times" in seen and server.asked == 7 + 6
+    assert server.questions == 0, "nobody had reason to ask its model"
+
+
+async def test_a_server_that_cannot_be_asked_so_is_well() -> None:
+    server = Server(chain(repeat(404, 20), repeat(SILENT)))
+    await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S), 60)
+    assert server.asked == 20 + 6
+
+
+async def test_a_model_that_stands_still_behind_a_server_that_lives() -> None:
+    server = Server(repeat(WELL), never)
+    upstream = server.upstream()
+    upstream.suspect = True
+    seen = await asyncio.wait_for(hung(upstream, "m", BRIEF_S), 60)
+    assert "its model gave no token" in seen and server.questions == 1
+
+
+async def test_a_model_that_answers_was_only_slow() -> None:
+    async def at_once() -> None: ...
+
+    server = Server(chain(repeat(WELL, 9), repeat(SILENT)), at_once)
+    upstream = server.upstream()
+    upstream.suspect = True
+    assert "its server" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S), 60)
+    assert (server.questions, upstream.suspect) == (1, False)
+
+
+async def test_a_model_at_work_on_a_whole_answer_has_the_time_that_such_a_one_has() -> None:
+    """With one slot the question waits behind it."""
+    server = Server(chain(repeat(WELL, 9), repeat(SILENT)), never)
+    upstream = server.upstream()
+    upstream.suspect, upstream.working = True, 1
+    found = asyncio.create_task(hung(upstream, "m", BRIEF_S))
+    for _ in range(5):
+        await asyncio.sleep(BRIEF_S)
+        assert not found.done()
+    upstream._speaks()
+    assert "its server" in await asyncio.wait_for(found, 60)
+    assert (server.questions, upstream.suspect) == (1, False), "it spoke to somebody"
+
+
+async def test_but_no_more() -> None:
+    server = Server(repeat(WELL), never)
+    upstream = server.upstream(hang_s=BRIEF_S, whole_s=3 * BRIEF_S)
+    upstream.suspect, upstream.working = True, 1
+    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S), 60)
+
+
+async def test_silence_to_a_call_is_a_reason_to_ask() -> None:
+    upstream = Upstream("http://engine", transport=httpx.MockTransport(Server(repeat(SILENT))), hang_s=BRIEF_S)
+    assert not upstream.suspect
+    with pytest.raises(Exception, match="sent nothing"):
+        await upstream.get("/health")
+    assert upstream.suspect
+
+
+class Freezes(ScriptedModel):
+    """Stopped, as by SIGSTOP, with its first call inside: it takes connections and says nothing, of itself either."""
+
+    async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Any:
+        if self.calls:
+            await asyncio.Event().wait()
+        return await super().respond(method, path, headers, body)
+
+
+async def test_a_call_in_one_that_hangs_is_done_by_its_next_life() -> None:
+    async def script(_: ChatRequest) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    lives = Lives(iter([Freezes(script), ScriptedModel(lambda _: "done")]))
+    async with Supervised(0, lives.make, Traits(), restart_s=1.2) as engine:
+        app = create_gateway([engine.replica])
+        engine.changed = app.state.gateway.admission.decide
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+            call = client.post("/chat/completions", json={"messages": MESSAGES, "deadline": 3000})
+            answer = await asyncio.wait_for(call, 60)
+            seen = (await client.get("/ramify/requests")).json()["requests"]
+    assert answer.status_code == 200 and "done" in answer.text
+    assert [(r["outcome"], r["met"], r["attempts"]) for r in seen] == [("done", True, 2)]
+    assert engine.replica.restarts == 1 and isinstance(lives.all[0], Life)
