@@ -60,15 +60,16 @@ class Snapshots:
     def note_merge(self, id: SnapshotId, parents: tuple[SnapshotId, ...]) -> None:
         """Another merge came to this state: its record names those two as well. On disk when this returns, for what
         it replaces may have been. One that names `MERGES` stays as it is. The caller holds the store's lock."""
-        with self._writing(), self._store.temporary() as aside:
+        with self._writing():
             snapshot, volatile = self.load(id)
             if parents in (snapshot.parents, *snapshot.merges) or len(snapshot.merges) >= MERGES:
                 return
-            made = aside / "made"
-            write_new(made, encode(replace(snapshot, merges=(*snapshot.merges, parents)), volatile))
-            with made.open("rb") as file:
-                os.fsync(file.fileno())
-            made.rename(self._path(id))
+            with self._store.temporary() as aside:
+                made = aside / "made"
+                write_new(made, encode(replace(snapshot, merges=(*snapshot.merges, parents)), volatile))
+                with made.open("rb") as file:
+                    os.fsync(file.fileno())
+                made.rename(self._path(id))
             flush_folder(self._folder)
 
     @contextmanager

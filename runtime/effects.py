@@ -117,8 +117,11 @@ class Fence:
         self.journal.refuse_when_stopped()
         try:
             await self.journal.settle(self._blank())
-        except asyncio.CancelledError:
-            await self._take_back(before)
+        except asyncio.CancelledError as cancelled:
+            try:
+                await self._take_back(before)
+            except Exception as error:
+                raise cancelled from error
             raise
         return None
 

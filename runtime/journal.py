@@ -23,6 +23,7 @@ from ramify.runtime.errors import BranchReleased, RunError
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.past import FORKED
 from ramify.runtime.records import (
+    AGAIN,
     LEGAL_SETTLEMENTS,
     ROOT,
     BranchPath,
@@ -38,7 +39,6 @@ from ramify.runtime.records import (
     RunUpdate,
     checkpoint_id,
 )
-from ramify.runtime.recovery import AGAIN
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.committer import COMPANY_S, Coming
 from ramify.runtime.store.connect import to_its_end

@@ -97,6 +97,10 @@ class RunRecord:
     thread_id: str | None = None  # LangGraph's thread, for runs of that front end
 
 
+AGAIN = "again"
+"""The attribute of a LangGraph run's SEAL row that names a lost snapshot: the row's own stands in for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class OpRecord:
     """One performed operation: a row of the journal. `key` is its place in the workflow, the same in every run."""

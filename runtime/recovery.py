@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
 LOST = (SnapshotNotFound, SnapshotCorrupt)
 
-AGAIN = "again"
-"""The attribute of a LangGraph run's SEAL row that names a lost snapshot: the row's own stands in for it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Made:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ramify.cli.branches import shown
 from ramify.cli.words import clipped, seconds, table
 from ramify.compiler.plan import OpKind
-from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.records import AGAIN, OpRecord, OpStatus
 
 
 def op_lines(ops: Sequence[OpRecord]) -> list[str]:
@@ -15,7 +15,7 @@ def op_lines(ops: Sequence[OpRecord]) -> list[str]:
     rows = []
     for op in ops:
         took = "-" if op.kind in (OpKind.SEAL, OpKind.RELEASE) else seconds(op.ended_at - op.started_at)
-        said = "" if op.kind is OpKind.SEAL else op.summary
+        said = "" if op.kind is OpKind.SEAL and AGAIN not in op.attrs else op.summary
         if op.reused_from:
             said = f"reused from {op.reused_from}: {op.summary}"
         if op.status is OpStatus.UNDONE:

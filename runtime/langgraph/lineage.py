@@ -22,8 +22,8 @@ from ramify.fork_engine.types import Snapshot, SnapshotId
 from ramify.runtime.costs import Choice
 from ramify.runtime.events import Level
 from ramify.runtime.langgraph.errors import StateGone
-from ramify.runtime.records import CheckpointId, OpRecord, OpStatus, checkpoint_id
-from ramify.runtime.recovery import AGAIN, LOST
+from ramify.runtime.records import AGAIN, CheckpointId, OpRecord, OpStatus, checkpoint_id
+from ramify.runtime.recovery import LOST
 from ramify.runtime.wrote import FILES, files_written
 
 if TYPE_CHECKING:

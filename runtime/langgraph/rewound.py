@@ -112,7 +112,7 @@ class Rewound(BaseCheckpointSaver[Any]):
         kept, done = list[PendingWrite](), set[str]()
         for task, channel, value in writes:
             if task in self._undone:
-                if channel == RESUME:
+                if channel == RESUME or (self._handled and channel in (ERROR, ERROR_SOURCE_NODE)):
                     kept.append((task, channel, value))
             elif channel not in _HOW_IT_ENDED or task == NULL_TASK_ID or self._handled:
                 done.add(task)

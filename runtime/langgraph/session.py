@@ -34,8 +34,8 @@ from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.saver import Saver
 from ramify.runtime.langgraph.thread import GraphRun, Task
 from ramify.runtime.locks import is_held
-from ramify.runtime.records import CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
-from ramify.runtime.recovery import AGAIN, missing
+from ramify.runtime.records import AGAIN, CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
+from ramify.runtime.recovery import missing
 from ramify.runtime.sandbox import SyncSandbox
 from ramify.runtime.worlds import Branch
 

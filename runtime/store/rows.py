@@ -146,12 +146,14 @@ def effect_record(row: Row) -> EffectRecord:
     return EffectRecord(**{**row, "status": EffectStatus(row["status"])})
 
 
-def with_attempts(last: Iterable[EffectRecord], earlier: Iterable[EffectRecord]) -> list[EffectRecord]:
-    """A ledger in the order of the first intents, of each effect all attempts."""
+def with_attempts(last: Sequence[EffectRecord], earlier: Iterable[EffectRecord]) -> list[EffectRecord]:
+    """A ledger in the order of the first intents, of each effect all attempts up to the last, however many there have
+    been since that was read."""
     attempts: dict[str, list[EffectRecord]] = {}
     for one in earlier:
         attempts.setdefault(one.key, []).append(one)
-    return [one for effect in last for one in (*attempts.get(effect.key, ()), effect)]
+    before = ([one for one in attempts.get(effect.key, ()) if one.attempt < effect.attempt] for effect in last)
+    return [one for effect, those in zip(last, before, strict=True) for one in (*those, effect)]
 
 
 def checkpoint_record(row: Row) -> CheckpointRecord:

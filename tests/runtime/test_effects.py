@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Awaitable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from ramify.runtime.errors import (
     RunFailed,
     RunLocked,
     RunNotFound,
+    StoreError,
 )
 from ramify.runtime.events import Event, Noticed
 from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, OpStatus, RunId, RunStatus
@@ -196,7 +199,26 @@ async def test_a_doubt_outlasts_an_attempt_that_never_began(
     assert texts() == ["hi"]
 
 
-async def test_each_attempt_at_an_effect_stays_in_the_ledger(runtime: Runtime, workspace: Path) -> None:
+async def test_an_intent_that_cannot_be_taken_back_is_a_doubt(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = runtime.store.commit
+
+    async def full(run: RunId, **rows: Any) -> None:
+        if EffectStatus.FAILED in [effect.status for effect in rows.get("effects", ())]:
+            raise StoreError("the disk is full")
+        await commit(run, **rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime.store, "commit", full)
+        await cancelled_at_the_intent(runtime, runtime.run(effects_app.plain, "hi", workspace=workspace), monkeypatch)
+    assert (await runtime.record()).status is RunStatus.CANCELLED
+    assert await statuses(runtime) == [EffectStatus.INTENDED]
+    await doubt_of(runtime, str(runtime.last_run_id))
+    assert texts() == []
+
+
+async def test_each_attempt_at_an_effect_stays_in_the_ledger(runtime: Runtime, home: Path, workspace: Path) -> None:
     run = await stop_in(runtime, effects_app.plain, "after", workspace)
     await runtime.approve(run, "post", happened=False)
     effects_app.STOP[:] = ["raise"]
@@ -216,7 +238,9 @@ async def test_each_attempt_at_an_effect_stays_in_the_ledger(runtime: Runtime, w
     assert list((await history.read(runtime.store, RunId(run))).effects) == ledger
     assert {one.idempotency_key for one in ledger} == {last.idempotency_key}
     await runtime.store.delete_run(RunId(run))
-    assert await runtime.effects(run, earlier=True) == []
+    with closing(sqlite3.connect(home / "ramify.db")) as database:
+        left = [database.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("attempts", "blobs")]
+    assert left == [(0,), (0,)]
 
 
 async def test_an_attempt_under_another_key_stays_beside_the_one_that_was_undone(

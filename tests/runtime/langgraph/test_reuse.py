@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.errors import NodeError
+from langgraph.graph import START, StateGraph
 from langgraph.types import Command, interrupt
 
 from ramify import Sandbox, SyncSandbox
@@ -102,3 +104,26 @@ async def test_a_wrong_hit_ends_the_run_though_the_node_catches_it(
     assert (await checking.ainvoke({"log": []}, config))["log"][
         -1
     ] == "done"  # an invocation was stopped, not the app
+
+
+async def test_a_wrong_hit_ends_the_run_though_a_handler_takes_it(
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node of LangGraph's for what other nodes raise, from which the graph goes on."""
+
+    async def builds_it(state: Log, sandbox: Sandbox) -> Any:
+        await sandbox.run("date +%s.%N > built", reuse=True, check=True)
+        return {"log": ["done"]}
+
+    def handled(state: Log, error: NodeError) -> Any:
+        return {"log": [type(error.error).__name__]}
+
+    def app() -> Any:
+        graph = StateGraph(Log).add_node("builds", builds_it, error_handler=handled).add_edge(START, "builds")
+        return compile_graph(graph, checkpointer=InMemorySaver(), name="handled")
+
+    config = {"configurable": {"thread_id": "1"}}
+    assert (await app().ainvoke({"log": []}, config))["log"] == ["done"]
+    monkeypatch.setenv("RAMIFY_CHECK_REUSE", "1")
+    with pytest.raises(WrongReuse, match="computed again it differs"):
+        await app().ainvoke({"log": []}, config)

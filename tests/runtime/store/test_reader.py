@@ -14,8 +14,8 @@ import pytest
 from disks import read_only
 
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.records import EffectRecord, EffectStatus, RunId
-from ramify.runtime.store import RunStore
+from ramify.runtime.records import BranchPath, EffectRecord, EffectStatus, RunId
+from ramify.runtime.store import RunStore, rows
 from ramify.runtime.store.reader import Reader, at_once, reading
 
 Make = Callable[..., Any]
@@ -53,6 +53,13 @@ async def test_it_reads_what_the_store_reads(
         assert at_once(reader.tallies([])) == {}
         with pytest.raises(RunNotFound, match="no run nobody"):
             at_once(reader.run(replace(a_run(), id="nobody").id))
+
+
+def test_a_ledger_read_while_an_attempt_begins_has_each_once() -> None:
+    effect = EffectRecord(RunId("r"), "k", "send", BranchPath("root"), EffectStatus.AGAIN, "idem", "[]")
+    assert rows.with_attempts([effect], [effect]) == [effect]
+    again = replace(effect, attempt=2)
+    assert rows.with_attempts([again], [effect]) == [effect, again]
 
 
 def test_an_older_database_is_brought_up_to_date(address: str) -> None:
