@@ -20,8 +20,8 @@ _QUESTIONS = 6  # without an answer, in a row
 
 
 async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> str:
-    """Returns when that engine is taken for hung, after some `after_s` seconds without a sign: what was seen. `slots`:
-    calls that it works on at once."""
+    """Returns when that engine is taken for hung, after some `after_s` seconds without a sign: what was seen.
+    `slots`: calls that it works on at once."""
     each_s, unanswered = after_s / _QUESTIONS, 0
     while True:
         begun = asyncio.get_running_loop().time()
