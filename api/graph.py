@@ -180,7 +180,7 @@ def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:
     None before the thread's first node. Siblings that wait to be merged are merged: raises `NodesConflict`.
     """
     env = env_at(app, config)
-    return None if env is None else app.session.portal.wait(app.session.snapshot(env))
+    return None if env is None else app.session.portal.wait(app.session.snapshot(env, app.past(config)))
 
 
 def changes(app: WorldApp, before: RunnableConfig, after: RunnableConfig) -> list[Change]:
@@ -204,7 +204,7 @@ def edit(app: WorldApp, config: RunnableConfig, change: Callable[[SyncSandbox], 
         raise UnsupportedGraph("the thread has no world before its first node")
     if env.get("unsealed"):
         raise WorldLost(env["branch"])
-    return with_env(saver, saved, app.session.portal.wait(app.session.edit(env, change)))
+    return with_env(saver, saved, app.session.portal.wait(app.session.edit(env, change, app.past(config))))
 
 
 def read(app: WorldApp, config: RunnableConfig, path: str) -> bytes:

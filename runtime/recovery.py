@@ -7,6 +7,8 @@ from the nearest state that is whole, and what comes out must have the content t
 right is the lowest that can be done: each holds what the next would compute. An event says which it was and why, and
 the row of the step that goes on holds what it took beside what was predicted, for it and for the next level.
 
+Of a LangGraph thread nothing is called again on a resume: `langgraph/lineage.py` makes its lost states.
+
 A state that was made again has other times, so another id. The journal goes on naming the recorded one; the world
 stands on the new one, and what is sealed on top of it is whole.
 """

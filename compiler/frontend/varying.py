@@ -37,7 +37,7 @@ _VARYING: tuple[tuple[object, tuple[str, ...], str], ...] = (
     (os, ("urandom", "getrandom"), "chance"),
     (os, ("environ", "getenv", "environb", "getenvb"), "the host's environment"),
     (os.path, ("expanduser", "expandvars"), "the host's environment"),
-    (pathlib.Path, ("home",), "the host's environment"),
+    (pathlib.Path, ("home", "expanduser"), "the host's environment"),
     (os, ("getcwd", "getcwdb", "getpid", "getppid"), "the host's process"),
     (pathlib.Path, ("cwd",), "the host's process"),
     (sys, ("argv",), "the host's process"),
@@ -76,11 +76,19 @@ def _reads(function: Function, nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.e
     kinds = {id(_attribute(home, name)): what for home, name, what in known}
     for node in (*within(nodes), *_constants(nodes)):
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Load):
-            found = function.names(node)
+            found = _named(function, node)
             if found is not None and id(found) in kinds:
                 yield node, kinds[id(found)]
             elif _is_chance(found):
                 yield node, "chance"
+
+
+def _named(function: Function, node: ast.Attribute | ast.Name) -> object | None:
+    """What a dotted name is; also a method of what a class is called for, as in `Path("~").expanduser`."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+        made = function.names(node.value.func)
+        return inspect.getattr_static(made, node.attr, None) if isinstance(made, type) else None
+    return function.names(node)
 
 
 def _constants(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:

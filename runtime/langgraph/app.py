@@ -175,6 +175,17 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         mine.channels = {**self.channels, ENV: EnvChannel(made=invocation.made)}
         return mine
 
+    def past(self, config: RunnableConfig) -> PastThread | None:
+        """What lost states of a thread are made again from, for who looks at it or edits it."""
+        is_async = any(isinstance(node.bound, WorldNode) and node.bound.is_async for node in self.nodes.values())
+        return self._past(ensure_config(self.config, config), None, is_async=is_async)
+
+    def _past(self, merged: RunnableConfig, context: Any, *, is_async: bool) -> PastThread | None:
+        saver, thread = self._resolve_checkpointer(merged), merged[CONF].get(CONFIG_KEY_THREAD_ID)
+        if saver is None or thread is None or CONFIG_KEY_TASK_ID in merged[CONF]:
+            return None  # the last: the thread is that of a graph around it
+        return PastThread(self, saver, str(thread), merged, context, is_async=is_async)
+
     def _invocation(
         self, config: RunnableConfig | None, options: dict[str, Any], *, is_async: bool
     ) -> tuple[RunnableConfig | None, Invocation]:
@@ -193,9 +204,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
             deadline_s=None if deadline is None else seconds(deadline),
             saver=saver if isinstance(saver, Saver) else None,
         )
-        if saver is not None and CONFIG_KEY_TASK_ID not in conf:  # else the thread is that of a graph around it
-            context = options.get("context")
-            invocation.past = PastThread(self, saver, str(thread), merged, context, is_async=is_async)
+        invocation.past = self._past(merged, options.get("context"), is_async=is_async)
         if config is not None and DEADLINE in config.get(CONF, {}):  # ours: nobody else is to see it
             config = {**config, CONF: {key: value for key, value in config[CONF].items() if key != DEADLINE}}
         if saver is not None and not conf:

@@ -218,22 +218,22 @@ class Session:
             run = await GraphRun.open(services, record, self.plan)
             await run.close(RunStatus.WAITING if goes_on else RunStatus.DONE)
 
-    async def snapshot(self, env: Env) -> SnapshotId:
+    async def snapshot(self, env: Env, past: Past | None = None) -> SnapshotId:
         """The snapshot that a checkpoint's value means, siblings merged. Raises `NodesConflict`, `WorldLost`."""
         if env.get("unsealed"):
             raise WorldLost(env["branch"])
         if "join" not in env:
             return await self._standing_in(RunId(env["run"]), SnapshotId(env["snapshot"]))
-        asking = Invocation(None, addressed=True)
+        asking = Invocation(None, addressed=True, past=past)
         run = await self._enter(asking, RunId(env["run"]))
         try:
             return (await run.settle(env)).snapshot.id
         finally:
             await self.end(asking, None)
 
-    async def edit(self, env: Env, change: Callable[[SyncSandbox], object]) -> Env:
+    async def edit(self, env: Env, change: Callable[[SyncSandbox], object], past: Past | None = None) -> Env:
         """Where a world stands after `change` was made to a fork of it, on a branch of its own."""
-        asking = Invocation(None, addressed=True)
+        asking = Invocation(None, addressed=True, past=past)
         run = await self._enter(asking, RunId(env["run"]))
         failure: BaseException | None = None
         try:

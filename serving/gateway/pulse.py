@@ -19,22 +19,23 @@ from ramify.serving.wire import Malformed
 _QUESTIONS = 6  # without an answer, in a row
 
 
-async def hung(upstream: Upstream, model: str, after_s: float) -> str:
-    """Returns when that engine is taken for hung, after some `after_s` seconds without a sign: what was seen."""
+async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> str:
+    """Returns when that engine is taken for hung, after some `after_s` seconds without a sign: what was seen.
+    `slots`: calls that it works on at once."""
     each_s, unanswered = after_s / _QUESTIONS, 0
     while True:
         begun = asyncio.get_running_loop().time()
         if await upstream.answers(each_s):
             unanswered = 0
-            if upstream.suspect and await _is_mute(upstream, model, after_s):
+            if upstream.suspect and await _is_mute(upstream, model, after_s, slots):
                 return f"its server lives, and its model gave no token within {after_s:g} s"
         elif (unanswered := unanswered + 1) == _QUESTIONS:
             return f"its server did not say that it is well, asked {_QUESTIONS} times in {after_s:g} s"
         await asyncio.sleep(max(0.0, begun + each_s - asyncio.get_running_loop().time()))
 
 
-async def _is_mute(upstream: Upstream, model: str, after_s: float) -> bool:
-    """Does its model say nothing, to us or to anybody else? A whole answer that it is at may come first."""
+async def _is_mute(upstream: Upstream, model: str, after_s: float, slots: int) -> bool:
+    """Does its model say nothing, to us or to anybody else? Whole answers that take all its slots may come first."""
     loop, token = asyncio.get_running_loop(), asyncio.create_task(_token(upstream, model))
     begun = loop.time()
     try:
@@ -43,7 +44,7 @@ async def _is_mute(upstream: Upstream, model: str, after_s: float) -> bool:
             if token.done() or upstream.heard_since(begun):
                 upstream.suspect = False
                 return False
-            if upstream.working <= 1 or loop.time() > begun + upstream.whole_s:  # on our question, or on no answer
+            if upstream.working <= slots or loop.time() > begun + upstream.whole_s:  # our question is one of them
                 return True
     finally:
         token.cancel()

@@ -109,7 +109,7 @@ class Supervised:
         assert self._upstream is not None
         ended = asyncio.create_task(engine.ended())
         past = asyncio.create_task(self._past_answering.wait())
-        mute = asyncio.create_task(hung(self._upstream, engine.alias, self._restart_s))
+        mute = asyncio.create_task(hung(self._upstream, engine.alias, self._restart_s, engine.slots))
         try:
             await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
             if mute.done() and not ended.done():

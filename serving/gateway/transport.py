@@ -29,7 +29,7 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
         try:
             response = await self._opened().request(
                 request.method,
-                str(request.url),
+                str(request.url.copy_with(userinfo=b"")),  # httpx has made a header of a user and a password
                 headers=request.headers.multi_items(),
                 data=request.content or None,
                 allow_redirects=False,

@@ -27,6 +27,8 @@ from ramify.compiler.pipeline import compile_workflow
         ("from uuid import uuid4", "uuid4()", "chance"),
         ("import os", "os.environ['HOME']", "the host's environment"),
         ("import os", "os.getenv('HOME')", "the host's environment"),
+        ("from pathlib import Path", "Path('~/x').expanduser()", "the host's environment"),
+        ("import pathlib", "pathlib.Path('~').expanduser().name", "the host's environment"),
     ],
 )
 def test_a_reused_step_that_reads_what_its_key_does_not_hold(

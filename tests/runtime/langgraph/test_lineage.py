@@ -487,6 +487,17 @@ async def test_a_collection_keeps_what_was_made_again(compile_graph: Any, saver:
     assert b"b? after" in ramify.graph.read(later, before(later, "c").config, "b")
 
 
+async def test_a_thread_is_edited_where_its_files_are_lost(compile_graph: Any, saver: Any, home: Path) -> None:
+    app = compile_graph(line(), checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    lose(home, *known[1:])
+    again = compile_graph(line(), checkpointer=saver)
+    ramify.graph.edit(again, CONFIG, lambda sandbox: (sandbox.path / "mine").write_text("mine"))
+    seen = (await again.ainvoke(None, CONFIG))["seen"]
+    assert [line.split(":")[0] for line in seen] == ["a", "b", "c", "hello.txt", "mine"]
+
+
 # What is refused
 
 
@@ -518,6 +529,23 @@ async def test_a_node_of_unknown_effect_is_not_run_again(compile_graph: Any, sav
     declared = step(effect="revertible")(ambient)
     seen = (await compile_graph(build(declared), checkpointer=saver).ainvoke(None, CONFIG))["seen"]
     assert "made: made" in seen
+
+
+async def test_a_caller_of_unknown_effect_is_not_run_again(compile_graph: Any, saver: Any, home: Path) -> None:
+    inner = StateGraph(State).add_sequence([("i", maker("i"))]).add_edge(START, "i").compile()
+
+    async def call(state: State) -> State:
+        LOG.append("call")
+        return {"said": (await inner.ainvoke({"said": []}))["said"]}
+
+    graph = StateGraph(State).add_sequence([("a", maker("a")), ("call", call), ("look", look)]).add_edge(START, "a")
+    app = compile_graph(graph, checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    lose(home, known[-1])
+    LOG.clear()
+    assert "node 'call' would have to be done again" in await gone(compile_graph(graph, checkpointer=saver))
+    assert LOG == []
 
 
 async def test_other_files_are_not_taken_for_the_same(

@@ -259,7 +259,7 @@ async def test_a_fork_whose_losers_are_called_off_last_is_over_all_the_same() ->
 @pytest.mark.parametrize("need", [2, None])
 async def test_a_fork_whose_client_dies_teaches_nothing(need: int | None) -> None:
     """Its connections close, as those of losers do; but it has no more than one of the answers that it wanted."""
-    tags = {"compound_last": 1, "compound_width": 3, "fork_group": "g", "fork_size": 3}
+    tags = {"compound_stage": 0, "compound_last": 1, "compound_width": 3, "fork_group": "g", "fork_size": 3}
     if need is not None:
         tags["fork_need"] = need
     async with Workflows() as all_:

@@ -59,14 +59,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("last", [SILENT, DEAD])
 async def test_six_questions_in_a_row_without_a_good_answer(last: int) -> None:
     server = Server(chain([WELL, SILENT, DEAD, SILENT, SILENT, DEAD, WELL], repeat(last)))
-    seen = await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S), 60)
+    seen = await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S, 1), 60)
     assert "asked 6 times" in seen and server.asked == 7 + 6
     assert server.questions == 0, "nobody had reason to ask its model"
 
 
 async def test_a_server_that_cannot_be_asked_so_is_well() -> None:
     server = Server(chain(repeat(404, 20), repeat(SILENT)))
-    await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S), 60)
+    await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S, 1), 60)
     assert server.asked == 20 + 6
 
 
@@ -74,7 +74,7 @@ async def test_a_model_that_stands_still_behind_a_server_that_lives() -> None:
     server = Server(repeat(WELL), never)
     upstream = server.upstream()
     upstream.suspect = True
-    seen = await asyncio.wait_for(hung(upstream, "m", BRIEF_S), 60)
+    seen = await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
     assert "its model gave no token" in seen and server.questions == 1
 
 
@@ -84,7 +84,7 @@ async def test_a_model_that_answers_was_only_slow() -> None:
     server = Server(chain(repeat(WELL, 9), repeat(SILENT)), at_once)
     upstream = server.upstream()
     upstream.suspect = True
-    assert "its server" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S), 60)
+    assert "its server" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
     assert (server.questions, upstream.suspect) == (1, False)
 
 
@@ -93,7 +93,7 @@ async def test_a_model_at_work_on_a_whole_answer_has_the_time_that_such_a_one_ha
     server = Server(chain(repeat(WELL, 9), repeat(SILENT)), never)
     upstream = server.upstream()
     upstream.suspect, upstream.working = True, 1
-    found = asyncio.create_task(hung(upstream, "m", BRIEF_S))
+    found = asyncio.create_task(hung(upstream, "m", BRIEF_S, 1))
     for _ in range(5):
         await asyncio.sleep(BRIEF_S)
         assert not found.done()
@@ -102,11 +102,18 @@ async def test_a_model_at_work_on_a_whole_answer_has_the_time_that_such_a_one_ha
     assert (server.questions, upstream.suspect) == (1, False), "it spoke to somebody"
 
 
+async def test_one_with_a_slot_left_has_no_such_excuse() -> None:
+    server = Server(repeat(WELL), never)
+    upstream = server.upstream()
+    upstream.suspect, upstream.working = True, 1
+    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 2), 60)
+
+
 async def test_but_no_more() -> None:
     server = Server(repeat(WELL), never)
     upstream = server.upstream(hang_s=BRIEF_S, whole_s=3 * BRIEF_S)
     upstream.suspect, upstream.working = True, 1
-    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S), 60)
+    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
 
 
 async def test_silence_to_a_call_is_a_reason_to_ask() -> None:

@@ -30,6 +30,15 @@ async def test_connections_are_made_in_turn_and_failures_give_their_turn_back(
     assert {answer.status_code for answer in answers} == {200}
 
 
+async def test_a_user_and_a_password_in_an_address_are_shown_to_the_engine() -> None:
+    way = AiohttpTransport(connect_s=10.0, trust_env=False)
+    async with ScriptedServer(lambda _: "ok") as server, httpx.AsyncClient(transport=way) as client:
+        address = server.base_url.replace("http://", "http://user:p%20w@")
+        answer = await client.post(f"{address}/chat/completions", json={"messages": []})
+    assert answer.status_code == 200
+    assert server.model.calls[0].headers["authorization"] == "Basic dXNlcjpwIHc="
+
+
 async def test_who_leaves_while_connecting_gives_its_turn_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "_DIALS", 1)
     begun = asyncio.Event()
