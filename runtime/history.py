@@ -6,6 +6,7 @@ and nothing else that a plan is made by.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -87,7 +88,8 @@ def history_of(
 
 
 def _stage(said: Mapping[str, float]) -> StagePlan:
-    prefill, output, tools_s, seconds, share = (
-        float(said[name]) for name in ("prefill", "output", "tools_s", "seconds", "share")
-    )
-    return StagePlan(_NOWHERE, round(said["calls"]), prefill, output, tools_s, seconds, share)
+    numbers = [float(said[name]) for name in ("calls", "prefill", "output", "tools_s", "seconds", "share")]
+    if not all(0 <= number < math.inf for number in numbers):
+        raise ValueError("a number that no plan can hold")
+    calls, prefill, output, tools_s, seconds, share = numbers
+    return StagePlan(_NOWHERE, round(calls), prefill, output, tools_s, seconds, share)

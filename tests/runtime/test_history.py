@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ LEARNT = StagePlan(OpId(""), 2, 100.0, 20.0, 1.5, 3.0, 1.0)
 
 def gateway(status: int = 200, body: object = None) -> httpx.MockTransport:
     said: Any = {"app_id": "w", "stages": [STAGE]} if body is None else body
-    return httpx.MockTransport(lambda _: httpx.Response(status, json=said))
+    return httpx.MockTransport(lambda _: httpx.Response(status, content=json.dumps(said)))
 
 
 def test_a_gateways_stages() -> None:
@@ -38,7 +39,16 @@ def test_a_gateways_stages() -> None:
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(404, {}), (401, {}), (200, {"data": []}), (200, {"stages": 3}), (200, {"stages": [{"calls": 1}]}), (200, [])],
+    [
+        (404, {}),
+        (401, {}),
+        (200, {"data": []}),
+        (200, {"stages": 3}),
+        (200, {"stages": [{"calls": 1}]}),
+        (200, {"stages": [{**STAGE, "calls": 1e999}]}),
+        (200, {"stages": [{**STAGE, "seconds": -1}]}),
+        (200, []),
+    ],
 )
 def test_who_answers_otherwise_is_no_gateway(status: int, body: object) -> None:
     with pytest.raises(LLMRejected, match="gateway"):
