@@ -130,7 +130,7 @@ class OpRecord:
 class EffectStatus(StrEnum):
     INTENDED = "intended"  # durable before the step starts; without a process that works on it: in doubt
     DONE = "done"
-    FAILED = "failed"  # it did not happen: each attempt's step raised, by its own word, or was cancelled before it began
+    FAILED = "failed"  # it did not happen: each attempt raised, by its own word, or was cancelled before it began
     IN_DOUBT = "in doubt"  # a crash, a cancel or a timeout came between intent and result
     APPROVED = "approved"  # a person says that it happened; their result stands
     AGAIN = "again"  # a person says that it did not: the next resume does it

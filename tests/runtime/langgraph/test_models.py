@@ -125,7 +125,7 @@ def test_every_invocation_of_a_thread_has_the_whole_deadline(compile_graph: Any,
 def test_what_a_thread_was_told_after_it_went_to_another_model_is_nobodys_word(
     compile_graph: Any, kept: Any, scripted: ScriptedModel
 ) -> None:
-    """The run's settings name the one that it began with, and calls of other runs are answered from what they name."""
+    """The run's settings name the one that it began with, and other runs are answered from what theirs name."""
 
     async def asks(state: State) -> State:
         return {"said": [(await llm.chat("one")).text]}
