@@ -40,7 +40,7 @@ models: $(VENV)/.demo
 criu: $(VENV)/.demo
 	@$(BIN)/python -m ramify.sandboxes.tiers.install_criu
 
-# One process a core, at most four; the tests of a file stay together, in their order. xdist would begin with the files
+# One process more than there are cores (tests/conftest.py), at most four; the tests of a file stay together, in their order. xdist would begin with the files
 # of many tests: the few long ones would come last, and one process would wait for the other.
 test: $(VENV)/.dev lint
 	@$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)

@@ -129,7 +129,8 @@ async def start_server(
 async def _start_analyzer(
     stack: AsyncExitStack, settings: GatewaySettings, port: int, gateway: Gateway, sockets: Mapping[int, Path]
 ) -> None:
-    """The analyzer's process; what it has learnt is kept for the next gateway on this port. Raises AnalyzerDown."""
+    """The analyzer's process; what it has learnt is kept for the next gateway on this port. Raises AnalyzerDown, and
+    EngineFailed where nothing can be kept."""
     try:
         from ramify.serving.analyzer.client import AnalyzerClient
         from ramify.serving.analyzer.supervisor import Supervisor
@@ -140,6 +141,13 @@ async def _start_analyzer(
         raise EngineFailed(f"the analyzer needs {error.name}: run pip install 'ramify[serve]'") from error
 
     folder, restarted = settings.home / "analyzer" / str(port), gateway.metrics.analyzer_restarted
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise EngineFailed(
+            f"the analyzer cannot keep what it learns in {folder}: {error.strerror}. Choose another --home, or serve "
+            "without it (--no-analyzer)"
+        ) from error
     analyzer = await stack.enter_async_context(Supervisor(folder, restarted=restarted))
     client = AnalyzerClient(analyzer.socket)
     gateway.analysis = Analysis(client, gateway.admission.decide, sockets=sockets)

@@ -109,3 +109,11 @@ def test_a_port_that_is_taken(ramify: Any) -> None:
     assert said.status == 1
     assert str(port) in said.err
     assert os.linesep not in said.err.strip()
+
+
+def test_a_home_in_which_nothing_can_be_kept_is_said_with_the_way_out(ramify: Any, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
+    (tmp_path / "file").touch()
+    said = ramify("--home", tmp_path / "file" / "home", "serve", "--port", "0", "--engine", "http://127.0.0.1:9/v1")
+    assert said.status == 1
+    assert "analyzer cannot keep what it learns" in said.err and "--no-analyzer" in said.err

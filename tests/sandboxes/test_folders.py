@@ -113,9 +113,9 @@ async def test_who_forks_while_a_tree_fails_to_be_mounted_has_trees_ahead_all_th
     for _ in range(2):
         await (await namespaces.materialise(base, spec)).close()
     assert await ready(namespaces) == TREES
-    await asyncio.gather(*(world.close() for world in await namespaces.fork(base, spec, TREES)))
     with monkeypatch.context() as patched:
-        patched.setattr(Trees, "mount", mount)
+        patched.setattr(Trees, "mount", mount)  # before the trees that stand are taken: others are made at once
+        await asyncio.gather(*(world.close() for world in await namespaces.fork(base, spec, TREES)))
         await asked.wait()
     namespaces._folders.take(namespaces._store.lower_dirs(base), 0)
     fails.set()
