@@ -94,6 +94,6 @@ def history_of(
 def _stage(said: Mapping[str, float]) -> StagePlan:
     numbers = [float(said[name]) for name in ("calls", "prefill", "output", "tools_s", "seconds", "share")]
     if not all(0 <= number <= _MOST for number in numbers):
-        raise ValueError("a number that no stage has")
+        raise ValueError("a number that no tag can hold")
     calls, prefill, output, tools_s, seconds, share = numbers
     return StagePlan(_NOWHERE, round(calls), prefill, output, tools_s, seconds, share)

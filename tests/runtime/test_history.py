@@ -17,12 +17,13 @@ from ramify.runtime.observed import Observed
 from ramify.serving.errors import LLMRejected, LLMUnavailable
 
 STAGE = {"calls": 2.0, "prefill": 100.0, "output": 20.0, "tools_s": 1.5, "seconds": 3.0, "share": 1.0}
+ODD = (1e999, float("nan"), 10**400, 1e10, -1)  # numbers that no tag can hold
 LEARNT = StagePlan(OpId(""), 2, 100.0, 20.0, 1.5, 3.0, 1.0)
 
 
 def gateway(status: int = 200, body: object = None) -> httpx.MockTransport:
     said: Any = {"app_id": "w", "stages": [STAGE]} if body is None else body
-    return httpx.MockTransport(lambda _: httpx.Response(status, json=said))
+    return httpx.MockTransport(lambda _: httpx.Response(status, content=json.dumps(said)))
 
 
 def test_a_gateways_stages() -> None:
@@ -42,22 +43,13 @@ def test_a_gateways_stages() -> None:
     [
         *[(status, {}) for status in (404, 401)],
         *[(200, body) for body in ([], {"data": []}, {"stages": 3}, {"stages": [{"calls": 1}]})],
-        *[(200, {"stages": [STAGE | {name: 10**400}]}) for name in STAGE],
-        *[(200, {"stages": [STAGE | {"prefill": odd}]}) for odd in (-1.0, 1e10)],
+        *[(200, {"stages": [STAGE | {name: odd}]}) for name in STAGE for odd in ODD],
         (200, {"stages": [STAGE] * 257}),
     ],
 )
 def test_who_answers_otherwise_is_no_gateway(status: int, body: object) -> None:
     with pytest.raises(LLMRejected, match="gateway"):
         history_of("w", "http://g", transport=gateway(status, body))
-
-
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
-def test_no_number_of_a_stage_is_beyond_all(number: str) -> None:
-    """A tag made of it would have each call of the run refused."""
-    said = json.dumps({"stages": [STAGE]}).replace("100.0", number)
-    with pytest.raises(LLMRejected, match="no history"):
-        history_of("w", "http://g", transport=httpx.MockTransport(lambda _: httpx.Response(200, text=said)))
 
 
 @pytest.mark.parametrize("url", ["http://a:abc", "http://a\u2025b", "nonsense"])
