@@ -75,6 +75,9 @@ def history_of(
         raise ValueError(f"{shown!r} is no base URL: {error}") from error
     except httpx.HTTPError as error:
         raise LLMUnavailable(f"no gateway answers at {shown}: {error or type(error).__name__}") from error
+    if answer.status_code >= 500:
+        said = f"the gateway at {shown} cannot say now what it has learnt ({answer.status_code}): try again"
+        raise LLMUnavailable(said)
     if answer.status_code != 200:
         raise LLMRejected(
             f"{shown} answered {answer.status_code} when it was asked for the history of {workflow!r}: give the "

@@ -102,10 +102,14 @@ def _history(target: str, gateway: str, key: str | None) -> tuple[StagePlan, ...
     from ramify.runtime.history import history_of
 
     info = workflow_info(load(target))
+    name = target.rpartition(":")[2] if info is None else info.name
     try:
-        return history_of(target.rpartition(":")[2] if info is None else info.name, gateway, key=key)
+        found = history_of(name, gateway, key=key)
     except ValueError as error:
         raise click.UsageError(f"--history: {error}") from error
+    if not found:
+        say(f"the gateway has learnt nothing of {name!r} yet: compiled without its history", err=True)
+    return found
 
 
 def compiled(

@@ -69,12 +69,15 @@ class AnalyzerClient:
     async def match(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> Estimates | None:
         """What is still to come of a compound request whose `stages` are done; None without history, or while the
         analyzer is away."""
-        message = {"op": "match", "app": app, "compound": compound, "stages": stages_to_json(stages)}
         try:
-            found = (await self._request(message)).get("estimates")
-            return None if found is None else estimates_from_json(found)
+            return await self._match(compound, app, stages)
         except (AnalyzerDown, BadFrame):
             return None
+
+    async def expected(self, app: str) -> Estimates | None:
+        """What the compound requests of an application are like; None without history. Raises AnalyzerDown or
+        BadFrame: who asks for this alone wants to know that nobody answered."""
+        return await self._match("", app, ())
 
     def observe(self, ended: Ended) -> None:
         """Let the analyzer learn from a call that ended. Returns at once."""
@@ -120,6 +123,11 @@ class AnalyzerClient:
     def _send_reports(self, writer: asyncio.StreamWriter) -> None:
         while self._unsent and not writer.is_closing():
             writer.write(self._unsent.popleft())
+
+    async def _match(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> Estimates | None:
+        message = {"op": "match", "app": app, "compound": compound, "stages": stages_to_json(stages)}
+        found = (await self._request(message)).get("estimates")
+        return None if found is None else estimates_from_json(found)
 
     async def _request(self, message: Json) -> Json:
         """Raises AnalyzerDown."""

@@ -24,6 +24,7 @@ from ramify.serving.analyzer.service import Stats
 from ramify.serving.analyzer.types import INTERVAL, Ask, Basis, Ended
 from ramify.serving.gateway.calls import Call
 from ramify.serving.gateway.compounds import MOST_STAGES, Compound
+from ramify.serving.gateway.errors import ApiError
 from ramify.serving.sketch import LengthSketch
 
 _LIMIT = 4096  # tokens that an answer may have where the request sets no limit
@@ -122,8 +123,13 @@ class Analysis:
             self._over(workflow)
 
     async def history(self, app: str) -> Estimates | None:
-        """What the workflows of that `app_id` are like from their first stage on; None where none is known."""
-        return await self._client.match("", app, ())
+        """What the workflows of that `app_id` are like from their first stage on; None where none is known. Raises
+        ApiError while the analyzer is away."""
+        try:
+            return await self._client.expected(app)
+        except (AnalyzerDown, BadFrame) as error:
+            said = "the analyzer, which knows what workflows are like, does not answer: try again"
+            raise ApiError(503, "analyzer_unavailable", said) from error
 
     async def stats(self) -> Stats:
         """Raises AnalyzerDown, BadFrame."""

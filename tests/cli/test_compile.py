@@ -170,6 +170,17 @@ def test_a_gateways_history_is_expected_of_what_never_ran_here(
     assert asks in {op["id"] for op in plan["ops"]}, "one operation makes all calls"
 
 
+def test_a_gateway_that_knows_nothing_of_it_is_said(
+    ramify: Any, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ramify.runtime import history
+
+    monkeypatch.setattr(history, "history_of", lambda *_, **__: ())
+    done = ramify("compile", target, "--history", "http://gateway")
+    assert done.status == 0 and "has learnt nothing of" in done.err and "has learnt nothing" not in done.out
+    assert done.out == ramify("compile", target).out
+
+
 def test_a_history_is_asked_of_a_base_url(ramify: Any, target: str) -> None:
     said = ramify("compile", target, "--history", "nonsense")
     assert said.status == 2 and "--history: 'nonsense' is no base URL" in said.err

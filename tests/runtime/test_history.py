@@ -75,6 +75,11 @@ def test_a_key_is_never_shown() -> None:
     assert seen[0].headers["authorization"] == "Bearer sk-1"
 
 
+def test_one_that_cannot_say_now() -> None:
+    with pytest.raises(LLMUnavailable, match=r"http://g/v1 cannot say now .* \(503\): try again"):
+        history_of("w", "http://g", transport=gateway(503, {}))
+
+
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

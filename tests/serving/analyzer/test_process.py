@@ -133,6 +133,8 @@ async def test_without_an_analyzer_there_are_bounds_all_the_same(folder: Path) -
     assert forecast.sketch.quantile(0.95) == pytest.approx(4_096)
     assert await client.match("run", "tests", STAGES) is None
     with pytest.raises(AnalyzerDown):
+        await client.expected("tests")
+    with pytest.raises(AnalyzerDown):
         await client.stats()
     await client.aclose()
 

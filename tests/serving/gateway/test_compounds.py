@@ -11,6 +11,7 @@ from typing import Any, Self
 import httpx
 import pytest
 
+from ramify.serving.analyzer.errors import AnalyzerDown
 from ramify.serving.analyzer.estimates import Estimates
 from ramify.serving.analyzer.pattern_graph import Kind, Node
 from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
@@ -88,12 +89,18 @@ class Learns:
 
     def __init__(self) -> None:
         self.history: Estimates | None = None
+        self.away = False
         self.patterns: dict[str, list[list[tuple[Kind, str]]]] = {}
 
     async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
         return [Forecast(LengthSketch.cold(ask.limit), Basis.COLD) for ask in asks]
 
     async def match(self, *_: object) -> Estimates | None:
+        return self.history
+
+    async def expected(self, _: str) -> Estimates | None:
+        if self.away:
+            raise AnalyzerDown("it is being started")
         return self.history
 
     def observe(self, ended: Ended) -> None: ...
@@ -358,8 +365,11 @@ async def test_what_is_known_of_a_workflow_before_its_first_call_can_be_asked() 
         rest = (StageEstimate(1, 10, 20), StageEstimate(2, 30, 40, 0.5))
         all_.learns.history = Estimates(0, (1.0, 3.0), rest)
         known = await client.get("/v1/ramify/history?app_id=w")
+        all_.learns.away = True
+        away = await client.get("/v1/ramify/history?app_id=w")
     assert (unknown.status_code, unknown.json()) == (200, {"app_id": "w", "stages": []})
     assert (nobody.status_code, nobody.json()["error"]["param"]) == (400, "app_id")
+    assert (away.status_code, away.json()["error"]["code"]) == (503, "analyzer_unavailable"), "not: nothing is known"
     assert known.json()["stages"] == [
         {"calls": 1, "prefill": 10, "output": 20, "tools_s": 0.0, "seconds": 1.0, "share": 0.25},
         {"calls": 2, "prefill": 30, "output": 40, "tools_s": 0.5, "seconds": 2.5, "share": 1.0},
