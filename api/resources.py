@@ -66,13 +66,13 @@ class Resources:
 
     def warm(self, settings: Settings) -> None:
         """Begin to start the model; the first call waits for it."""
-        key = (settings.base_url, settings.model)
+        key = (settings.server, settings.model)
         if key not in self._models:
             self._models[key] = asyncio.get_running_loop().create_task(self._start(settings))
 
     async def llm(self, settings: Settings) -> LLMClient:
         """The client of that server. Raises `ModelMissing` or `EngineFailed` where the embedded one cannot start."""
-        key = (settings.base_url, settings.model)
+        key = (settings.server, settings.model)  # a server that nobody knows is not the embedded one
         starting = self._models.get(key)
         if starting is not None and starting.done() and (starting.cancelled() or starting.exception() is not None):
             del self._models[key]  # it failed before: try again

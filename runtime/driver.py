@@ -236,14 +236,18 @@ async def _reopen(services: Services, record: RunRecord, more_s: float | None) -
     if more_s is not None:
         record = replace(record, deadline_s=record.consumed_s + more_s)
     resumed = record.status is not RunStatus.RUNNING
-    mixes = not record.settings.mixed and services.settings.whom != record.settings.whom
-    if mixes:
-        record = replace(record, settings=replace(record.settings, mixed=True))
-    if resumed or more_s is not None or mixes:
-        change = RunUpdate(status=RunStatus.RUNNING, deadline_s=record.deadline_s, settings=record.settings)
+    mixed = mixing(record, services.settings)
+    if resumed or more_s is not None or mixed is not None:
+        change = RunUpdate(status=RunStatus.RUNNING, deadline_s=record.deadline_s, settings=mixed)
         await services.store.commit(record.id, update=change)
-        record = replace(record, status=RunStatus.RUNNING)
+        record = replace(record, status=RunStatus.RUNNING, settings=mixed or record.settings)
     return record, resumed
+
+
+def mixing(record: RunRecord, settings: Settings) -> Settings | None:
+    """What is to be kept of a run that goes on with another model than it began with; None where it does not."""
+    goes_on = settings.whom == record.settings.whom
+    return None if goes_on or record.settings.mixed else replace(record.settings, mixed=True)
 
 
 async def _call(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:

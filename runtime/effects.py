@@ -130,22 +130,24 @@ class Fence:
         return self._changed(EffectStatus.DONE, result_json=result_json, note=note)
 
     def failed(self, error: BaseException) -> EffectRecord:
-        """The step raised: by its own word the effect did not happen."""
-        return self._changed(EffectStatus.FAILED, note=type(error).__name__)
+        """The step raised: by its own word nothing happened in this attempt."""
+        return self._nothing_done(type(error).__name__)
 
     async def doubt(self, why: str) -> None:
         await self.journal.settle(self._changed(EffectStatus.IN_DOUBT, note=why))
 
     async def _take_back(self, before: EffectRecord | None) -> None:
-        """Cancelled as the intent became durable, before the step began: nothing was sent. What nobody knew of an
-        earlier attempt is as it was."""
+        """Cancelled as the intent became durable, before the step began: nothing was sent."""
         intent = self.journal.effect(self.key)
         if intent is None or intent is before:
             return  # it did not become durable
-        if before is not None and before.status in DOUBTFUL and self.outside.reconcile is None:
-            await self.doubt(before.note or _KILLED)
-        else:
-            await self.journal.settle(self._changed(EffectStatus.FAILED, note="cancelled before it began"))
+        await self.journal.settle(self._nothing_done("cancelled before it began"))
+
+    def _nothing_done(self, how: str) -> EffectRecord:
+        """This attempt did nothing. What nobody knew of an earlier one is as it was."""
+        intent = self.journal.effect(self.key)
+        doubt = "" if intent is None else intent.note
+        return self._changed(EffectStatus.IN_DOUBT if doubt else EffectStatus.FAILED, note=doubt or how)
 
     async def _settle(self, before: EffectRecord) -> Known | None:
         match before.status:
@@ -208,6 +210,7 @@ class Fence:
 
     def _blank(self) -> EffectRecord:
         before = self.journal.effect(self.key)
+        doubtful = before is not None and before.status in DOUBTFUL and self.outside.reconcile is None
         return EffectRecord(
             run_id=self.run,
             key=self.key,
@@ -217,6 +220,7 @@ class Fence:
             idempotency_key=self.idempotency_key,
             args_json=self.arguments,
             intended_at=self.clock(),
+            note="" if before is None or not doubtful else before.note or _KILLED,  # of the attempt before
             attempt=1 if before is None else before.attempt + 1,
         )
 

@@ -17,6 +17,8 @@ from ramify.serving import wire
 from ramify.serving.errors import LLMRejected, LLMUnavailable
 
 _PATIENCE_S = 10.0
+_MOST_STAGES = 256  # what stages say goes out as tags of each call, and these hold no more,
+_MOST = 1e9  # nor a number above this
 _NOWHERE = OpId("")  # whose calls they are, a gateway does not know
 
 
@@ -59,15 +61,18 @@ def history_of(
     workflow: str, gateway: str, *, key: str | None = None, transport: httpx.BaseTransport | None = None
 ) -> tuple[StagePlan, ...]:
     """The stages that the gateway at that base URL expects of a run of the workflow by this name; none where it knows
-    of none. Raises LLMUnavailable where it cannot be asked, LLMRejected where it is no gateway or wants a key."""
+    of none. Raises LLMUnavailable where it cannot be asked, LLMRejected where it is no gateway or wants a key,
+    ValueError for what is no base URL."""
     root = wire.api_root(gateway)
-    shown = wire.redacted(root)
+    shown, key = wire.redacted(root), (key or "").strip()
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(
             transport=transport, timeout=_PATIENCE_S, headers=headers, trust_env=not wire.is_loopback(root)
         ) as client:
             answer = client.get(root + wire.HISTORY_PATH, params={"app_id": workflow})
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{shown!r} is no base URL: {error}") from error
     except httpx.HTTPError as error:
         raise LLMUnavailable(f"no gateway answers at {shown}: {error or type(error).__name__}") from error
     if answer.status_code != 200:
@@ -78,16 +83,17 @@ def history_of(
         )
     try:
         stages = wire.parse_object(answer.content)["stages"]
-        if not isinstance(stages, list):
-            raise TypeError("no list")
+        if not isinstance(stages, list) or len(stages) > _MOST_STAGES:
+            raise TypeError("no list of stages")
         return tuple(_stage(stage) for stage in stages)
-    except (wire.Malformed, KeyError, TypeError, ValueError) as error:
+    except (wire.Malformed, KeyError, TypeError, ValueError, OverflowError) as error:
         said = f"{shown} is no gateway: what it answered is no history"
         raise LLMRejected(said, status=answer.status_code) from error
 
 
 def _stage(said: Mapping[str, float]) -> StagePlan:
-    prefill, output, tools_s, seconds, share = (
-        float(said[name]) for name in ("prefill", "output", "tools_s", "seconds", "share")
-    )
-    return StagePlan(_NOWHERE, round(said["calls"]), prefill, output, tools_s, seconds, share)
+    numbers = [float(said[name]) for name in ("calls", "prefill", "output", "tools_s", "seconds", "share")]
+    if not all(0 <= number <= _MOST for number in numbers):
+        raise ValueError("a number that no tag can hold")
+    calls, prefill, output, tools_s, seconds, share = numbers
+    return StagePlan(_NOWHERE, round(calls), prefill, output, tools_s, seconds, share)

@@ -130,7 +130,7 @@ class OpRecord:
 class EffectStatus(StrEnum):
     INTENDED = "intended"  # durable before the step starts; without a process that works on it: in doubt
     DONE = "done"
-    FAILED = "failed"  # it did not happen: the step raised, by its own word, or was cancelled before it began
+    FAILED = "failed"  # it did not happen: each attempt raised, by its own word, or was cancelled before it began
     IN_DOUBT = "in doubt"  # a crash, a cancel or a timeout came between intent and result
     APPROVED = "approved"  # a person says that it happened; their result stands
     AGAIN = "again"  # a person says that it did not: the next resume does it
@@ -168,7 +168,7 @@ class EffectRecord:
     result_json: str | None = None
     intended_at: float = 0.0
     settled_at: float | None = None
-    note: str = ""  # how its status is known
+    note: str = ""  # how its status is known; of an intent: why the attempt before it is in doubt
     attempt: int = 1
 
 

@@ -90,7 +90,7 @@ def model_of(run: RunRecord, settings: Settings) -> str:
     """Which model a run asks under these settings. Where a server's is not named, it may be another one tomorrow: the
     run's own. So it is where the user handed over a client, which may ask anybody, and where the run began with
     another one: some of its answers are that one's."""
-    named = settings.model is not None or settings.server is None
+    named = settings.server is None or (settings.model is not None and settings.server != "")
     return codec.digest(list(settings.whom)) if named and not run.settings.mixed else f"of run {run.id}"
 
 

@@ -19,7 +19,7 @@ from ramify.compiler.plan import STEPS, OpKind, Plan, PlanOp
 from ramify.fork_engine.types import Skipped, Snapshot, SnapshotId
 from ramify.runtime import codec
 from ramify.runtime.costs import CostModel
-from ramify.runtime.driver import Services, reuse_of, world_spec
+from ramify.runtime.driver import Services, mixing, reuse_of, world_spec
 from ramify.runtime.events import Level, Recovered, RunEnded, RunStarted
 from ramify.runtime.journal import Durable, Journal
 from ramify.runtime.langgraph.env import Env, join_key
@@ -130,9 +130,11 @@ class GraphRun:
             llm = await services.store.llm(record.id)
             resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
             came_back = resumed and record.status is not RunStatus.DONE
-            if record.status is not RunStatus.RUNNING:
-                await services.store.commit(record.id, update=RunUpdate(status=RunStatus.RUNNING))
-                record = replace(record, status=RunStatus.RUNNING)
+            mixed = mixing(record, services.settings)
+            if record.status is not RunStatus.RUNNING or mixed is not None:
+                change = RunUpdate(status=RunStatus.RUNNING, settings=mixed)
+                await services.store.commit(record.id, update=change)
+                record = replace(record, status=RunStatus.RUNNING, settings=mixed or record.settings)
             journal = Journal(
                 services.store,
                 record,

@@ -74,7 +74,8 @@ def run_row(run: RunRecord) -> dict[str, Any]:
 
 
 def settings_json(settings: Settings) -> str:
-    return json.dumps(asdict(settings))
+    """What was not said is left out: an older Ramify that is still at work in this home reads what it knows."""
+    return json.dumps({name: value for name, value in asdict(settings).items() if value not in (None, False)})
 
 
 def op_row(op: OpRecord) -> dict[str, Any]:

@@ -35,7 +35,8 @@ async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> st
 
 
 async def _is_mute(upstream: Upstream, model: str, after_s: float, slots: int) -> bool:
-    """Does its model say nothing, to us or to anybody else? Whole answers that take all its slots may come first."""
+    """Does its model say nothing, to us or to anybody else? Whole answers that take all its slots may come first, and
+    so may the prompt of a stream: each is silent for as long as it may be."""
     loop, token = asyncio.get_running_loop(), asyncio.create_task(_token(upstream, model))
     begun = loop.time()
     try:
@@ -44,7 +45,10 @@ async def _is_mute(upstream: Upstream, model: str, after_s: float, slots: int) -
             if token.done() or upstream.heard_since(begun):
                 upstream.suspect = False
                 return False
-            if upstream.working <= slots or loop.time() > begun + upstream.whole_s:  # our question is one of them
+            ahead_s = upstream.hang_s if upstream.reading else 0.0
+            if upstream.working > slots:  # our question is one of them
+                ahead_s = upstream.whole_s
+            if loop.time() > begun + ahead_s:
                 return True
     finally:
         token.cancel()

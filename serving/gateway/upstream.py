@@ -41,7 +41,7 @@ class Upstream:
     ) -> None:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
-        self._hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
+        self.hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
         self._queues = queues
         self._gateway: bool | None = None  # not known yet
         self._heard = 0.0  # when a part of any answer came last, by the loop's clock
@@ -49,6 +49,7 @@ class Upstream:
         self._over = False
         self.suspect = False  # it was silent for too long to a call, and nobody has looked since why
         self.working = 0  # on whole answers, which are silent until their end
+        self.reading = 0  # prompts of streams of which nothing has come yet
         self._key = (key or "").strip()
         self._http = httpx.AsyncClient(
             transport=transport or _transport(trust_env=not wire.is_loopback(self._root)),
@@ -61,7 +62,8 @@ class Upstream:
         self._over = True
         now = asyncio.get_running_loop().time()
         for limit in self._waits:
-            limit.reschedule(now)
+            if not limit.expired():
+                limit.reschedule(now)
         await self._http.aclose()
 
     async def get(self, path: str) -> Mapping[str, object]:
@@ -121,13 +123,19 @@ class Upstream:
 
     async def stream(self, path: str, body: bytes) -> AsyncGenerator[list[sse.Event], None]:
         """The events, as many at a time as came together. Its end is for the caller to judge."""
-        async with self._opened(self._post(path, body)) as response:
-            if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise self.broken("it does not stream")
-            async with aclosing(sse.events(response.aiter_bytes())) as events:
-                while (found := await self._within(_next(events))) is not None:
-                    self._speaks()
-                    yield found
+        silent = 1  # of those; none once it has spoken
+        self.reading += silent
+        try:
+            async with self._opened(self._post(path, body)) as response:
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise self.broken("it does not stream")
+                async with aclosing(sse.events(response.aiter_bytes())) as events:
+                    while (found := await self._within(_next(events))) is not None:
+                        self._speaks()
+                        self.reading, silent = self.reading - silent, 0
+                        yield found
+        finally:
+            self.reading -= silent
 
     def broken(self, problem: str) -> ApiError:
         return ApiError(502, "upstream_failed", f"the engine at {self.shown} broke its answer: {problem}", lost=True)
@@ -191,7 +199,7 @@ class Upstream:
         )
 
     async def _within(self, work: Awaitable[_T], silent_s: float | None = None) -> _T:
-        loop, silent_s = asyncio.get_running_loop(), self._hang_s if silent_s is None else silent_s
+        loop, silent_s = asyncio.get_running_loop(), self.hang_s if silent_s is None else silent_s
         try:
             async with asyncio.timeout(None) as limit:
                 watch = _Watch(self, limit, loop.time() + (0 if self._over else silent_s))
@@ -217,8 +225,9 @@ class Upstream:
         return self._heard > then
 
     def silent_until(self) -> float:
-        """When it is hung, should it say nothing from now on to those that share one queue inside it."""
-        return self._heard + self._hang_s if self._queues else 0.0
+        """When it is hung, should it say nothing from now on to those that share one queue inside it. One that was
+        ended says nothing more."""
+        return self._heard + self.hang_s if self._queues and not self._over else 0.0
 
     def _authorised(self, request: httpx.Request) -> httpx.Request:
         request.headers["authorization"] = f"Bearer {self._key}"
@@ -237,6 +246,8 @@ class _Watch:
 
     def _look(self) -> None:
         loop, later = asyncio.get_running_loop(), self._upstream.silent_until()
+        if self._limit.expired():
+            return
         if later > loop.time():
             self.handle = loop.call_at(later, self._look)
         else:

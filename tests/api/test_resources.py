@@ -131,6 +131,34 @@ async def test_what_is_kept_of_a_client_is_no_secret(
             await runtime.resume(run)
 
 
+class Embedded:
+    """In place of the gateway before the embedded engine."""
+
+    def __init__(self, base_url: str) -> None:
+        self.base_url = base_url
+
+    def __call__(self, **_: object) -> Embedded:
+        return self
+
+    async def __aenter__(self) -> Embedded:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+async def test_the_embedded_model_does_not_answer_for_an_unknown_client_either_where_it_runs_already(
+    home: Path, began_with: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = await began_with(cast(LLMClient, object()))
+    async with ScriptedServer(ScriptedModel(lambda _: "it is me")) as server:
+        monkeypatch.setattr("ramify.serving.gateway.server.LocalGateway", Embedded(server.base_url))
+        async with Runtime(home=home, sandbox="copy") as runtime:
+            assert await runtime.run(says) == "it is me"
+            with pytest.raises(RunFailed, match="did not say whom it asks"):
+                await runtime.resume(run)
+
+
 async def test_whom_an_unknown_client_asked_has_to_be_said(home: Path, began_with: Begin) -> None:
     run = await began_with(cast(LLMClient, object()))
     async with Runtime(home=home, sandbox="copy") as runtime:

@@ -199,6 +199,21 @@ async def test_a_doubt_outlasts_an_attempt_that_never_began(
     assert texts() == ["hi"]
 
 
+async def test_a_doubt_outlasts_an_attempt_that_raised(runtime: Runtime, workspace: Path) -> None:
+    """What it says of itself is no word on the one before it."""
+    run = await stop_in(runtime, effects_app.with_key, "after", workspace)
+    (before,) = await runtime.effects()
+    effects_app.STOP[:] = ["raise"]
+    for attempt in (2, 3):
+        with pytest.raises(RunFailed, match="refused"):
+            await runtime.resume(run)
+        (effect,) = await runtime.effects()
+        assert (effect.attempt, effect.status, effect.note) == (attempt, EffectStatus.IN_DOUBT, before.note)
+    effects_app.STOP.clear()
+    assert await runtime.resume(run) == "receipt for hi"
+    assert (texts(), await statuses(runtime)) == (["hi"], [EffectStatus.DONE])
+
+
 async def test_an_intent_that_cannot_be_taken_back_is_a_doubt(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +17,13 @@ from ramify.runtime.observed import Observed
 from ramify.serving.errors import LLMRejected, LLMUnavailable
 
 STAGE = {"calls": 2.0, "prefill": 100.0, "output": 20.0, "tools_s": 1.5, "seconds": 3.0, "share": 1.0}
+ODD = (1e999, float("nan"), 10**400, 1e10, -1)  # numbers that no tag can hold
 LEARNT = StagePlan(OpId(""), 2, 100.0, 20.0, 1.5, 3.0, 1.0)
 
 
 def gateway(status: int = 200, body: object = None) -> httpx.MockTransport:
     said: Any = {"app_id": "w", "stages": [STAGE]} if body is None else body
-    return httpx.MockTransport(lambda _: httpx.Response(status, json=said))
+    return httpx.MockTransport(lambda _: httpx.Response(status, content=json.dumps(said)))
 
 
 def test_a_gateways_stages() -> None:
@@ -38,11 +40,39 @@ def test_a_gateways_stages() -> None:
 
 @pytest.mark.parametrize(
     ("status", "body"),
-    [(404, {}), (401, {}), (200, {"data": []}), (200, {"stages": 3}), (200, {"stages": [{"calls": 1}]}), (200, [])],
+    [
+        *[(status, {}) for status in (404, 401)],
+        *[(200, body) for body in ([], {"data": []}, {"stages": 3}, {"stages": [{"calls": 1}]})],
+        *[(200, {"stages": [STAGE | {name: odd}]}) for name in STAGE for odd in ODD],
+        (200, {"stages": [STAGE] * 257}),
+    ],
 )
 def test_who_answers_otherwise_is_no_gateway(status: int, body: object) -> None:
     with pytest.raises(LLMRejected, match="gateway"):
         history_of("w", "http://g", transport=gateway(status, body))
+
+
+@pytest.mark.parametrize("url", ["http://a:abc", "http://a\u2025b", "nonsense"])
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(ValueError, match="is no base URL"):
+        history_of("w", url)
+
+
+def test_a_key_is_never_shown() -> None:
+    """One with the end of its line is no header's value, and httpx says which was not."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(LLMUnavailable, match="no gateway answers") as caught:
+        history_of("w", f"http://127.0.0.1:{port}", key=" sk-1\n")
+    assert "sk-1" not in str(caught.value)
+    seen: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(200, json={"stages": []})
+
+    history_of("w", "http://g", key=" sk-1\n", transport=httpx.MockTransport(answer))
+    assert seen[0].headers["authorization"] == "Bearer sk-1"
 
 
 def test_nobody_there() -> None:

@@ -101,6 +101,8 @@ def test_a_client_of_ones_own_is_nobody_elses_model() -> None:
     assert len(words) == 3
     there = Settings(base_url="http://a/v1", model="m")
     assert model_of(a_run("two", there), there) == model_of(a_run("three", there), there)
+    unknown = Settings(model="m", client_url="")
+    assert model_of(a_run("two", unknown), unknown) != model_of(a_run("three", unknown), unknown)
     assert model_of(a_run("two", replace(own, mixed=True)), there) != model_of(a_run("three", there), there)
 
 

@@ -17,7 +17,9 @@ from langgraph.types import Command, RetryPolicy, interrupt
 from ramify import llm
 from ramify.runtime import codec
 from ramify.runtime.errors import NotInARun
+from ramify.serving.client import LLMClient
 from ramify.serving.tags import HEADER, SLOTags
+from ramify.serving.testing import ScriptedModel
 from ramify.serving.transport import TaggingTransport
 
 CONFIG = {"configurable": {"thread_id": "1"}}
@@ -118,6 +120,23 @@ def test_every_invocation_of_a_thread_has_the_whole_deadline(compile_graph: Any,
     first, second = (codec.decode(row.tags_json) for row in kept(app).llm)
     assert first["compound_deadline_at"] < between + 60 <= second["compound_deadline_at"]
     assert all(tags["slo_deadline_s"] < 59.96 for tags in (first, second)), "what is left, at the call"
+
+
+def test_what_a_thread_was_told_after_it_went_to_another_model_is_nobodys_word(
+    compile_graph: Any, kept: Any, scripted: ScriptedModel
+) -> None:
+    """The run's settings name the one that it began with, and other runs are answered from what theirs name."""
+
+    async def asks(state: State) -> State:
+        return {"said": [(await llm.chat("one")).text]}
+
+    saver = InMemorySaver()
+    for model, mixed in ((None, False), (None, False), ("other", True), (None, True)):
+        client = LLMClient("http://model.test/v1", transport=scripted, model=model)
+        app = compile_graph(only(asks), checkpointer=saver, name="told", llm=client)
+        asyncio.run(app.ainvoke({}, CONFIG))
+        (run,) = kept(app).runs
+        assert run.settings.mixed is mixed
 
 
 async def test_what_langgraph_cannot_keep_is_no_obstacle(compile_graph: Any, kept: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,8 +15,8 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord
-from ramify.runtime.store import RunStore
+from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord, Settings
+from ramify.runtime.store import RunStore, rows
 
 # What os.fsdecode can give: any character, and the surrogates that stand for bytes that are not UTF-8.
 TEXT = st.text(st.one_of(st.characters(), st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF)), max_size=12)
@@ -74,3 +75,11 @@ def test_every_record_comes_back_as_it_was(records: Any) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(there_and_back(Path(folder) / "ramify.db"))
+
+
+def test_settings_that_an_older_ramify_does_not_know_stand_only_where_they_say_something() -> None:
+    """One that was at work in the home before reads the rows of the newer one, too."""
+    plain = Settings("copy", "http://a/v1")
+    assert set(json.loads(rows.settings_json(plain))) <= {"sandbox", "base_url", "model"}
+    unknown = Settings("copy", client_url="", mixed=True)
+    assert json.loads(rows.settings_json(unknown)) == {"sandbox": "copy", "client_url": "", "mixed": True}

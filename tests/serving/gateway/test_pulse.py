@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 
 from ramify.serving.gateway import supervisor
 from ramify.serving.gateway.app import create_gateway
+from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.pulse import hung
 from ramify.serving.gateway.replicas import Traits
 from ramify.serving.gateway.supervisor import Supervised
@@ -116,12 +117,74 @@ async def test_but_no_more() -> None:
     assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
 
 
+async def test_a_model_that_reads_the_prompt_of_a_stream_is_silent_for_as_long_as_that_may_be() -> None:
+    """On few cores, and in one that reads a prompt in one step, nobody else has a word meanwhile."""
+    speak = asyncio.Event()
+
+    async def events() -> AsyncIterator[bytes]:
+        await speak.wait()
+        yield b'data: {"choices": []}\n\n'
+        await asyncio.Event().wait()
+
+    async def reads(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/stream"):
+            return httpx.Response(200, headers={"content-type": "text/event-stream"}, content=events())
+        return await server(request)
+
+    server = Server(chain(repeat(WELL, 9), repeat(SILENT)), never)
+    upstream = Upstream("http://engine", transport=httpx.MockTransport(reads))
+    stream = upstream.stream("/stream", b"{}")
+    first = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0)
+    upstream.suspect = True
+    found = asyncio.create_task(hung(upstream, "m", BRIEF_S, 4))
+    for _ in range(5):
+        await asyncio.sleep(BRIEF_S)
+        assert not found.done() and upstream.reading == 1
+    speak.set()
+    await first
+    assert upstream.reading == 0
+    assert "its server" in await asyncio.wait_for(found, 60)
+    assert (server.questions, upstream.suspect) == (1, False)
+    await stream.aclose()
+    assert upstream.reading == 0
+
+
+async def test_but_a_stream_no_longer_than_it_may_be_silent() -> None:
+    upstream = Server(repeat(WELL), never).upstream(hang_s=3 * BRIEF_S)
+    upstream.suspect, upstream.reading = True, 1
+    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
+
+
 async def test_silence_to_a_call_is_a_reason_to_ask() -> None:
     upstream = Upstream("http://engine", transport=httpx.MockTransport(Server(repeat(SILENT))), hang_s=BRIEF_S)
     assert not upstream.suspect
     with pytest.raises(Exception, match="sent nothing"):
         await upstream.get("/health")
     assert upstream.suspect
+
+
+@pytest.mark.parametrize("queues", [False, True])
+async def test_what_waits_for_an_engine_that_was_ended_is_lost_at_once(queues: bool) -> None:
+    """Also where it has just spoken to another, and what was with a slow client then and asks for more only now."""
+    upstream = Server(repeat(WELL)).upstream(queues=queues, hang_s=3000.0)
+    upstream._speaks()
+    await upstream.aclose()
+    with pytest.raises(ApiError, match="it was ended"):
+        await asyncio.wait_for(upstream._within(never()), 60)
+
+
+async def test_an_engine_is_ended_in_the_moment_in_which_a_call_has_waited_too_long() -> None:
+    upstream = Server(repeat(WELL)).upstream(hang_s=3000.0)
+    call = asyncio.create_task(upstream._within(never()))
+    await asyncio.sleep(0)
+    (limit,) = upstream._waits
+    limit.reschedule(asyncio.get_running_loop().time())
+    await asyncio.sleep(0)
+    assert limit.expired() and not call.done()
+    await upstream.aclose()
+    with pytest.raises(ApiError, match="it was ended"):
+        await call
 
 
 class Freezes(ScriptedModel):
