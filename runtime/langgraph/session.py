@@ -190,8 +190,8 @@ class Session:
             if env is not None and "join" in env and env["run"] in invocation.calls:
                 await self._runs[RunId(env["run"])].settle(env)
             if error is None:
-                for run_id in invocation.calls:
-                    self._runs[run_id].journal.refuse_when_stopped()
+                for run in invocation.runs.values():
+                    run.journal.refuse_when_stopped()
         except Exception as failure:
             error = failure
             raise

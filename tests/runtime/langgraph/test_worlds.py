@@ -400,6 +400,14 @@ def test_close_is_final_and_may_be_repeated(compile_graph: Any) -> None:
         app.invoke({"seen": []})
 
 
+def test_an_invocation_that_ends_as_its_app_is_closed_ends_well(compile_graph: Any) -> None:
+    app = compile_graph(chain(("a", writer("a"))))
+    chunks = app.stream({"seen": []})
+    assert list(next(chunks)) == ["a"]
+    app.session.portal.wait(app.session._close())  # another thread's `close`, before it ends the portal
+    assert list(chunks) == []
+
+
 def test_an_app_that_is_dropped_leaves_no_thread_behind(home: Path, workspace: Path) -> None:
     before = set(threading.enumerate())
     app = ramify.compile(chain(("a", writer("a"))), workspace, home=home, sandbox="copy")
