@@ -17,7 +17,8 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +108,10 @@ class PastThread:
             return None
         if hasattr(self._saver, "loop"):  # it waits for its own loop, which may wait for the node that asks
             raise NotAgain(f"{type(self._saver).__name__} gives its checkpoints on its own event loop only")
-        cuts = await _in_a_thread(lambda: self._cuts(app, place))
+        try:
+            cuts = await _in_a_thread(lambda: self._cuts(app, place))
+        except NotImplementedError as error:
+            raise NotAgain(f"{type(self._saver).__name__} gives its checkpoints to async callers only") from error
         if cuts is None:
             return None
         undone = frozenset(id for _, id, _ in place.path)
@@ -117,7 +121,7 @@ class PastThread:
         again = await _again_run(run, rows, row, place)
         try:
             await _in_a_thread(lambda: self._run(app, again, shown, place.thread))
-        except (Enough, Exception) as error:
+        except (Enough, Exception, BaseExceptionGroup) as error:  # the last: of a task group of the node's code
             if again.made is None:
                 told = f"node {place.node!r} was run again, and {type(error).__name__} was raised: {error}"
                 raise NotAgain(again.refused or told) from error
@@ -169,7 +173,7 @@ class PastThread:
         options = {"durability": "sync", "context": self._context}
         with followed():
             if self._is_async:
-                asyncio.run(_drained(graph._arun(None, config, options)))
+                asyncio.run(again.drained(graph._arun(None, config, options)))
             else:
                 deque(graph._run(None, config, options), maxlen=0)
 
@@ -186,6 +190,8 @@ class AgainRun(GraphRun):
         self._wanted = _of_any_attempt(wanted.key)
         self._below = f"{place.path[-1][2]}{NS_SEP}"
         self._ways = frozenset(key for _, _, key in place.path)
+        self._driven: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
+        self._ended = False
 
     async def snapshot(self, id: str) -> Snapshot:
         """Also made again, if need be, under the lock that who wants the node's state holds."""
@@ -210,7 +216,22 @@ class AgainRun(GraphRun):
         if self.made is not None:
             raise Enough
 
+    async def drained(self, chunks: AsyncIterator[Any]) -> None:
+        """On a loop of its own, where nobody sees the chunks: until they end, or `end` is called."""
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine that runs has a task"
+        self._driven = asyncio.get_running_loop(), task
+        if not self._ended:
+            async for _ in chunks:
+                pass
+
     async def end(self) -> None:
+        """Also where who wants the node's state was cancelled: then the node is, too."""
+        self._ended = True
+        if self._driven is not None:
+            loop, task = self._driven
+            with suppress(RuntimeError):  # the loop is closed: it had ended
+                loop.call_soon_threadsafe(task.cancel)
         async with self._stack:
             self.journal.close()
             await self.worlds.close()
@@ -256,16 +277,12 @@ def _of_any_attempt(key: str) -> str:
     return _LENT.sub(r"|LEND|\1", key)
 
 
-async def _drained(chunks: Any) -> None:
-    async for _ in chunks:
-        pass
-
-
 async def _in_a_thread(work: Callable[[], Any]) -> Any:
     """In a thread of its own and a context of its own: its nodes may take long, and one may wait for another."""
     done: concurrent.futures.Future[Any] = concurrent.futures.Future()
 
     def run() -> None:
+        done.set_running_or_notify_cancel()  # who waits for it may be cancelled, and it goes on to its end
         try:
             result = work()
         except asyncio.CancelledError as error:  # of its own loop: the awaiting task was not cancelled

@@ -7,6 +7,7 @@ of the first two). What differs from a plain graph on purpose is in docs/langgra
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
@@ -39,7 +40,7 @@ from ramify.runtime.langgraph.channel import EnvChannel
 from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import InvokedWhileLoaded, LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.nested import OverWorlds, followed
-from ramify.runtime.langgraph.node import StartWrite, WorldNode, WorldWrite
+from ramify.runtime.langgraph.node import StartWrite, WorldNode, WorldWrite, user_function
 from ramify.runtime.langgraph.reading import INVOCATION
 from ramify.runtime.langgraph.reducers import placed
 from ramify.runtime.langgraph.saver import Saver
@@ -177,8 +178,7 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
 
     def past(self, config: RunnableConfig) -> PastThread | None:
         """What lost states of a thread are made again from, for who looks at it or edits it."""
-        is_async = any(isinstance(node.bound, WorldNode) and node.bound.is_async for node in self.nodes.values())
-        return self._past(ensure_config(self.config, config), None, is_async=is_async)
+        return self._past(ensure_config(self.config, config), None, is_async=_is_async(self))
 
     def _past(self, merged: RunnableConfig, context: Any, *, is_async: bool) -> PastThread | None:
         saver, thread = self._resolve_checkpointer(merged), merged[CONF].get(CONFIG_KEY_THREAD_ID)
@@ -210,6 +210,15 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
         if saver is not None and not conf:
             return config, invocation  # LangGraph says what is missing
         return patch_configurable(config, {INVOCATION: invocation}), invocation
+
+
+def _is_async(graph: Pregel[Any, Any, Any, Any]) -> bool:
+    """Whether a node of it, or of a graph that is a node of it, has code for a loop only."""
+    for node in graph.nodes.values():
+        bound = node.bound.bound if isinstance(node.bound, WorldNode) else node.bound
+        if _is_async(bound) if isinstance(bound, Pregel) else inspect.iscoroutinefunction(user_function(bound)):
+            return True
+    return False
 
 
 def _looking(graph: _Graph) -> _Graph:

@@ -7,6 +7,7 @@ it writes is kept in memory, and the thread's own checkpointer never hears of it
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,10 +33,22 @@ from langgraph.checkpoint.base import (
     PendingWrite,
     get_checkpoint_id,
 )
+from langgraph.errors import GraphInterrupt
 
 from ramify.runtime.langgraph.env import ENV
 
 _HOW_IT_ENDED = frozenset({ERROR, ERROR_SOURCE_NODE, INTERRUPT, RESUME})
+_FAILED = "failed"
+
+
+def as_it_ended(writes: deque[tuple[str, Any]]) -> None:
+    """Of a call of a `@task`, as `Rewound` shows it: one that failed is run again, as far as it may be, and one that
+    asked asks still. Else its caller would be told that it had returned None."""
+    if [channel for channel, _ in writes] != [NO_WRITES]:
+        return
+    _, how = writes.pop()
+    if how != _FAILED:
+        writes.append((ERROR, GraphInterrupt()))
 
 
 def written_on(
@@ -108,9 +121,12 @@ class Rewound(BaseCheckpointSaver[Any]):
         return {**conf, CONFIG_KEY_THREAD_ID: self._shown_as}
 
     def _writes(self, writes: Sequence[PendingWrite]) -> list[PendingWrite]:
-        """Of what is undone its answers only; of the others what they wrote, which is at least that they are done."""
-        kept, done = list[PendingWrite](), set[str]()
+        """Of what is undone its answers only; of the others what they wrote, which is at least that they are done.
+        A `@task` is not, for its caller: `as_it_ended`."""
+        kept, done, failed = list[PendingWrite](), set[str](), set[str]()
         for task, channel, value in writes:
+            if channel == ERROR:
+                failed.add(task)
             if task in self._undone:
                 if channel == RESUME or (self._handled and channel in (ERROR, ERROR_SOURCE_NODE)):
                     kept.append((task, channel, value))
@@ -118,7 +134,7 @@ class Rewound(BaseCheckpointSaver[Any]):
                 done.add(task)
                 kept.append((task, channel, value))
         left = {task for task, _, _ in writes} - done - self._undone
-        return [*kept, *((task, NO_WRITES, None) for task in sorted(left))]
+        return [*kept, *((task, NO_WRITES, _FAILED if task in failed else None) for task in sorted(left))]
 
     def list(
         self,

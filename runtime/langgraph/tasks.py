@@ -23,6 +23,7 @@ from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.lending import Later, Loan
 from ramify.runtime.langgraph.reading import scheduler
+from ramify.runtime.langgraph.rewound import as_it_ended
 from ramify.runtime.langgraph.thread import Position, Superstep, Task
 from ramify.runtime.worlds import Branch
 
@@ -131,6 +132,8 @@ class Calls:
         def accepted(pushed: PregelExecutableTask | None) -> PregelExecutableTask | None:
             if pushed is not None:
                 conf = pushed.config[CONF]
+                if self._caller.run.again is not None:
+                    as_it_ended(pushed.writes)
                 call.name = pushed.name
                 call.key = f"{conf.get(CONFIG_KEY_THREAD_ID) or ''}|{conf[CONFIG_KEY_CHECKPOINT_NS]}"
                 object.__setattr__(pushed, "proc", self._over_world(pushed, call))  # it is frozen, and LangGraph's
@@ -204,6 +207,8 @@ def _chained(made: Any, take: Callable[[], None]) -> Any:
             chained.cancel()
         elif (error := done.exception()) is not None:
             chained.set_exception(error)
+            if not isinstance(error, Exception):
+                chained.exception()  # it ends the node: asyncio need not say that nobody took it
         else:
             chained.set_result(done.result())
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import operator
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -24,6 +28,7 @@ from ramify.runtime.collect import Marks, collect
 from ramify.runtime.costs import regrets
 from ramify.runtime.events import Event, Level, Recovered
 from ramify.runtime.langgraph.errors import StateGone
+from ramify.runtime.langgraph.session import Invocation
 from ramify.runtime.pins import Pins
 from ramify.runtime.store import RunStore
 from ramify.serving.testing import ScriptedModel
@@ -487,6 +492,127 @@ async def test_a_collection_keeps_what_was_made_again(compile_graph: Any, saver:
     assert b"b? after" in ramify.graph.read(later, before(later, "c").config, "b")
 
 
+async def test_a_task_that_failed_fails_again_for_its_caller(compile_graph: Any, saver: Any, home: Path) -> None:
+    """Its caller went on without it; told that it had returned, it would go another way."""
+
+    @task
+    async def fails(sandbox: Sandbox) -> str:
+        LOG.append("fails")
+        raise ValueError("it fails")
+
+    @entrypoint()
+    async def flow(name: str, *, previous: Any = None) -> list[str]:
+        found: Any = current_sandbox()
+        if previous is not None:
+            return sorted(path.name for path in found.path.iterdir())
+        try:
+            told = await fails()
+        except ValueError:
+            told = "failed"
+        LOG.append(f"it {told}")
+        (found.path / name).write_text(told)
+        return []
+
+    app = compile_graph(flow, checkpointer=saver)
+    await app.ainvoke("x", CONFIG)
+    known = states(app)
+    app.close()
+    lose(home, known[-1])
+    LOG.clear()
+    assert await compile_graph(flow, checkpointer=saver).ainvoke("y", CONFIG) == ["hello.txt", "x"]
+    assert LOG == ["fails", "it failed"]
+
+
+async def test_a_task_that_asks_has_no_answer_for_its_caller(
+    compile_graph: Any, saver: Any, home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    @task
+    async def make(name: str, sandbox: Sandbox) -> str:
+        LOG.append(name)
+        (sandbox.path / name).write_text(name)
+        return name
+
+    @task
+    async def ask() -> str:
+        return str(interrupt("go on?"))
+
+    @entrypoint()
+    async def flow(name: str) -> str:
+        made = make(name)
+        LOG.append(f"answered {await ask()}")
+        return await made
+
+    app = compile_graph(flow, checkpointer=saver)
+    await app.ainvoke("x", CONFIG)
+    lost, run = states(app)[-1], app.session.last_run_id
+    app.close()
+    lose(home, lost)
+    LOG.clear()
+    again = compile_graph(flow, checkpointer=saver)
+    await asyncio.to_thread(again.session.portal.wait, state_again(again, run, lost))
+    gc.collect()
+    assert LOG == ["x"]
+    assert "never retrieved" not in caplog.text
+
+
+async def state_again(app: Any, run: Any, lost: str) -> None:
+    asking = Invocation(None, addressed=True, past=app.past(CONFIG))
+    await (await app.session._enter(asking, run)).snapshot(lost)
+    await app.session.end(asking, None)
+
+
+async def test_a_graph_that_a_task_group_runs_is_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+    inner = StateGraph(State).add_sequence([("i", maker("i"))]).add_edge(START, "i").compile()
+
+    async def call(state: State, sandbox: Sandbox) -> State:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(inner.ainvoke({"said": []}))
+        return {"said": ["call"]}
+
+    graph = StateGraph(State).add_sequence([("call", call), ("look", look)]).add_edge(START, "call")
+    app = compile_graph(graph, checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    lose(home, *known[1:])
+    LOG.clear()
+    seen = (await compile_graph(graph, checkpointer=saver).ainvoke(None, CONFIG))["seen"]
+    assert [line.split(":")[0] for line in seen] == ["hello.txt", "i"]
+    assert LOG == ["i"]
+
+
+async def test_who_is_cancelled_cancels_the_node_that_is_run_again(
+    compile_graph: Any, saver: Any, home: Path
+) -> None:
+    waits = False
+    begun, ended = threading.Event(), threading.Event()
+
+    async def slow(state: State, sandbox: Sandbox) -> State:
+        (sandbox.path / "slow").write_text("slow")
+        if waits:
+            begun.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.set()
+        return {}
+
+    graph = StateGraph(State).add_sequence([("slow", slow), ("look", look)]).add_edge(START, "slow")
+    app = compile_graph(graph, checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    lose(home, known[-1])
+    waits = True
+    again = compile_graph(graph, checkpointer=saver)
+    asking = asyncio.create_task(again.ainvoke(None, CONFIG))
+    await asyncio.to_thread(begun.wait)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await asyncio.to_thread(ended.wait, 60), "the node goes on, and nobody wants it"
+    waits = False
+    assert "slow: slow" in (await again.ainvoke(None, CONFIG))["seen"]
+
+
 async def test_a_thread_is_edited_where_its_files_are_lost(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
@@ -496,6 +622,20 @@ async def test_a_thread_is_edited_where_its_files_are_lost(compile_graph: Any, s
     ramify.graph.edit(again, CONFIG, lambda sandbox: (sandbox.path / "mine").write_text("mine"))
     seen = (await again.ainvoke(None, CONFIG))["seen"]
     assert [line.split(":")[0] for line in seen] == ["a", "b", "c", "hello.txt", "mine"]
+
+
+async def test_a_thread_of_async_graphs_in_nodes_is_edited(compile_graph: Any, saver: Any, home: Path) -> None:
+    """Whoever edits says nothing of how the thread's nodes are to be run."""
+    inner = StateGraph(State).add_sequence([("i", maker("i"))]).add_edge(START, "i").compile()
+    graph = StateGraph(State).add_sequence([("inner", inner), ("next", inner)]).add_edge(START, "inner")
+    app = compile_graph(graph, checkpointer=saver)
+    await app.ainvoke({"said": []}, CONFIG, interrupt_before=["next"])
+    known = states(app)
+    app.close()
+    lose(home, *known[1:])
+    again = compile_graph(graph, checkpointer=saver)
+    edited = ramify.graph.edit(again, CONFIG, lambda sandbox: (sandbox.path / "mine").write_text("mine"))
+    assert ramify.graph.read(again, edited, "i") == b"said i? after ['hello.txt']"
 
 
 # What is refused
@@ -607,6 +747,43 @@ async def test_a_checkpointer_that_is_bound_to_a_loop_is_not_asked(compile_graph
     app = compile_graph(line(), checkpointer=Bound())
     lose(home, (await stopped(app))[-1])
     assert "Bound gives its checkpoints on its own event loop only" in await gone(app)
+
+
+async def test_a_checkpointer_for_async_callers_only_is_named(compile_graph: Any, home: Path) -> None:
+    class AsyncOnly(InMemorySaver):
+        def list(self, *args: Any, **options: Any) -> Any:
+            raise NotImplementedError
+
+    app = compile_graph(line(), checkpointer=AsyncOnly())
+    lose(home, (await stopped(app))[-1])
+    assert "AsyncOnly gives its checkpoints to async callers only" in await gone(app)
+
+
+async def test_a_task_that_failed_and_may_not_be_run_again_is_refused(
+    compile_graph: Any, saver: Any, home: Path
+) -> None:
+    @task
+    async def fails() -> None:
+        LOG.append("fails")
+        raise ValueError("it fails")
+
+    @entrypoint()
+    async def flow(name: str) -> None:
+        with suppress(ValueError):
+            await fails()
+            LOG.append("it returned")
+        found: Any = current_sandbox()
+        (found.path / name).write_text(name)
+
+    app = compile_graph(flow, checkpointer=saver)
+    await app.ainvoke("x", CONFIG)
+    known = states(app)
+    app.close()
+    lose(home, known[-1])
+    LOG.clear()
+    with pytest.raises(StateGone, match="node 'fails' would have to be done again, and what it does outside"):
+        await compile_graph(flow, checkpointer=saver).ainvoke("y", CONFIG)
+    assert LOG == []
 
 
 # Which level of recovery it was
