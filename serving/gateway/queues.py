@@ -48,13 +48,14 @@ class ReplicaQueues(Admission):
         self._power = PowerOfK(k, seed)
         self._dummies: dict[RequestId, _Dummies] = {}
         self._wakes: dict[int, float | None] = {}
+        self._displaced: list[RequestId] = []  # by any policy, in this decision
 
     def observe(self, done: Finished) -> None:
         self._policies[done.view.replica].observe(done)
 
     def _perform(self, now: float) -> float | None:
         """Until no replica has room for a call that it would let in: one whose offer was not taken is asked again."""
-        self._wakes = {}
+        self._wakes, self._displaced = {}, []
         self._line_up(now)
         ask = {one.index for one in self._replicas.all}
         while ask:
@@ -63,6 +64,7 @@ class ReplicaQueues(Admission):
                 for id_ in self._let_in(one, now) if one.index in ask else ():
                     offers.setdefault(id_, []).append(one)
             ask = self._place(offers, now) | self._line_up(now)
+        self._make_way()
         return min((at for at in self._wakes.values() if at is not None), default=None)
 
     def _line_up(self, now: float) -> set[int]:
@@ -115,9 +117,17 @@ class ReplicaQueues(Admission):
             else:
                 mine.at.discard(one.index)
                 mine.refused[one.index] = refusal
-        self._interrupt(verdict.preempt)
+        self._displaced += verdict.preempt
         room = one.free if one.upstream is not None else 0
         return verdict.admit[:room]
+
+    def _make_way(self) -> None:
+        """Have those leave whom a policy displaced, no more than there are calls without a place by now: one that
+        stands in K queues is a reason to displace in each."""
+        for id_ in self._displaced:
+            if len(self._leaving) >= len(self._dummies):
+                return
+            self._interrupt((id_,))
 
     def _place(self, offers: dict[RequestId, list[Replica]], now: float) -> set[int]:
         """Each call in the best of its offers, its other dummies removed. Returns whose offers were not taken."""

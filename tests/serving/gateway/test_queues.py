@@ -19,7 +19,7 @@ from ramify.serving.policy.calm import Calm
 from ramify.serving.policy.edf import EarliestDeadlineFirst
 from ramify.serving.policy.types import Finished, Policy, Refusal, RequestId, Verdict, View
 from ramify.serving.testing import Fault, ScriptedModel
-from tests.serving.gateway.test_admission import Scripted, Seeker
+from tests.serving.gateway.test_admission import Displaces, Scripted, Seeker
 from tests.serving.gateway.test_admission import replica as bare
 from tests.serving.gateway.test_replicas import MESSAGES, client_of, ms, replica
 
@@ -58,7 +58,7 @@ class Room:
     """Calls that wait in a task of their own, and stay inside until they are told to go."""
 
     def __init__(self, door: ReplicaQueues) -> None:
-        self._door = door
+        self.door = door
         self.replicas = door._replicas.all
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._go: dict[int, asyncio.Event] = {}
@@ -69,7 +69,7 @@ class Room:
         prepare(call)
 
         async def stay() -> None:
-            async with self._door.slot(call) as where:
+            async with self.door.slot(call) as where:
                 self.at[id_] = where.index
                 await go.wait()
 
@@ -215,6 +215,20 @@ async def test_a_policy_interrupts_what_runs_on_its_own_replica_only() -> None:
     assert [type(why) for why in victim.why] == [Preempted]
     await room.leave(victim.view().id)
     assert room.at[2] == victim.seen.replica
+
+
+@pytest.mark.parametrize(("free", "leave"), [(0, 1), (1, 0)])
+async def test_a_call_in_k_queues_displaces_one_other_and_none_where_it_has_a_place(free: int, leave: int) -> None:
+    both = [bare(0, can_resume=True), bare(1, can_resume=True)]
+    room = Room(queues([Displaces(), Displaces()], *both))
+    calls = [await room.ask(0), await room.ask(1)]
+    assert set(room.at) == {0, 1}
+    both[1].slots += free
+    await room.ask(9)
+    for _ in range(3):
+        room.door.decide()
+    assert sum(len(call.why) for call in calls) == leave
+    assert room.at.get(9) == (1 if free else None)
 
 
 async def test_what_a_replica_did_teaches_its_own_policy() -> None:
