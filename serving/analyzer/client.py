@@ -27,6 +27,7 @@ from ramify.serving.analyzer.types import Ask, Basis, Ended, Forecast
 from ramify.serving.sketch import LengthSketch
 
 _REMEMBERED = 8_192  # last sketches
+_ASKED_S = 5.0  # who asks for a history has no call that waits for it
 _UNSENT = 1_024  # reports kept while the analyzer is away; the oldest go first
 
 
@@ -70,14 +71,14 @@ class AnalyzerClient:
         """What is still to come of a compound request whose `stages` are done; None without history, or while the
         analyzer is away."""
         try:
-            return await self._match(compound, app, stages)
+            return await self._match(compound, app, stages, self._patience_s)
         except (AnalyzerDown, BadFrame):
             return None
 
     async def expected(self, app: str) -> Estimates | None:
         """What the compound requests of an application are like; None without history. Raises AnalyzerDown or
         BadFrame: who asks for this alone wants to know that nobody answered."""
-        return await self._match("", app, ())
+        return await self._match("", app, (), _ASKED_S)
 
     def observe(self, ended: Ended) -> None:
         """Let the analyzer learn from a call that ended. Returns at once."""
@@ -124,15 +125,18 @@ class AnalyzerClient:
         while self._unsent and not writer.is_closing():
             writer.write(self._unsent.popleft())
 
-    async def _match(self, compound: str, app: str, stages: Sequence[Sequence[Node]]) -> Estimates | None:
+    async def _match(
+        self, compound: str, app: str, stages: Sequence[Sequence[Node]], patience_s: float
+    ) -> Estimates | None:
         message = {"op": "match", "app": app, "compound": compound, "stages": stages_to_json(stages)}
-        found = (await self._request(message)).get("estimates")
+        found = (await self._request(message, patience_s)).get("estimates")
         return None if found is None else estimates_from_json(found)
 
-    async def _request(self, message: Json) -> Json:
+    async def _request(self, message: Json, patience_s: float | None = None) -> Json:
         """Raises AnalyzerDown."""
+        patience_s = self._patience_s if patience_s is None else patience_s
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(patience_s):
                 writer = await self._connection()
                 self._last_id += 1
                 number = self._last_id
@@ -144,7 +148,7 @@ class AnalyzerClient:
                 finally:
                     self._waiting.pop(number, None)
         except TimeoutError as error:
-            raise AnalyzerDown(f"no answer from {self._socket} within {self._patience_s} s") from error
+            raise AnalyzerDown(f"no answer from {self._socket} within {patience_s} s") from error
 
     async def _connection(self) -> asyncio.StreamWriter:
         """Raises AnalyzerDown; does not try again before `retry_s` have passed."""

@@ -139,6 +139,14 @@ async def test_without_an_analyzer_there_are_bounds_all_the_same(folder: Path) -
     await client.aclose()
 
 
+async def test_a_history_is_waited_for_longer_than_a_call_waits(analyzer: Supervisor) -> None:
+    client = AnalyzerClient(analyzer.socket, patience_s=0.0, retry_s=0.0)
+    with pytest.raises(AnalyzerDown):
+        await client.stats()
+    assert await client.expected("nobody's") is None
+    await client.aclose()
+
+
 async def test_one_that_does_not_answer_is_not_waited_for(folder: Path) -> None:
     async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
