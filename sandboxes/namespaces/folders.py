@@ -82,7 +82,7 @@ class Folders:
                 await to_the_end(self._clear(self._spent.pop()))
             elif len(self._ready) < STOCK:
                 await to_the_end(self._add())
-            elif self._again and len(self._standing) < TREES:
+            elif self._again and len(self._standing) < TREES and self._stack == _identity(self._lowers) != ():
                 await to_the_end(self._plant(self._ready.pop()))
             else:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
@@ -18,6 +19,7 @@ HANG_S = 120.0
 WHOLE_S = 600.0  # then OpenAI's own clients leave, unless told otherwise
 _CONNECT_S = 10.0
 _HEALTH_S = 5.0  # less, so that a connection that is slow to be made is no dead engine
+_OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 _JSON = {"content-type": "application/json"}
 _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
 
@@ -91,8 +93,8 @@ class Upstream:
                     return (await self._http.send(request)).status_code not in (500, 503)
             except TimeoutError:
                 return True
-            except httpx.ConnectError:
-                return False
+            except httpx.ConnectError as error:
+                return _for_want_of_our_own(error)
             except httpx.RequestError:
                 continue
             except RuntimeError:
@@ -107,8 +109,10 @@ class Upstream:
         try:
             async with asyncio.timeout(within_s):
                 return (await self._http.send(request)).status_code not in (500, 503)
-        except (TimeoutError, httpx.RequestError):
+        except TimeoutError:
             return False
+        except httpx.RequestError as error:
+            return _for_want_of_our_own(error)
 
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
@@ -258,6 +262,11 @@ def _transport(*, trust_env: bool) -> httpx.AsyncBaseTransport:
     from ramify.serving.gateway.transport import AiohttpTransport
 
     return AiohttpTransport(connect_s=_CONNECT_S, trust_env=trust_env)
+
+
+def _for_want_of_our_own(error: httpx.RequestError) -> bool:
+    """Nobody could be asked, since this machine had no descriptor, port or memory left: that says nothing of whom."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OUR_OWN
 
 
 async def _next(events: AsyncGenerator[list[sse.Event], None]) -> list[sse.Event] | None:

@@ -88,6 +88,22 @@ async def test_a_layer_that_was_made_anew_is_mounted_anew(
     assert sorted(path.name for path in world.path.iterdir()) == before
 
 
+async def test_no_tree_is_made_ahead_over_a_layer_that_has_changed_since(
+    namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
+) -> None:
+    for _ in range(2):
+        await (await namespaces.materialise(base, spec)).close()
+    assert await ready(namespaces) == TREES
+    await asyncio.gather(*(world.close() for world in await namespaces.fork(base, spec, TREES)))
+    (layer,) = store.lower_dirs(base)
+    await asyncio.to_thread(shutil.copytree, layer, layer.with_name("again"), symlinks=True)
+    namespaces._folders.take([layer], len(namespaces._folders._standing))  # none stands, and more are wanted
+    shutil.rmtree(layer)
+    layer.with_name("again").rename(layer)
+    async with asyncio.timeout(60):  # it was mounted and let go without end
+        assert await ready(namespaces) == 0
+
+
 async def test_a_tree_that_cannot_be_mounted_ahead_is_nobodys_error(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
 ) -> None:

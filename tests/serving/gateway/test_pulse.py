@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any
@@ -185,6 +187,17 @@ async def test_an_engine_is_ended_in_the_moment_in_which_a_call_has_waited_too_l
     await upstream.aclose()
     with pytest.raises(ApiError, match="it was ended"):
         await call
+
+
+@pytest.mark.parametrize(("want", "dead"), [(errno.EMFILE, False), (errno.ENFILE, False), (errno.ECONNREFUSED, True)])
+async def test_an_engine_that_cannot_be_asked_for_want_of_descriptors_is_not_dead(want: int, dead: bool) -> None:
+    """A gateway with thousands of streams would end all its engines, and every stream with them."""
+
+    def starved(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("no connection") from OSError(want, os.strerror(want))
+
+    upstream = Upstream("http://engine", transport=httpx.MockTransport(starved))
+    assert [await upstream.answers(60), await upstream.lives()] == [not dead, not dead]
 
 
 class Freezes(ScriptedModel):
