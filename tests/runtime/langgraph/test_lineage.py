@@ -628,9 +628,7 @@ async def test_the_checkpoints_of_a_long_thread_are_read_once(compile_graph: Any
     assert (LOG, counted.listed) == (["a", "b", "c"], 1)
 
 
-async def test_damaged_bytes_are_made_again_once_they_are_found(
-    compile_graph: Any, saver: Any, home: Path
-) -> None:
+async def test_damaged_bytes_are_made_again_once_they_are_found(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
     app.close()
