@@ -101,6 +101,7 @@ class PastThread:
         self._config = config
         self._context = context
         self._is_async = is_async
+        self._ran: dict[str, dict[str, list[str]]] = {}  # by namespace: what `written_on` said
 
     async def node_again(self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord) -> SnapshotId | None:
         place, app = Place.of(_LENT.sub("", row.key)), self._app()
@@ -136,16 +137,22 @@ class PastThread:
         cuts = dict[str, str]()
         caller = ""
         for namespace, id, _ in place.path:
-            found = written_on(self._saver, self._thread, namespace, id)
-            if found is None and caller in cuts:  # a @task is of its caller's graph
-                found = written_on(self._saver, self._thread, caller, id, at=cuts[caller])
-                namespace = namespace if found is None else caller
+            found = next(iter(self._ran_on(namespace, id)), None)
+            if found is None and cuts.get(caller) in self._ran_on(caller, id):  # a @task is of its caller's graph
+                namespace, found = caller, cuts[caller]
             if found is None:
                 found = self._begun(app, namespace, id)
             if found is None:
                 return None
             caller, cuts[namespace] = namespace, found
         return cuts
+
+    def _ran_on(self, namespace: str, id: str) -> list[str]:
+        """The checkpoints that hold writes of a task. All are read for the first that is asked for, and again for one
+        that was not there by then: a thread may be long, and much of it lost."""
+        if id not in self._ran.get(namespace, ()):
+            self._ran[namespace] = written_on(self._saver, self._thread, namespace)
+        return self._ran[namespace].get(id, [])
 
     def _begun(self, app: WorldApp, namespace: str, id: str) -> str | None:
         """The newest checkpoint of a graph, where a task of it may have been running when its process ended."""

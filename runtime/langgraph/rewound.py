@@ -51,15 +51,13 @@ def as_it_ended(writes: deque[tuple[str, Any]]) -> None:
         writes.append((ERROR, GraphInterrupt()))
 
 
-def written_on(
-    saver: BaseCheckpointSaver[Any], thread: str, namespace: str, task: str, *, at: str | None = None
-) -> str | None:
-    """The id of the checkpoint that holds writes of a task: it ran on that. `at`: of no other."""
-    for saved in list(saver.list(_config(thread, namespace))):
-        id = saved.checkpoint["id"]
-        if at in (None, id) and any(write[0] == task for write in saved.pending_writes or ()):
-            return str(id)
-    return None
+def written_on(saver: BaseCheckpointSaver[Any], thread: str, namespace: str) -> dict[str, list[str]]:
+    """By the task, the ids of the checkpoints that hold writes of it, the newest first: it ran on these."""
+    found: dict[str, list[str]] = {}
+    for saved in saver.list(_config(thread, namespace)):
+        for task in {write[0] for write in saved.pending_writes or ()}:
+            found.setdefault(task, []).append(str(saved.checkpoint["id"]))
+    return found
 
 
 def newest_of(saver: BaseCheckpointSaver[Any], thread: str, namespace: str) -> str | None:

@@ -613,6 +613,34 @@ async def test_who_is_cancelled_cancels_the_node_that_is_run_again(
     assert "slow: slow" in (await again.ainvoke(None, CONFIG))["seen"]
 
 
+async def test_the_checkpoints_of_a_long_thread_are_read_once(compile_graph: Any, home: Path) -> None:
+    class Counted(InMemorySaver):
+        listed = 0
+
+        def list(self, *args: Any, **options: Any) -> Any:
+            self.listed += 1
+            return super().list(*args, **options)
+
+    app = compile_graph(line(), checkpointer=(counted := Counted()))
+    lose(home, *(await stopped(app))[1:])
+    LOG.clear()
+    await app.ainvoke(None, CONFIG)
+    assert (LOG, counted.listed) == (["a", "b", "c"], 1)
+
+
+async def test_damaged_bytes_are_made_again_once_they_are_found(compile_graph: Any, saver: Any, home: Path) -> None:
+    app = compile_graph(line(), checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    store = SnapshotStore(paths.snapshots(home))
+    (damaged,) = [top / "c" for top in store.lower_dirs(store.get(known[-1])) if (top / "c").exists()]
+    damaged.chmod(0o600)
+    damaged.write_text("damaged")
+    assert store.fsck(repair=True).lost == (known[-1],)
+    seen = (await compile_graph(line(), checkpointer=saver).ainvoke(None, CONFIG))["seen"]
+    assert "c: said c? after ['a', 'b', 'hello.txt']" in seen
+
+
 async def test_a_thread_is_edited_where_its_files_are_lost(compile_graph: Any, saver: Any, home: Path) -> None:
     app = compile_graph(line(), checkpointer=saver)
     known = await stopped(app)
