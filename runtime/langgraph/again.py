@@ -179,7 +179,7 @@ class PastThread:
             config[CONF].pop(name, None)
         options = {"durability": "sync", "context": self._context}
         with followed():
-            if self._is_async:
+            if self._is_async or app.has_async_nodes:
                 asyncio.run(again.drained(graph._arun(None, config, options)))
             else:
                 deque(graph._run(None, config, options), maxlen=0)

@@ -178,7 +178,12 @@ class WorldApp(OverWorlds, Pregel[Any, Any, Any, Any]):
 
     def past(self, config: RunnableConfig) -> PastThread | None:
         """What lost states of a thread are made again from, for who looks at it or edits it."""
-        return self._past(ensure_config(self.config, config), None, is_async=_is_async(self))
+        return self._past(ensure_config(self.config, config), None, is_async=False)
+
+    @property
+    def has_async_nodes(self) -> bool:
+        """Whether the code of one of its nodes runs on a loop only; a thread may go on where its past could not."""
+        return _is_async(self)
 
     def _past(self, merged: RunnableConfig, context: Any, *, is_async: bool) -> PastThread | None:
         saver, thread = self._resolve_checkpointer(merged), merged[CONF].get(CONFIG_KEY_THREAD_ID)

@@ -69,6 +69,8 @@ class Lineage:
             return await asyncio.to_thread(self._mountable, id)
         except LOST as error:
             why = str(error)
+        if (found := await self._there(id)) is not None:  # asked by a node that is run again, under the lock
+            return found
         async with self._lock:
             if (found := await self._there(id)) is not None:
                 return found

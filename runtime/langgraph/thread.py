@@ -312,6 +312,8 @@ class GraphRun:
 
     async def settle(self, env: Env) -> Position:
         """The position that the channel's value means; what it leaves to be merged is merged now."""
+        if (joined := await self._joined(env)) is not None:  # a node may ask while it is run again, and the lock held
+            return joined
         async with self._lock:
             return await self._settle(env)
 
@@ -374,15 +376,19 @@ class GraphRun:
         return place
 
     async def _settle(self, env: Env) -> Position:
-        branch = BranchPath(env["branch"])
-        if "join" in env:  # joined already: what they stood on is not looked at
-            row = self.journal.served(f"{join_key(env)}|RELEASE")
-            if row is not None and row.snapshot_out is not None:
-                snapshot = await self.snapshot(row.snapshot_out)
-                return Position(branch, row.key, snapshot, CheckpointId(row.attrs["checkpoint"]))
-        snapshot = await self.snapshot(env["snapshot"])
+        if (joined := await self._joined(env)) is not None:
+            return joined
+        branch, snapshot = BranchPath(env["branch"]), await self.snapshot(env["snapshot"])
         here = Position(branch, env["at"], snapshot, CheckpointId(env["checkpoint"]), env.get("unsealed", False))
         return await self._join(here, join_key(env), env["join"]) if "join" in env else here
+
+    async def _joined(self, env: Env) -> Position | None:
+        """Where its tasks were joined already: what they stood on is not looked at."""
+        row = self.journal.served(f"{join_key(env)}|RELEASE") if "join" in env else None
+        if row is None or row.snapshot_out is None:
+            return None
+        snapshot = await self.snapshot(row.snapshot_out)
+        return Position(BranchPath(env["branch"]), row.key, snapshot, CheckpointId(row.attrs["checkpoint"]))
 
     async def _join(self, here: Position, key: str, children: list[list[str]]) -> Position:
         """Merge the tasks of a superstep, in the order of their paths, and release their branches."""

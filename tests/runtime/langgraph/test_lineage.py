@@ -21,7 +21,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 import ramify
 import ramify.graph
-from ramify import Sandbox, current_sandbox, llm, paths, step
+from ramify import Sandbox, SyncSandbox, current_sandbox, llm, paths, step
 from ramify.fork_engine import crash
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.collect import Marks, collect
@@ -650,6 +650,36 @@ async def test_a_thread_is_edited_where_its_files_are_lost(compile_graph: Any, s
     ramify.graph.edit(again, CONFIG, lambda sandbox: (sandbox.path / "mine").write_text("mine"))
     seen = (await again.ainvoke(None, CONFIG))["seen"]
     assert [line.split(":")[0] for line in seen] == ["a", "b", "c", "hello.txt", "mine"]
+
+
+async def test_a_node_that_reads_its_threads_past_is_made_again(compile_graph: Any, saver: Any, home: Path) -> None:
+    """The past was joined, and is lost, too."""
+
+    async def z(state: State, sandbox: Sandbox) -> State:
+        config = (await asyncio.to_thread(before, app, "z")).config
+        (sandbox.path / "z").write_bytes(await asyncio.to_thread(ramify.graph.read, app, config, "l"))
+        return {"said": ["z"]}
+
+    app: Any = None
+    graph = sides().add_node("z", z).add_edge(["l", "m", "r"], "z").add_edge("z", "look")
+    app = compile_graph(graph, checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    lose(home, *known[1:])
+    app = compile_graph(graph, checkpointer=saver)
+    assert "z: said l? after ['a', 'hello.txt']" in (await app.ainvoke(None, CONFIG))["seen"]
+
+
+def test_a_thread_whose_past_was_async_goes_on_without_a_loop(compile_graph: Any, saver: Any, home: Path) -> None:
+    def see(state: State, sandbox: SyncSandbox) -> State:
+        return {"seen": sorted(path.name for path in sandbox.path.iterdir())}
+
+    graph = StateGraph(State).add_sequence([("a", maker("a")), ("look", see)]).add_edge(START, "a")
+    app = compile_graph(graph, checkpointer=saver)
+    known = asyncio.run(stopped(app))
+    app.close()
+    lose(home, known[-1])
+    assert compile_graph(graph, checkpointer=saver).invoke(None, CONFIG)["seen"] == ["a", "hello.txt"]
 
 
 async def test_a_thread_of_async_graphs_in_nodes_is_edited(compile_graph: Any, saver: Any, home: Path) -> None:
