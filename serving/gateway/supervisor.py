@@ -59,6 +59,7 @@ class Supervised:
     async def __aenter__(self) -> Self:
         engine = await self._start()
         self._watch = asyncio.create_task(self._keep(engine))
+        self._watch.add_done_callback(self._unwatched)
         return self
 
     async def __aexit__(
@@ -68,6 +69,11 @@ class Supervised:
             self._watch.cancel()
             await asyncio.gather(self._watch, return_exceptions=True)
         await self._end()
+
+    def _unwatched(self, watch: asyncio.Task[None]) -> None:
+        """A fault of ours: without a word of it an engine that dies later would stay away for no reason told."""
+        if not watch.cancelled() and (fault := watch.exception()) is not None:
+            log("engine_unwatched", level=logging.ERROR, replica=self.replica.index, problem=repr(fault))
 
     async def _start(self) -> Engine:
         engine = await self._life.enter_async_context(self._make())
@@ -88,9 +94,11 @@ class Supervised:
         self.replica.upstream = None
         upstream, self._upstream = self._upstream, None
         life, self._life = self._life, AsyncExitStack()
-        if upstream is not None:
-            await upstream.aclose()
-        await life.aclose()
+        try:
+            if upstream is not None:
+                await upstream.aclose()
+        finally:
+            await life.aclose()
 
     async def _comes_back(self) -> bool:
         """A call was lost in it: is this life over, so that another one follows? A server may live on for a while

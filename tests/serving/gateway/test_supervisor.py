@@ -100,3 +100,19 @@ async def test_one_that_never_starts_is_an_error() -> None:
     with pytest.raises(EngineFailed, match="did not start"):
         async with Supervised(0, lambda: Mortal([], stillborn=True), Traits()):
             pytest.fail("it runs")
+
+
+async def test_a_fault_of_the_watch_itself_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    lives: list[Mortal] = []
+
+    def restarted(_: int) -> None:
+        raise ZeroDivisionError("a fault")
+
+    async with Supervised(3, lambda: Mortal(lives), Traits(), restarted=restarted) as one:
+        lives[0].died.set()
+        assert one._watch is not None
+        await asyncio.wait({one._watch}, timeout=20)
+        assert lives[0].left
+        await asyncio.sleep(0)
+        (told,) = [record for record in caplog.records if record.getMessage() == "engine_unwatched"]
+        assert told.__dict__["fields"] == {"replica": 3, "problem": "ZeroDivisionError('a fault')"}
