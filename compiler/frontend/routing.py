@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from ramify.compiler.frontend.resolve import plain_function
+from ramify.compiler.frontend.sources import closed_over
 from ramify.compiler.spec import Machine, Spec
 
 _ROUTING = frozenset({"Command", "Send"})
@@ -37,6 +37,16 @@ def _routes(function: Callable[..., Any] | None) -> bool:
     """Whether it, or another function of Python that it calls, may name the next node."""
     if function is None:
         return True
-    names = function.__code__.co_names
-    outer = {**function.__globals__, **inspect.getclosurevars(function).nonlocals}
+    closed = closed_over(function)
+    if closed.keys() != set(function.__code__.co_freevars):  # one is bound later, to nobody knows what
+        return True
+    names, outer = set(_names(function.__code__)), {**function.__globals__, **closed}
     return not _ROUTING.isdisjoint(names) or any(isinstance(outer.get(name), FunctionType) for name in names)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """What it and the comprehensions and functions in it take from outside of it."""
+    yield from (*code.co_names, *code.co_freevars)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _names(const)

@@ -88,7 +88,7 @@ class Sources:
         """The same of a function itself, and not of the one that it wraps."""
         code = plain.__code__
         node = self._find(plain, code)
-        outer = {**plain.__globals__, **_closure(plain)}
+        outer = {**plain.__globals__, **closed_over(plain)}
         return Function(plain.__qualname__, plain.__module__ or "", code.co_filename, node, outer)
 
     def tree(self, path: str, module_globals: dict[str, Any] | None = None) -> ast.Module:
@@ -140,7 +140,8 @@ def _first_line(node: Definition) -> int:
     return decorators[0].lineno if decorators else node.lineno
 
 
-def _closure(function: FunctionType) -> dict[str, object]:
+def closed_over(function: Callable[..., Any]) -> dict[str, object]:
+    """The names of the functions around it that are bound by now, and their values."""
     found = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:

@@ -55,6 +55,24 @@ def test_a_node_that_only_a_command_may_lead_to_is_not_refused() -> None:
     assert compiled(graph_of(first=jump, far=node)).plan.op("run.far").step == "far"
 
 
+def test_a_node_that_a_function_in_a_closure_may_lead_to_is_not_refused() -> None:
+    def go(state: State) -> Any:
+        return Command(goto="far")
+
+    def jump(state: State) -> Any:
+        return go(state)
+
+    def each(state: State) -> Any:
+        return [go(state) for _ in "x"]
+
+    def asks(state: State) -> Any:
+        return app.invoke(state)
+
+    for action in (jump, each, asks):
+        assert compiled(graph_of(first=action, far=node)).plan.op("run.far").step == "far"
+    app: Any = None  # as of an app whose nodes ask it: bound when the graph is compiled
+
+
 def test_a_cycle_with_no_exit() -> None:
     graph = graph_of(a=node, b=node)
     graph.add_edge("a", "b")
