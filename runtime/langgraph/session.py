@@ -131,7 +131,8 @@ class Session:
         self._lock = asyncio.Lock()
         self._services: asyncio.Future[Services] | None = None
         self._keeper: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._closed = False  # nobody enters any more
+        self._closing = asyncio.Event()  # nothing is written any more: the services may go
         self.last_run_id: RunId | None = None
         self._dropped = weakref.finalize(self, self.portal.retire, self._closing.set)  # by who never closed it
         self._dropped.atexit = False
@@ -272,18 +273,22 @@ class Session:
         return stand_ins[-1] or id if stand_ins else id
 
     async def _close(self) -> None:
-        self._closing.set()
-        for run in list(self._runs.values()):
-            await run.close(RunStatus.CANCELLED, "the app was closed")
-        self._runs.clear()
-        if self._keeper is not None:
-            await self._keeper
+        async with self._lock:  # who is entering has entered
+            self._closed = True
+        try:
+            for run in list(self._runs.values()):
+                await run.close(RunStatus.CANCELLED, "the app was closed")
+            self._runs.clear()
+        finally:
+            self._closing.set()
+            if self._keeper is not None:
+                await self._keeper
 
     async def _enter(self, invocation: Invocation, run_id: RunId, *, new: bool = False) -> GraphRun:
         if invocation.instead is not None:
             return invocation.instead
         async with self._lock:
-            if self._closing.is_set():
+            if self._closed or self._closing.is_set():
                 raise SessionClosed("this app was closed: compile the graph again")
             services = await self.services()
             if run_id not in self._runs:

@@ -23,6 +23,7 @@ from ramify.compiler.plan import OpKind
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.errors import NotInARun, RunNotFound
 from ramify.runtime.langgraph.errors import NodesConflict, SessionClosed, WorldLost
+from ramify.runtime.langgraph.thread import GraphRun
 from ramify.runtime.records import OpStatus, RunStatus
 
 CONFIG = {"configurable": {"thread_id": "1"}}
@@ -400,12 +401,24 @@ def test_close_is_final_and_may_be_repeated(compile_graph: Any) -> None:
         app.invoke({"seen": []})
 
 
-def test_an_invocation_that_ends_as_its_app_is_closed_ends_well(compile_graph: Any) -> None:
+def test_an_invocation_that_ends_as_its_app_is_closed_ends_well(
+    compile_graph: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = compile_graph(chain(("a", writer("a"))))
+    ended = []
     chunks = app.stream({"seen": []})
     assert list(next(chunks)) == ["a"]
+    close = GraphRun.close
+
+    async def slow(run: GraphRun, *args: Any) -> None:
+        await asyncio.wait({app.session._keeper}, timeout=0.2)  # the database does not go before its runs have ended
+        await close(run, *args)
+        ended.append(args[0])
+
+    monkeypatch.setattr(GraphRun, "close", slow)
     app.session.portal.wait(app.session._close())  # another thread's `close`, before it ends the portal
     assert list(chunks) == []
+    assert ended == [RunStatus.CANCELLED]
 
 
 def test_an_app_that_is_dropped_leaves_no_thread_behind(home: Path, workspace: Path) -> None:
