@@ -6,8 +6,8 @@ Ramify must be installed there too.
 
 vLLM for CPUs is given a small frame: measured with SmolLM2-135M on 2 cores, 34 s to start, 29 tokens/s alone and 175
 at 8 streams. A request with a seed whose prompt is computed in more than one chunk kills that engine, so prompts are
-not cut into chunks there; and where the processor has no arithmetic for bfloat16 (x86 without AVX-512), the model runs
-in float32: at 10 streams 74 tokens/s for 22. Any other vLLM keeps its own defaults but for the number of sequences.
+not cut into chunks there. Where the processor has no arithmetic for bfloat16 (x86 without AVX-512), the model runs in
+float32: at 10 streams 74 tokens/s for 22. Any other vLLM keeps its own defaults but for the number of sequences.
 """
 
 from __future__ import annotations
