@@ -1,12 +1,13 @@
 """Goodput of Concord and of every baseline, replayed on vLLM's own scheduler (docs/evaluation.md).
 
     python benchmarks/goodput.py [--quick] [--json] [--trace PATH] [--only load …] [--seeds 5] [--minutes N]
-        [--report docs/evaluation.md] [--out FOLDER]
+        [--report docs/evaluation.md] [--results FILE] [--out FOLDER]
 
 Resumable, also after `--minutes`: every replay's result is kept in FOLDER under what it depends on, the code
-included. With `--json` the last line is one object. `--quick` is load 1.1, 150 s, two seeds, every policy.
-RAMIFY_TRACE names the trace where no `--trace` does; with neither, arrivals and lengths are made up
-(`serving/replay/made_up.py`).
+included. `--report` writes what its page was made of beside it (docs/evaluation.jsonl.gz); `--results` begins with
+what such a file has of the same code and trace, and replays the rest. With `--json` the last line is one object.
+`--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace where no `--trace` does; with
+neither, arrivals and lengths are made up (`serving/replay/made_up.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from ramify.serving.replay import evaluation  # noqa: E402
+from ramify.serving.replay.archive import pack, unpack  # noqa: E402
 from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
 from ramify.serving.replay.contenders import contender  # noqa: E402
 from ramify.serving.replay.document import around, update, where  # noqa: E402
@@ -53,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=_seconds, help="of arrivals in each replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=_count, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
+    parser.add_argument("--results", type=Path, help="begin with the replays that a report lies beside (*.jsonl.gz)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then begin no other replay, and report")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "goodput", help="kept results, plots, raw JSON")
     return parser.parse_args()
@@ -84,6 +87,7 @@ def main() -> int:
         rows = [*rows_of(table, base, Bounds(asked.out / "results")), *rows_of_thesis(table, base)]
         if asked.report:
             update(asked.report, results, rows)
+            pack(asked.report.with_suffix(".jsonl.gz"), results)
     except (ReplayError, OSError) as error:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
@@ -105,6 +109,8 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     if asked.report:
         around(asked.report)
     (asked.out / "results").mkdir(parents=True, exist_ok=True)
+    if asked.results:
+        print(f"{unpack(asked.results, asked.out / 'results')} results taken from {asked.results}", flush=True)
     trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
     if trace is None:
         trace = write_workload(asked.out / "made-up.json")
