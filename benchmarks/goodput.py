@@ -16,7 +16,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks._machine import machine  # noqa: E402
 from ramify.serving.replay import evaluation  # noqa: E402
 from ramify.serving.replay.archive import pack, unpack  # noqa: E402
 from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
@@ -178,13 +178,7 @@ def report(
     page = write_page(asked.out, results, list(rows), sections)
     print(f"\nraw results: {raw}\npage: {page}")
     if asked.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load": round(os.getloadavg()[0], 2),
-        }
-        print(json.dumps({"rows": list(rows), "goodput": shown(results), "machine": machine}, allow_nan=False))
+        print(json.dumps({"rows": list(rows), "goodput": shown(results), "machine": machine()}, allow_nan=False))
 
 
 def shown(results: Sequence[Result]) -> list[dict[str, Any]]:
