@@ -26,6 +26,7 @@ from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, b
 from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
+from ramify.serving.gateway.shapes import check_shape
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
@@ -70,6 +71,7 @@ class Endpoint:
         body = await body_of(request)
         tags = tags_of(request, body)
         check_prompt(self._dialect, body)
+        check_shape(body)
         stream = _flag(body, "stream")
         if _flag(body, "background"):
             raise bad_request("background", "background: a call that outlives its connection has no slot here")

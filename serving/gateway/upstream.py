@@ -13,7 +13,7 @@ import httpx
 from ramify.serving import wire
 from ramify.serving.awake import AwakeClock, Watch
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.errors import ApiError, field_in, is_clients
 
 _T = TypeVar("_T")
 HANG_S = 120.0
@@ -203,6 +203,8 @@ class Upstream:
         message, code = str(detail.get("message") or "no reason given"), detail.get("code")
         if self._key:
             message = message.replace(self._key, "***")
+        if status == 500 and is_clients(message):
+            status = 400
         if status >= 500 and status != 501:
             said_by = f"the engine at {self.shown} answered {status}: {message}"
             return ApiError(502, "upstream_failed", said_by, lost=True)
@@ -219,7 +221,7 @@ class Upstream:
             status,
             code if isinstance(code, str) else "upstream_refused",
             message,
-            param if isinstance(param, str) else None,
+            param if isinstance(param, str) else field_in(message),
             least,
             {k: v for k, v in (("retry-after", after), ("x-should-retry", again)) if v is not None},
             lost=status == 429,
