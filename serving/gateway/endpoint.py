@@ -26,7 +26,7 @@ from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, b
 from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
-from ramify.serving.gateway.shapes import check_shape
+from ramify.serving.gateway.shapes import check_shape, shape_in
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
@@ -138,6 +138,8 @@ class Endpoint:
             return False
         except (ApiError, wire.Malformed) as error:
             failure = as_api_error(error)
+            if failure.status == 400 and failure.param is None:
+                failure.param = shape_in(failure.message, work.body)
             if (refused := from_line(failure.message)) is not None:  # as vLLM 0.33 says it
                 raise Refused(Refusal(call.id, *refused)) from error
             with _interruptible(call):

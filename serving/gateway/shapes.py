@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping
 from ramify.serving.gateway.errors import ApiError, bad_request
 
 _FIELDS = ("response_format", "json_schema", "text", "tools")  # where schemas stand, somewhere within
-_BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"))
+_BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
 _REPEATED = re.compile(r"(?<!\\)\{\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")  # in a pattern, in a grammar
+_OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in what an engine says of it
 _COMMENT = re.compile(r"#[^\r\n]*")
 
 
@@ -31,6 +32,12 @@ def check_shape(body: Mapping[str, object]) -> None:
     grammar = body.get("grammar")
     if isinstance(grammar, str) and (said := _reversed(grammar) or _reversed(_COMMENT.sub("", grammar))):
         raise _impossible("grammar", f"{said}: its least is above its most")
+
+
+def shape_in(message: str, body: Mapping[str, object]) -> str | None:
+    """The field that an engine refuses with such words, where that is clear."""
+    asked = [field for field in ("grammar", *_FIELDS) if body.get(field)]
+    return asked[0] if len(asked) == 1 and _OF_A_SHAPE.search(message) else None
 
 
 def _objects(value: object) -> Iterator[Mapping[str, object]]:

@@ -149,6 +149,7 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"const"
                 {"type": "array", "items": {"anyOf": [{"type": "null"}, LONG]}},
                 {"$defs": {"a": LONG}, "$ref": "#/$defs/a"},
                 {"type": "array", "minItems": 2, "maxItems": 1},
+                {"type": "integer", "minimum": 2, "maximum": 1.5},
                 {"type": "string", "pattern": "^a{10,2}$"},
                 {"type": "string", "pattern": "^a{1,2}(b{ 3 , 2 })$"},
             )
@@ -215,6 +216,23 @@ async def test_what_the_embedded_engine_says_of_a_field_names_it_and_is_the_requ
     error = response.json()["error"]
     assert (response.status_code, error["param"], error["message"]) == (400, param, message)
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        (shaped({"type": "nope"}), "response_format"),
+        ({"grammar": "root ::= root"}, "grammar"),
+        ({}, None),
+        ({"grammar": "root ::= root", "tools": [{}]}, None),
+    ],
+)
+async def test_a_shape_that_the_engine_cannot_make_is_named(more: dict[str, object], param: str | None) -> None:
+    said = {"error": {"code": 400, "message": "Failed to initialize samplers: failed to parse grammar"}}
+    app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(400, json=said)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(PATHS[0], json={**ASK, **more})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_what_there_is_not_is_named_with_what_there_is() -> None:
