@@ -15,6 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -225,10 +226,11 @@ async def _throughput_rows(pairs: int, requests: int, tokens: int) -> list[Row]:
 
 async def _saturate(engine: VllmEngine, requests: int, tokens: int) -> float:
     """Tokens a second of `requests` requests of mixed kinds, all at once: three times as many as there are slots."""
+    run = f"run {uuid.uuid4().hex}"  # a compound's deadline is reckoned from its first request
     kinds: list[dict[str, object]] = [
         {"slo_class": "latency", "slo_ttft_s": 600.0},
         {"slo_deadline_s": 600.0},
-        {"compound_id": "run", "compound_deadline_s": 600.0},
+        {"compound_id": run, "compound_deadline_s": 600.0},
         {},
     ]
     began = time.monotonic()

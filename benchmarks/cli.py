@@ -13,7 +13,6 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
 import story as told  # noqa: E402
+from _machine import machine  # noqa: E402
 
 from ramify import paths  # noqa: E402
 from ramify.compiler.plan import OpKind  # noqa: E402
@@ -118,8 +118,7 @@ def main() -> None:
     for one in rows:
         print(f"{one['name']:<40} {one['ours']:.3f} s  (target {one['target']} s, {one['spread']})")
     if options.json:
-        machine = {"python": platform.python_version(), "kernel": platform.release(), "cpus": os.cpu_count()}
-        print(json.dumps({"rows": rows, "machine": machine}))
+        print(json.dumps({"rows": rows, "machine": machine()}))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +24,7 @@ import _compiler_sends
 import _compiler_shared
 import _compiler_time
 from _compiler_rows import Row
+from _machine import machine
 
 PARTS: dict[str, Callable[[bool], list[Row]]] = {
     "compile": _compiler_time.compile_rows,
@@ -54,14 +53,7 @@ def main() -> None:
             print(row.line(), flush=True)
             rows.append(row)
     if asked.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "user": "root" if os.geteuid() == 0 else "an ordinary user",
-            "load": os.getloadavg()[0],
-        }
-        print(json.dumps({"rows": [row.as_object() for row in rows], "machine": machine}))
+        print(json.dumps({"rows": [row.as_object() for row in rows], "machine": machine()}))
 
 
 if __name__ == "__main__":

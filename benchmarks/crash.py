@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -25,6 +24,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1] / "tests" / "crash"), str(Path(__file__).parents[1] / "tests")]
 import harness  # noqa: E402
 import postgres  # noqa: E402
+from _machine import machine  # noqa: E402
 
 QUICK, USUAL, TARGET = 60, 1_000, 10_000
 
@@ -105,7 +105,7 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
         "distinct_points": {f"{scenario}, {database}": len(t.passed) for (scenario, database), t in known.items()},
         "seconds": round(took_s, 1),
         "cpu_seconds": round(os.times().children_user + os.times().children_system, 1),
-        "machine": {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()},
+        "machine": machine(),
     }
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -25,6 +23,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks._machine import machine  # noqa: E402
 from examples.repair.suite import find_programs  # noqa: E402
 from examples.repair.workflow import repair  # noqa: E402
 from ramify import Runtime  # noqa: E402
@@ -115,8 +114,7 @@ def main() -> None:
     for line in rows:
         print(f"{line['name']:<68} {line['ours']:>10} {line['unit']:<9} {line['target']}")
     if asked.json:
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        print(json.dumps({**seen, "rows": rows, "machine": machine}))
+        print(json.dumps({**seen, "rows": rows, "machine": machine()}))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ import argparse
 import csv
 import json
 import os
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks._machine import machine  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 from ramify.serving.replay.pool import child  # noqa: E402
 
@@ -58,13 +58,7 @@ def main() -> int:
         verdict = "met" if row["met"] else "MISSED"
         print(f"{row['name']:<56} {row['ours']:.4f} {row['unit']}  {row['target']:<10} {verdict:<7} {row['note']}")
     if asked.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load": round(os.getloadavg()[0], 2),
-        }
-        print(json.dumps({"rows": rows, "machine": machine}))
+        print(json.dumps({"rows": rows, "machine": machine()}))
     return 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import sys
 import tempfile
@@ -26,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import _fork_files
 import _fork_live
 import _fork_store
+from _machine import machine
 
 from ramify.sandboxes.scratch import remove_tree
 
@@ -77,14 +77,8 @@ def main() -> None:
                 print(line(row), flush=True)
                 rows.append(row)
     if asked.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load": [round(load, 1) for load in (before, os.getloadavg()[0])],  # of one minute, before and after
-            "user": "root" if os.geteuid() == 0 else "an ordinary user",
-        }
-        print(json.dumps({"rows": rows, "machine": machine}))
+        load = [round(one, 1) for one in (before, os.getloadavg()[0])]  # of one minute, before and after
+        print(json.dumps({"rows": rows, "machine": {**machine(), "load": load}}))
 
 
 if __name__ == "__main__":

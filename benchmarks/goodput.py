@@ -1,12 +1,13 @@
 """Goodput of Concord and of every baseline, replayed on vLLM's own scheduler (docs/evaluation.md).
 
     python benchmarks/goodput.py [--quick] [--json] [--trace PATH] [--only load …] [--seeds 5] [--minutes N]
-        [--report docs/evaluation.md] [--out FOLDER]
+        [--report docs/evaluation.md] [--results FILE] [--out FOLDER]
 
 Resumable, also after `--minutes`: every replay's result is kept in FOLDER under what it depends on, the code
-included. With `--json` the last line is one object. `--quick` is load 1.1, 150 s, two seeds, every policy.
-RAMIFY_TRACE names the trace where no `--trace` does; with neither, arrivals and lengths are made up
-(`serving/replay/made_up.py`).
+included. `--report` writes what its page was made of beside it (docs/evaluation.jsonl.gz); `--results` begins with
+what such a file has of the same code and trace, and replays the rest. With `--json` the last line is one object.
+`--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace where no `--trace` does; with
+neither, arrivals and lengths are made up (`serving/replay/made_up.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import importlib.util
 import json
 import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +26,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks._machine import machine  # noqa: E402
 from ramify.serving.replay import evaluation  # noqa: E402
+from ramify.serving.replay.archive import pack, unpack  # noqa: E402
 from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
 from ramify.serving.replay.contenders import contender  # noqa: E402
 from ramify.serving.replay.document import around, update, where  # noqa: E402
@@ -53,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=_seconds, help="of arrivals in each replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=_count, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
+    parser.add_argument("--results", type=Path, help="begin with the replays that a report lies beside (*.jsonl.gz)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then begin no other replay, and report")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "goodput", help="kept results, plots, raw JSON")
     return parser.parse_args()
@@ -84,6 +87,7 @@ def main() -> int:
         rows = [*rows_of(table, base, Bounds(asked.out / "results")), *rows_of_thesis(table, base)]
         if asked.report:
             update(asked.report, results, rows)
+            pack(asked.report.with_suffix(".jsonl.gz"), results)
     except (ReplayError, OSError) as error:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
@@ -105,6 +109,8 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     if asked.report:
         around(asked.report)
     (asked.out / "results").mkdir(parents=True, exist_ok=True)
+    if asked.results:
+        print(f"{unpack(asked.results, asked.out / 'results')} results taken from {asked.results}", flush=True)
     trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
     if trace is None:
         trace = write_workload(asked.out / "made-up.json")
@@ -172,13 +178,7 @@ def report(
     page = write_page(asked.out, results, list(rows), sections)
     print(f"\nraw results: {raw}\npage: {page}")
     if asked.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "load": round(os.getloadavg()[0], 2),
-        }
-        print(json.dumps({"rows": list(rows), "goodput": shown(results), "machine": machine}, allow_nan=False))
+        print(json.dumps({"rows": list(rows), "goodput": shown(results), "machine": machine()}, allow_nan=False))
 
 
 def shown(results: Sequence[Result]) -> list[dict[str, Any]]:

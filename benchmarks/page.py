@@ -39,7 +39,12 @@ def figures(log: Path) -> Mapping[str, Any]:
 def table(said: Mapping[str, Any]) -> str:
     """A Markdown table of the rows, and a line about the machine."""
     machine = said["machine"]
-    about = [f"{machine[name]} {label}" for name, label in (("cores", "cores"),) if name in machine]
+    about = [f"{machine['cores']} cores"] if "cores" in machine else []
+    about += (
+        [f"{machine['cpu']} (the loop of `benchmarks/_machine.py`: {machine['loop_ms']} ms)"]
+        if "cpu" in machine
+        else []
+    )
     about += [f"Linux {machine['kernel']}"] if "kernel" in machine else []
     about += [f"Python {machine['python']}"] if "python" in machine else []
     about += [f"as {machine['user']}"] if "user" in machine else []

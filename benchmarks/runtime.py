@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ import _runtime_runs
 import _runtime_steps
 import _runtime_traces
 import postgres
+from _machine import machine
 
 PARTS = ("steps", "traces", "reuse", "runs")
 
@@ -76,13 +76,7 @@ def main() -> None:
             print(line(row), flush=True)
         rows += made
     if asked.json:
-        machine = {
-            "cores": os.cpu_count(),
-            "kernel": platform.release(),
-            "python": platform.python_version(),
-            "user": "root" if os.geteuid() == 0 else "an ordinary user",
-        }
-        print(json.dumps({"rows": rows, "machine": machine}))
+        print(json.dumps({"rows": rows, "machine": machine()}))
 
 
 if __name__ == "__main__":

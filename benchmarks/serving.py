@@ -15,7 +15,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +22,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+
+from benchmarks._machine import machine  # noqa: E402
 
 PARTS = ("policy", "vllm", "analyzer", "gateway")
 Row = dict[str, Any]
@@ -67,9 +68,7 @@ def main() -> None:
     except KeyboardInterrupt:
         print("stopped: these are the rows so far", file=sys.stderr)
     if asked.json:
-        load = os.getloadavg()[0]
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        print(json.dumps({"rows": rows, "machine": {**machine, "load": round(load, 2)}}))
+        print(json.dumps({"rows": rows, "machine": machine()}))
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 from collections.abc import Mapping
 from typing import Any
+
+from _machine import machine
 
 from ramify.serving.replay.bounds.worst import POLICIES, Ratios, Spread, ratios
 
@@ -38,8 +38,7 @@ def main() -> None:
             print(f"{density:>8g}{slack:>7g}{shown}" + ("" if rows[-1]["met"] else "  MISSED"), flush=True)
     print(f"the default's worst is no worse than calm-thesis's in {sum(row['met'] for row in rows)} of {len(rows)}")
     if given.json:
-        machine = {"cores": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version()}
-        print(json.dumps({"rows": rows, "machine": machine}))
+        print(json.dumps({"rows": rows, "machine": machine()}))
 
 
 def _row(spread: Spread, found: Mapping[str, Ratios], cases: int) -> dict[str, Any]:

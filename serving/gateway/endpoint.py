@@ -23,7 +23,7 @@ from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.core import Gateway, several
 from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of, was_cut
 from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
-from ramify.serving.gateway.exchange import Out, body_of, left, tags_of
+from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
 from ramify.serving.gateway.typed import Places
@@ -69,6 +69,7 @@ class Endpoint:
         gateway.authorise(request)
         body = await body_of(request)
         tags = tags_of(request, body)
+        check_prompt(self._dialect, body)
         stream = _flag(body, "stream")
         if _flag(body, "background"):
             raise bad_request("background", "background: a call that outlives its connection has no slot here")

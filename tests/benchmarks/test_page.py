@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MACHINE = {"cores": 2, "kernel": "6.1", "python": "3.11.7"}
+MACHINE = {"cores": 2, "cpu": "CPU 9, avx2", "loop_ms": 12.5, "kernel": "6.1", "python": "3.11.7"}
 ROW = {"name": "fork", "ours": 0.4724, "spread": [0.41, 2.0], "unit": "ms", "peer": "cp -a", "peer_value": 3309.5}
 DOCUMENT = "# Words\n<!-- fork: begin -->\nold\n<!-- fork: end -->\nmore words\n"
 
@@ -30,7 +30,8 @@ def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) 
     done = page(tmp_path, json.dumps({"rows": rows, "machine": MACHINE}))
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "measured.md").read_text() == (
-        "# Words\n<!-- fork: begin -->\n\n2 cores, Linux 6.1, Python 3.11.7:\n\n"
+        "# Words\n<!-- fork: begin -->\n\n"
+        "2 cores, CPU 9, avx2 (the loop of `benchmarks/_machine.py`: 12.5 ms), Linux 6.1, Python 3.11.7:\n\n"
         "| row | measured | target | | beside it |\n|---|---|---|---|---|\n"
         "| fork | 0.4724 ms [0.41 to 2] | 1 | met | cp -a 3,310, ratio 7,005 |\n"
         "| a\\|b | – | <= 1 | **missed** | cp -a 3,310; floor 0.3 ms |\n"

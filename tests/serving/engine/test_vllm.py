@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import httpx
 import pytest
 
+from ramify.serving.engine import vllm
 from ramify.serving.engine.vllm import PYTHON_VARIABLE, VllmEngine
 from ramify.serving.engine.weights import hugging_face_folder
 from ramify.serving.errors import EngineFailed
@@ -42,6 +43,23 @@ def test_vllm_for_gpus_keeps_its_own_frame_and_more_can_be_said(tmp_path: Path) 
     assert (after(line, "--max-num-active-seqs"), after(line, "--max-num-seqs")) == ("128", "256")
     small = {"--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", "--max-model-len"}
     assert not small & set(line), "none of what is for CPUs"
+
+
+@pytest.mark.parametrize(
+    ("flags", "dtype"), [("sse2 avx2", ["float32"]), ("sse2 avx2 avx512f avx512bw", []), ("", []), (None, [])]
+)
+def test_without_arithmetic_for_bfloat16_the_model_runs_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str | None, dtype: list[str]
+) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpuinfo.write_text(f"model name\t: one\nflags\t\t: {flags}\n")
+    lacks = vllm.lacks_bfloat16(cpuinfo)
+    monkeypatch.setattr(vllm, "lacks_bfloat16", lambda: lacks)
+    line = VllmEngine(tmp_path, slots=8, cpu=True, extra=["--dtype=bfloat16"]).arguments(tmp_path, 1234)
+    assert [after(line, flag) for flag in line if flag == "--dtype"] == dtype
+    assert line[-1] == "--dtype=bfloat16", "the last that vLLM reads is the user's"
+    assert "--dtype" not in VllmEngine("org/model", slots=8, cpu=False).arguments("org/model", 1234)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,8 @@ def test_any_bytes_get_an_error_of_the_right_shape(content: bytes) -> None:
     asyncio.run(ask())
 
 
-DEEP = b'{"messages": [], "x": ' + b"[" * 900 + b"]" * 900 + b"}"
+ASK = {"messages": [{"role": "user", "content": "hi"}]}
+DEEP = b'{"messages": [{}], "x": ' + b"[" * 900 + b"]" * 900 + b"}"
 
 DEEPER = b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}"
 
@@ -117,6 +118,19 @@ async def test_each_kind_of_nonsense_is_refused_by_its_field(content: bytes, par
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_without_a_message_is_refused_as_openai_does(stream: bool) -> None:
+    """Whatever the engine would make of it: the embedded one talked on to the end of its context."""
+    model = ScriptedModel(lambda _: "never")
+    app = create_gateway("http://engine", transport=model)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(PATHS[0], json={"messages": [], "stream": stream})
+        seen = (await client.get("/v1/ramify/requests")).json()["requests"]
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "messages", "empty_array")
+    assert not model.calls and not seen
+
+
 async def test_what_there_is_not_is_named_with_what_there_is() -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -134,14 +148,14 @@ async def test_what_there_is_not_is_named_with_what_there_is() -> None:
 async def test_a_promise_in_the_url_is_refused_and_not_overlooked(name: str) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        response = await client.post(f"{PATHS[0]}?api-version=1&{name}=-1", json={"messages": []})
+        response = await client.post(f"{PATHS[0]}?api-version=1&{name}=-1", json=ASK)
         assert (response.status_code, response.json()["error"]["param"]) == (400, name)
-        assert (await client.post(f"{PATHS[0]}?api-version=1", json={"messages": []})).status_code == 200
+        assert (await client.post(f"{PATHS[0]}?api-version=1", json=ASK)).status_code == 200
 
 
 @pytest.mark.parametrize(
     "body",
-    [DEEP, DEEPER, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"\\ud800": 1, "messages": []}'],
+    [DEEP, DEEPER, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"\\ud800": 1, "messages": [{}]}'],
 )
 async def test_what_is_odd_but_json_is_passed_on(body: bytes) -> None:
     got: list[Any] = []
@@ -270,7 +284,7 @@ async def test_an_engine_cannot_inject_a_header() -> None:
     refusal = {"error": {"message": "no\r\nset-cookie: a=b", "code": "no\r\nx: y", "param": "a\r\nb: c"}}
     app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(429, json=refusal)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        response = await client.post(PATHS[0], json={"messages": []})
+        response = await client.post(PATHS[0], json=ASK)
     assert response.status_code == 429
     assert set(response.headers) <= {"content-length", "content-type", "x-request-id", "retry-after"}
     assert response.json()["error"]["message"] == refusal["error"]["message"]

@@ -13,6 +13,7 @@ from ramify.serving.replay import plots, pool
 from ramify.serving.replay.contenders import HIDDEN
 from ramify.serving.replay.document import BEGIN, END
 from ramify.serving.replay.evaluation import names
+from ramify.serving.replay.files import text
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.made_up import read_workload
 from tests.serving.replay.test_evaluation import result
@@ -159,3 +160,49 @@ def test_the_report_is_written_where_its_marks_are(
     for part in ("Figures", "What did not hold", "Goodput and attainment", "Near-oracle", "Over time", "By type of"):
         assert f"## {part}" in text
     assert "First come, first served attains 0.000 at loose, load 1.1." in text
+
+
+def test_what_a_report_was_made_of_is_not_replayed_again_elsewhere(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    page, moved = tmp_path / "evaluation.md", tmp_path / "elsewhere" / trace.name
+    page.write_text(f"{BEGIN}\n{END}\n")
+    some = ["--only", "load", "--load", 1.1, "--contender", "fcfs", "--seeds", 2, "--seconds", 20]
+    assert run(monkeypatch, *some, "--trace", trace, "--out", tmp_path / "out", "--report", page) == 0
+    results = tmp_path / "evaluation.jsonl.gz"
+    once = results.read_bytes()
+    assert len(asked) == 2 and str(tmp_path) not in text(results)
+    moved.parent.mkdir()
+    moved.write_bytes(trace.read_bytes())
+    again = [*some, "--trace", moved, "--out", tmp_path / "other", "--results", results, "--report", page]
+    assert run(monkeypatch, *again) == 0
+    assert len(asked) == 2 and "2 results taken from" in capsys.readouterr().out
+    assert results.read_bytes() == once
+    other = tmp_path / "changed" / trace.name
+    other.parent.mkdir()
+    other.write_text(trace.read_text() * 2)
+    changed = [*some, "--trace", other, "--out", tmp_path / "third", "--results", results]
+    assert run(monkeypatch, *changed) == 0
+    assert len(asked) == 4, "of another trace: by its content, whatever its name"
+
+
+@pytest.mark.parametrize(
+    "line", ["no JSON", "[]", '{"key": "../../a", "result": RESULT}', '{"key": "a", "result": {}}']
+)
+def test_results_of_another_shape_are_refused_and_none_is_taken(
+    asked: list[Job],
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    good = result(Job("fcfs", "trace.jsonl"), 0.9).to_json()
+    results = tmp_path / "results.jsonl.gz"
+    results.write_text(f'{{"key": "b", "result": {good}}}\n' + line.replace("RESULT", good))
+    out = tmp_path / "out"
+    assert run(monkeypatch, "--quick", "--trace", trace, "--out", out, "--results", results) == 1
+    assert f"{results}: line 2 is no replay's result" in capsys.readouterr().err
+    assert not asked and not list((out / "results").iterdir())
