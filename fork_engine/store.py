@@ -308,6 +308,8 @@ class SnapshotStore(ReadableStore):
         Safe when killed half way: a layer goes only after every snapshot that names it. What is being made meanwhile
         by others is complete or waits, but must be in `keep` if it is complete, or younger than `grace_s`. Raises
         `SnapshotCorrupt`, with nothing deleted, where a kept snapshot cannot be read.
+
+        What crashed processes left half made goes, too.
         """
         with the_disks_errors(self.root), self._folder.lock(alone=True):
             wanted = set(keep)
@@ -320,6 +322,7 @@ class SnapshotStore(ReadableStore):
             freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
             freed += self._remove_images({s.processes.image for s in kept})
             self._folder.forget_notes()
+            self._folder.forget()
             self._forget_cached()
         return len(gone), freed
 

@@ -4,7 +4,7 @@ Alive is what a row of the journal names. Without a budget the rest goes, and no
 computed again may go too, the cheapest first: by the seconds that computing it again takes, against the bytes that
 only it holds. Such are the states that commands left behind for reuse, and the states between the first and the last
 of a run that is done. A run that can go on keeps what its plan says it may need (`liveness.py`), and a LangGraph
-thread, whose history its own checkpoints name, keeps all.
+thread keeps all: what its lost states are made again from is in its checkpoints, which are not read here.
 
 **What is safe about it.** Everything is decided and deleted under a lock that waits for whoever is between a seal and
 its commit (`pins.py`); snapshots younger than a grace are left alone besides, for front ends without pins. A state

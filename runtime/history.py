@@ -6,7 +6,9 @@ and nothing else that a plan is made by.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
@@ -14,9 +16,10 @@ import httpx
 from ramify.compiler.estimates import CallEstimate, Estimates
 from ramify.compiler.plan import OpId, StagePlan
 from ramify.serving import wire
-from ramify.serving.errors import LLMRejected, LLMUnavailable
+from ramify.serving.errors import LLMRejected, LLMTimeout, LLMUnavailable
 
-_PATIENCE_S = 10.0
+_PATIENCE_S = 10.0  # for all of it: a byte now and then is no answer
+_MOST_BYTES = 256 * 1024  # several times what so many stages with the longest numbers take
 _MOST_STAGES = 256  # what stages say goes out as tags of each call, and these hold no more,
 _MOST = 1e9  # nor a number above this
 _NOWHERE = OpId("")  # whose calls they are, a gateway does not know
@@ -58,23 +61,26 @@ class WithHistory:
 
 
 def history_of(
-    workflow: str, gateway: str, *, key: str | None = None, transport: httpx.BaseTransport | None = None
+    workflow: str, gateway: str, *, key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
 ) -> tuple[StagePlan, ...]:
     """The stages that the gateway at that base URL expects of a run of the workflow by this name; none where it knows
-    of none. Raises LLMUnavailable where it cannot be asked, LLMRejected where it is no gateway or wants a key,
-    ValueError for what is no base URL."""
+    of none. Raises LLMUnavailable where it cannot be asked, LLMTimeout where it takes too long, LLMRejected where it
+    is no gateway or wants a key, ValueError for what is no base URL."""
     root = wire.api_root(gateway)
     shown, key = wire.redacted(root), (key or "").strip()
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    asked = _asked(root + wire.HISTORY_PATH, workflow, key, transport, trust_env=not wire.is_loopback(root))
     try:
-        with httpx.Client(
-            transport=transport, timeout=_PATIENCE_S, headers=headers, trust_env=not wire.is_loopback(root)
-        ) as client:
-            answer = client.get(root + wire.HISTORY_PATH, params={"app_id": workflow})
+        with ThreadPoolExecutor(1) as beside:  # a loop of its own, where one may run here
+            answer = beside.submit(asyncio.run, asked).result()
     except httpx.InvalidURL as error:
         raise ValueError(f"{shown!r} is no base URL: {error}") from error
+    except TimeoutError as error:
+        raise LLMTimeout(f"{shown} did not give its whole answer within {_PATIENCE_S:g} s") from error
     except httpx.HTTPError as error:
         raise LLMUnavailable(f"no gateway answers at {shown}: {error or type(error).__name__}") from error
+    if len(answer.content) > _MOST_BYTES:
+        said = f"{shown} is no gateway: what it answered is longer than {_MOST_BYTES} bytes, which no history is"
+        raise LLMRejected(said, status=answer.status_code)
     if answer.status_code >= 500:
         said = f"the gateway at {shown} cannot say now what it has learnt ({answer.status_code}): try again"
         raise LLMUnavailable(said)
@@ -92,6 +98,24 @@ def history_of(
     except (wire.Malformed, KeyError, TypeError, ValueError, OverflowError) as error:
         said = f"{shown} is no gateway: what it answered is no history"
         raise LLMRejected(said, status=answer.status_code) from error
+
+
+async def _asked(
+    url: str, workflow: str, key: str, transport: httpx.AsyncBaseTransport | None, *, trust_env: bool
+) -> httpx.Response:
+    """The answer, no further than it is sure to be none. Raises TimeoutError, httpx's errors."""
+    headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
+    async with (
+        asyncio.timeout(_PATIENCE_S),
+        httpx.AsyncClient(transport=transport, timeout=None, headers=headers, trust_env=trust_env) as client,
+        client.stream("GET", url, params={"app_id": workflow}) as response,
+    ):
+        kept = bytearray()
+        async for part in response.aiter_bytes():
+            kept += part
+            if len(kept) > _MOST_BYTES:
+                break
+    return httpx.Response(response.status_code, content=bytes(kept))
 
 
 def _stage(said: Mapping[str, float]) -> StagePlan:

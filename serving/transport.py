@@ -1,7 +1,8 @@
 """Tags for clients that know nothing of them: one header on what any httpx client sends to the gateway.
 
     transport = TaggingTransport(httpx.AsyncHTTPTransport(), gateway.base_url)
-    client = AsyncOpenAI(base_url=gateway.base_url, http_client=httpx.AsyncClient(transport=transport))
+    http = httpx.AsyncClient(transport=transport)
+    client = AsyncOpenAI(base_url=gateway.base_url, api_key="none", http_client=http)
     with tagged(lambda: SLOTags(compound_id=run, compound_deadline_s=left())):
         await client.chat.completions.create(…)
 

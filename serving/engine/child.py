@@ -35,12 +35,14 @@ def main() -> None:
     params.port = 0
     params.n_parallel = settings["slots"]
     params.n_ctx = settings["context"] * settings["slots"]
+    params.n_threads_http = settings["slots"] + 8  # each call in it has one until its end, and questions need some
     params.cpuparams.n_threads = settings["threads"]
     params.cpuparams_batch.n_threads = settings["threads"]
     params.cache_prompt = settings["prompt_cache"]
     params.cache_ram_mib = 0  # one slot's own prefix is cache enough on a small machine
     params.ui = False
     params.endpoint_props = False
+    params.endpoint_metrics = True  # whether it works on an answer that does not stream, nothing else tells
     server = xllamacpp.Server(params)  # returns when the model is loaded and the port is open
 
     os.write(answer, server.listening_address.encode() + b"\n")

@@ -21,6 +21,7 @@ from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Self
 
+from ramify.serving.awake import AwakeClock
 from ramify.serving.errors import EngineFailed
 
 MAX_THREADS = 8  # a model this small gains nothing from more
@@ -112,7 +113,7 @@ class LocalEngine:
             )
         assert process.stdout is not None
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with AwakeClock().timeout(self._start_timeout_s):
                 address = (await process.stdout.readline()).decode().strip()
         except TimeoutError:
             raise EngineFailed(

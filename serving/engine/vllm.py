@@ -29,6 +29,7 @@ from typing import Self
 
 import httpx
 
+from ramify.serving.awake import AwakeClock
 from ramify.serving.engine.weights import hugging_face_folder
 from ramify.serving.errors import EngineFailed
 
@@ -188,7 +189,7 @@ class VllmEngine:
             )
         self.base_url = f"http://127.0.0.1:{port}/v1"
         try:
-            async with asyncio.timeout(self._start_timeout_s):
+            async with AwakeClock().timeout(self._start_timeout_s):
                 while not await self.healthy():
                     if self._process.returncode is not None:
                         raise EngineFailed(

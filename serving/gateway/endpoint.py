@@ -23,9 +23,10 @@ from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.core import Gateway, several
 from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of, was_cut
 from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
-from ramify.serving.gateway.exchange import Out, body_of, left, tags_of
+from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
+from ramify.serving.gateway.shapes import check_shape, shape_in
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
@@ -69,6 +70,8 @@ class Endpoint:
         gateway.authorise(request)
         body = await body_of(request)
         tags = tags_of(request, body)
+        check_prompt(self._dialect, body)
+        check_shape(body)
         stream = _flag(body, "stream")
         if _flag(body, "background"):
             raise bad_request("background", "background: a call that outlives its connection has no slot here")
@@ -135,6 +138,8 @@ class Endpoint:
             return False
         except (ApiError, wire.Malformed) as error:
             failure = as_api_error(error)
+            if failure.status == 400 and failure.param is None:
+                failure.param = shape_in(failure.message, work.body)
             if (refused := from_line(failure.message)) is not None:  # as vLLM 0.33 says it
                 raise Refused(Refusal(call.id, *refused)) from error
             with _interruptible(call):

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ramify.serving import wire
 from ramify.serving.refusal import CODE, from_line
+
+# What llama.cpp says with 500, as if it were its own failure, and of a field without naming it as one.
+_CLIENTS = re.compile(r"Failed to parse (messages|tools): |(?:image|audio) input is not supported")
+_NAMED = re.compile(
+    r"Field '(\w+)'|Expected '(messages|tools)'|(response_format|top_logprobs) |All non-assistant (messages) |"
+    r"Failed to parse (messages|tools): |['\"](\w+)['\"] (?:must|is required|elements)|(prompt) contains |"
+    r".*key '(prompt)' not found|llama\.cpp does not support '(\w+)'",
+    re.IGNORECASE,
+)
 
 
 @dataclass
@@ -49,6 +59,18 @@ def broken_off(said: object) -> ApiError:
     if from_line(message) is not None:
         return ApiError(400, CODE, str(message))
     return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
+
+
+def is_clients(message: str) -> bool:
+    """Is what an engine says with 500 the request's fault? Another try would fail as this one."""
+    return _CLIENTS.match(message) is not None
+
+
+def field_in(message: str) -> str | None:
+    """The field at fault, where an engine says it in words only."""
+    if (named := _NAMED.match(message)) is not None:
+        return next(name for name in named.groups() if name is not None).lower()
+    return "messages" if is_clients(message) else None
 
 
 def as_api_error(error: ApiError | wire.Malformed) -> ApiError:

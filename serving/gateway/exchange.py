@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from ramify.serving.errors import BadTags
 from ramify.serving.gateway import sse
+from ramify.serving.gateway.dialects import CHAT, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.tags import HEADER, SLOTags, _no_twins, is_tag
 
@@ -120,6 +121,13 @@ def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
     except BadTags as error:
         raise bad_request(error.field, str(error)) from error
     return tags
+
+
+def check_prompt(dialect: Dialect, body: Mapping[str, object]) -> None:
+    """Raises ApiError for a chat without a message, as OpenAI does. Engines differ: some make a prompt of nothing,
+    after which the model says whatever it likes, at length."""
+    if dialect is CHAT and body.get(CHAT.prompt_field) == []:
+        raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
 
 
 async def _read(request: Request) -> bytes:

@@ -19,6 +19,7 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.core import Gateway
 from ramify.serving.gateway.patience import PatientProtocol
+from ramify.serving.gateway.pulse import LOOKS, following
 from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings
 from ramify.serving.gateway.supervisor import Supervised
@@ -50,6 +51,8 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
             )
             traits = Traits(settings.forward_xargs, settings.can_resume)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
+            if settings.forward_xargs:
+                await stack.enter_async_context(following(upstream, settings.hang_s / LOOKS))
         else:
             if spec.kind is EngineKind.VLLM:
                 sockets[index] = folder / f"engine-{index}.sock"

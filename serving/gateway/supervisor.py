@@ -12,7 +12,7 @@ from typing import Self
 from ramify.serving.engine.types import Engine
 from ramify.serving.errors import EngineFailed
 from ramify.serving.gateway.logs import log
-from ramify.serving.gateway.pulse import hung
+from ramify.serving.gateway.pulse import LOOKS, following, hung
 from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
 
@@ -119,7 +119,8 @@ class Supervised:
         past = asyncio.create_task(self._past_answering.wait())
         mute = asyncio.create_task(hung(self._upstream, engine.alias, self._restart_s, engine.slots))
         try:
-            await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
+            async with following(self._upstream, min(self._hang_s, self._restart_s) / LOOKS):
+                await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
             if mute.done() and not ended.done():
                 log("engine_hung", level=logging.ERROR, replica=self.replica.index, problem=mute.result())
                 return None

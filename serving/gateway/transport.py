@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import aiohttp
 import httpx
 
+from ramify.serving.awake import TICK_S, AwakeClock
+
 _DIALS = 64  # connections that are being made at once
 
 
@@ -23,22 +25,35 @@ class AiohttpTransport(httpx.AsyncBaseTransport):
     def __init__(self, *, connect_s: float, trust_env: bool) -> None:
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_s, connect=None, sock_read=None)
         self._trust_env = trust_env
+        self._awake = AwakeClock()
         self._session: aiohttp.ClientSession | None = None
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         try:
-            response = await self._opened().request(
-                request.method,
-                str(request.url.copy_with(userinfo=b"")),  # httpx has made a header of a user and a password
-                headers=request.headers.multi_items(),
-                data=request.content or None,
-                allow_redirects=False,
-                timeout=self._timeout,
-            )
+            response = await self._sent(request)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _as_httpx(error) from error
         headers = [(name.encode(), value.encode()) for name, value in response.headers.items()]
         return httpx.Response(response.status, headers=headers, stream=_Body(response), request=request)
+
+    async def _sent(self, request: httpx.Request) -> aiohttp.ClientResponse:
+        """Again where the time to connect was over while this loop was held up: the connection may have been made."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._awake as clock:
+                held_up = loop.time() - clock.time()
+                try:
+                    return await self._opened().request(
+                        request.method,
+                        str(request.url.copy_with(userinfo=b"")),  # httpx has made a header of a user and a password
+                        headers=request.headers.multi_items(),
+                        data=request.content or None,
+                        allow_redirects=False,
+                        timeout=self._timeout,
+                    )
+                except aiohttp.ConnectionTimeoutError:
+                    if loop.time() - clock.time() - held_up < TICK_S:
+                        raise
 
     async def aclose(self) -> None:
         if self._session is not None:

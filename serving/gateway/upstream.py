@@ -11,8 +11,9 @@ from typing import TypeVar
 import httpx
 
 from ramify.serving import wire
+from ramify.serving.awake import AwakeClock, Watch
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.errors import ApiError, field_in, is_clients
 
 _T = TypeVar("_T")
 HANG_S = 120.0
@@ -29,7 +30,7 @@ class Upstream:
     it `queues` calls inside and may pause them, of silence on all of them.
 
     An answer that does not stream is silent until its end, however hard the engine works on it: it has `whole_s`, or
-    `hang_s` where that is more (docs/decisions/262)."""
+    `hang_s` where that is more (docs/decisions/262). Time that this loop was held up for is nobody's silence."""
 
     def __init__(
         self,
@@ -46,7 +47,10 @@ class Upstream:
         self.hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
         self._queues = queues
         self._gateway: bool | None = None  # not known yet
-        self._heard = 0.0  # when a part of any answer came last, by the loop's clock
+        self.awake = AwakeClock()
+        self._heard = 0.0  # when a part of any answer came last, or was seen to be in the making: by that clock
+        self._worked: tuple[bytes, ...] = ()  # by the engine's own count
+        self._counted = 0.0  # when that was asked last
         self._waits: set[asyncio.Timeout] = set()  # for a part of an answer
         self._over = False
         self.suspect = False  # it was silent for too long to a call, and nobody has looked since why
@@ -107,12 +111,31 @@ class Upstream:
         """Does its server say in that time that it is well? One that has no such question is well, too."""
         request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/health")
         try:
-            async with asyncio.timeout(within_s):
+            async with self.awake.timeout(within_s):
                 return (await self._http.send(request)).status_code not in (500, 503)
         except TimeoutError:
             return False
         except httpx.RequestError as error:
             return _for_want_of_our_own(error)
+
+    async def count(self, within_s: float) -> None:
+        """Ask it what its model has done. Where that is more than when it was asked last, and nobody has heard of it
+        since, it has spoken, though to no call yet: whole answers grow so."""
+        request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/metrics")
+        try:
+            async with self.awake.timeout(within_s):
+                response = await self._http.send(request)
+        except (TimeoutError, httpx.RequestError):
+            return
+        worked = worked_by(response.content) if response.status_code == 200 else ()
+        if worked != self._worked and self._worked and self._counted >= self._heard:
+            self._speaks()
+        self._worked, self._counted = worked, self.awake.time()
+
+    @property
+    def awaited(self) -> bool:
+        """Does any call wait for a part of its answer?"""
+        return bool(self._waits)
 
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
@@ -180,6 +203,8 @@ class Upstream:
         message, code = str(detail.get("message") or "no reason given"), detail.get("code")
         if self._key:
             message = message.replace(self._key, "***")
+        if status == 500 and is_clients(message):
+            status = 400
         if status >= 500 and status != 501:
             said_by = f"the engine at {self.shown} answered {status}: {message}"
             return ApiError(502, "upstream_failed", said_by, lost=True)
@@ -196,23 +221,23 @@ class Upstream:
             status,
             code if isinstance(code, str) else "upstream_refused",
             message,
-            param if isinstance(param, str) else None,
+            param if isinstance(param, str) else field_in(message),
             least,
             {k: v for k, v in (("retry-after", after), ("x-should-retry", again)) if v is not None},
             lost=status == 429,
         )
 
     async def _within(self, work: Awaitable[_T], silent_s: float | None = None) -> _T:
-        loop, silent_s = asyncio.get_running_loop(), self.hang_s if silent_s is None else silent_s
+        silent_s = self.hang_s if silent_s is None else silent_s
         try:
             async with asyncio.timeout(None) as limit:
-                watch = _Watch(self, limit, loop.time() + (0 if self._over else silent_s))
-                self._waits.add(limit)
-                try:
-                    return await work
-                finally:
-                    self._waits.discard(limit)
-                    watch.handle.cancel()
+                until = self.awake.time() + (0 if self._over else silent_s)
+                with Watch(self.awake, limit, until, self.silent_until):
+                    self._waits.add(limit)
+                    try:
+                        return await work
+                    finally:
+                        self._waits.discard(limit)
         except TimeoutError:
             if self._over:
                 raise self.broken("it was ended") from None
@@ -222,10 +247,10 @@ class Upstream:
 
     def _speaks(self) -> None:
         """The model itself, and not the server before it: that one lists its models while the engine is stuck."""
-        self._heard = asyncio.get_running_loop().time()
+        self._heard = self.awake.time()
 
     def heard_since(self, then: float) -> bool:
-        """Has any call had a part of its answer since? By the loop's clock."""
+        """Has its model been seen to work since? By the time of `awake`."""
         return self._heard > then
 
     def silent_until(self) -> float:
@@ -238,24 +263,17 @@ class Upstream:
         return request
 
 
-class _Watch:
-    """Ends one wait when its engine is hung, and looks again later where that has spoken to others meanwhile."""
+_COUNTS = (  # of what a model has done, in the metrics of vLLM, ours or not, and of llama.cpp
+    b"vllm:generation_tokens_total",
+    b"vllm:prompt_tokens_total",
+    b"vllm:kv_cache_usage_perc",  # a prompt that is read in pieces counts only once it is read; its KV grows
+    b"llamacpp:n_decode_total",
+)
 
-    __slots__ = ("_limit", "_upstream", "handle")
 
-    def __init__(self, upstream: Upstream, limit: asyncio.Timeout, at: float) -> None:
-        self._upstream = upstream
-        self._limit = limit
-        self.handle = asyncio.get_running_loop().call_at(at, self._look)
-
-    def _look(self) -> None:
-        loop, later = asyncio.get_running_loop(), self._upstream.silent_until()
-        if self._limit.expired():
-            return
-        if later > loop.time():
-            self.handle = loop.call_at(later, self._look)
-        else:
-            self._limit.reschedule(loop.time())
+def worked_by(metrics: bytes) -> tuple[bytes, ...]:
+    """The lines that say what a model has done; none where it does not say."""
+    return tuple(line for line in metrics.splitlines() if line.startswith(_COUNTS))
 
 
 def _transport(*, trust_env: bool) -> httpx.AsyncBaseTransport:

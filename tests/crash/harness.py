@@ -5,7 +5,6 @@ All of it happens in forks of one warm process, which has no thread and no event
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import io
@@ -22,56 +21,20 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios
+from lives import LANGGRAPH, MADE_AGAIN, Left, Scenario, live, lose
 
-import ramify.graph
 import ramify.runtime.driver
-import ramify.runtime.store.upgrade  # warm: imported before the first fork
-from ramify import Runtime
+import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork
 from ramify.compiler.pipeline import compile_graph, compile_workflow  # noqa: F401  warm
-from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash
-from ramify.fork_engine.store import SnapshotStore
-from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.errors import EffectInDoubt, RunError
-from ramify.runtime.records import EffectStatus, OpStatus, RunRecord, RunStatus
-from ramify.runtime.store import RunStore
-from ramify.sandboxes.testing import ScriptedBackend
-from ramify.serving.client import LLMClient
-from ramify.serving.testing import ScriptedModel
+from ramify.runtime.records import RunStatus
 
-NAMES = ["ann", "bob"]
 TELLS = {"hello": 1, "bye": 1}
-_APPROVALS = 4
-_APART = "application_name=apart"  # makes the same database another address, so that the saver commits for itself
-_KEPT = (OpKind.RUN, OpKind.SEAL)
-"""Of an entrypoint: its body is run again from its start, its tasks' results are served, their forks made anew."""
-
-
-class Scenario(StrEnum):
-    WITH_KEYS = "with keys"  # decorators; the receiver honours idempotency keys
-    WITHOUT_KEYS = "without keys"  # decorators; it does not
-    GRAPH = "graph"  # StateGraph through ramify.compile, with a Saver
-    ENTRYPOINT = "entrypoint"  # a function under @entrypoint, the same way
-
-
-LANGGRAPH = (Scenario.GRAPH, Scenario.ENTRYPOINT)
-
-
-@dataclass(frozen=True)
-class Left:
-    """What is there in the end, told so that two runs can be compared."""
-
-    result: Any
-    rows: dict[str, int]  # DONE journal rows: how often each
-    tree: str
-    outbox: dict[str, int]
-    status: str
 
 
 @dataclass
@@ -89,6 +52,7 @@ class Trial:
     lost: int = 0
     duplicated: int = 0
     error: str = ""
+    took_s: float = 0.0  # the process that is killed, or would be
 
 
 def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None = None) -> Trial:
@@ -96,7 +60,12 @@ def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None =
     (folder / "workspace").mkdir(parents=True)
     (folder / "workspace" / "hello").write_text("hello\n")
     database = address or f"sqlite:///{folder}/home/ramify.db"
+    if trial.scenario in MADE_AGAIN and _fork(lambda: _child(trial, folder, database, begins=True), None) != 0:
+        trial.error = (folder / "error").read_text()
+        return trial
+    began = time.monotonic()
     killed = _fork(lambda: _child(trial, folder, database, first=True), delay_s)
+    trial.took_s = time.monotonic() - began
     point = folder / "killed"
     trial.killed_at = point.read_text() if point.exists() else ""
     if killed == -signal.SIGKILL and delay_s is not None:
@@ -106,7 +75,7 @@ def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None =
         return trial
     if killed != 0:
         trial.resumed = True
-        if _fork(lambda: _child(trial, folder, database, first=False), None) != 0:
+        if _fork(lambda: _child(trial, folder, database), None) != 0:
             trial.error = (folder / "error").read_text() if (folder / "error").exists() else "killed"
             return trial
     said = json.loads((folder / "left").read_text())
@@ -125,7 +94,7 @@ def judge(trial: Trial, whole: Left) -> Trial:
             continue  # a thread that had ended when it was killed is not run again: LangGraph's checkpoint tells
         if (found := getattr(trial.left, name)) != expected:
             trial.wrong.append(f"{name}: {found} instead of {expected}")
-    if trial.scenario not in LANGGRAPH:
+    if whole.outbox:
         trial.lost = sum(max(0, n - trial.left.outbox.get(text, 0)) for text, n in TELLS.items())
         trial.duplicated = sum(max(0, n - TELLS.get(text, 0)) for text, n in trial.left.outbox.items())
     return trial
@@ -145,7 +114,8 @@ def _fork(work: Callable[[], None], delay_s: float | None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _child(trial: Trial, folder: Path, database: str, *, first: bool) -> None:
+def _child(trial: Trial, folder: Path, database: str, *, begins: bool = False, first: bool = False) -> None:
+    """`begins`: what there is before the one that is killed, which is `first`."""
     passed: list[str] = []
 
     def at(name: str) -> None:
@@ -157,8 +127,10 @@ def _child(trial: Trial, folder: Path, database: str, *, first: bool) -> None:
     scenarios.OUTBOX = folder / "outbox"
     crash.at = at
     try:
-        work = _graph if trial.scenario in LANGGRAPH else _workflow
-        left, doubts = work(trial.scenario, folder, database)
+        if begins:
+            lose(trial.scenario, folder, database)
+            os._exit(0)
+        left, doubts = live(trial.scenario, folder, database)
         (folder / "left").write_text(json.dumps({"left": asdict(left), "in_doubt": doubts, "passed": passed}))
         os._exit(0)
     except BaseException:  # noqa: BLE001  # told to the parent
@@ -166,113 +138,6 @@ def _child(trial: Trial, folder: Path, database: str, *, first: bool) -> None:
         traceback.print_exc(file=text)
         (folder / "error").write_text(text.getvalue())
         os._exit(1)
-
-
-def _backend(store: SnapshotStore, scratch: Path) -> ScriptedBackend:
-    return ScriptedBackend(store, scratch, scenarios.answer)
-
-
-def _model() -> LLMClient:
-    return LLMClient("http://model.test/v1", transport=ScriptedModel(lambda r: r.messages[-1].content.upper()))
-
-
-def _workflow(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
-    return asyncio.run(_run_workflow(scenario, folder, database))
-
-
-async def _run_workflow(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
-    function = scenarios.with_keys if scenario is Scenario.WITH_KEYS else scenarios.without_keys
-    doubts = 0
-    async with (
-        _model() as client,
-        Runtime(home=folder / "home", database=database, sandbox=_backend, llm=client) as runtime,
-    ):
-        known = await _known(runtime.store, folder)
-        if known is None:
-            result = await runtime.run(function, NAMES, workspace=folder / "workspace")
-        else:
-            result, doubts = await _resumed(runtime, known.id)
-        run = await runtime.record()
-        checkpoints = [one for one in await runtime.store.checkpoints(run.id) if one.branch == "root"]
-        rows = Counter(
-            f"{row.key} {row.result_digest}" for row in await runtime.journal() if row.status is OpStatus.DONE
-        )
-        rows.update(f"{call.key} {call.result_digest}" for call in await runtime.llm_calls())
-        outbox = Counter(text for _, text in scenarios.sent())
-        return Left(result, dict(rows), checkpoints[-1].content_key, dict(outbox), run.status.value), doubts
-
-
-async def _resumed(runtime: Runtime, run_id: str) -> tuple[Any, int]:
-    """Resume, and answer each reported doubt by what the receiver has."""
-    doubts = 0
-    while True:
-        try:
-            return await runtime.resume(run_id), doubts
-        except RunError as error:
-            if not isinstance(error.__cause__, EffectInDoubt) or doubts == _APPROVALS:
-                raise
-        doubts += 1
-        doubtful = next(e for e in await runtime.effects(run_id) if e.status is EffectStatus.IN_DOUBT)
-        got = dict(scenarios.sent()).get(doubtful.idempotency_key)
-        await runtime.approve(
-            run_id,
-            doubtful.idempotency_key[:12],
-            happened=got is not None,
-            result=None if got is None else f"receipt for {got}",
-        )
-
-
-def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
-    config: Any = {"configurable": {"thread_id": str(folder)}}
-    os.environ["RAMIFY_DATABASE"] = database
-    threads = database
-    if scenario is Scenario.ENTRYPOINT:  # two commits a superstep, not one: the saver's own thread, or who waits
-        threads = f"sqlite:///{folder}/threads.db" if database.startswith("sqlite") else f"{database}?{_APART}"
-    with (
-        ramify.graph.Saver(threads) as saver,
-        ramify.compile(
-            scenarios.graph() if scenario is Scenario.GRAPH else scenarios.flow,
-            folder / "workspace",
-            checkpointer=saver,
-            home=folder / "home",
-            sandbox=_backend,
-            llm=_model(),
-            name="crash",
-        ) as app,
-    ):
-        begun = saver.get_tuple(config) is not None
-        # a task whose writes alone were kept is no more in `next`, and has still to be gone past
-        if begun and not app.get_state(config).tasks:
-            state = app.get_state(config).values  # it had ended
-        else:
-            fresh: Any = {"said": []} if scenario is Scenario.GRAPH else NAMES
-            given = None if begun else fresh
-            if scenario is Scenario.GRAPH:  # the event loop must not wait: a thread of ours commits
-                state = asyncio.run(app.ainvoke(given, config))
-            else:  # who waits commits
-                state = app.invoke(given, config, durability="sync")
-        snapshot = ramify.graph.snapshot_of(app, config)
-    return asyncio.run(_left_of_graph(scenario, folder, database, state, snapshot)), 0
-
-
-async def _left_of_graph(scenario: Scenario, folder: Path, database: str, state: Any, snapshot: str) -> Left:
-    tree = SnapshotStore(folder / "home" / "store").get(SnapshotId(snapshot)).content_key
-    async with RunStore(database, clock=time.time) as store:
-        run = await _known(store, folder)
-        assert run is not None
-        rows = Counter(  # LangGraph's task ids hold the time: a row is told by what it did
-            f"{row.kind} {row.step or row.summary} {row.snapshot_out and row.result_digest}"
-            for row in await store.ops(run.id)
-            if row.status is OpStatus.DONE and (scenario is Scenario.GRAPH or row.kind in _KEPT)
-        )
-        rows.update(f"{call.request_digest} {call.result_digest}" for call in await store.llm(run.id))
-    return Left(state["said"] if isinstance(state, dict) else state, dict(rows), tree, {}, run.status.value)
-
-
-async def _known(store: RunStore, folder: Path) -> RunRecord | None:
-    """The trial's run, where its first row was committed before the kill."""
-    runs = [run for run in await store.runs(limit=8) if run.workspace == str(folder / "workspace")]
-    return runs[0] if runs else None
 
 
 def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenario, str], Trial]:
@@ -295,8 +160,9 @@ def _warm(folder: Path) -> None:
         place = folder / f"warm-{scenario.name}"
         (place / "workspace").mkdir(parents=True)
         scenarios.OUTBOX = place / "outbox"
-        work = _graph if scenario in LANGGRAPH else _workflow
-        work(scenario, place, f"sqlite:///{place}/home/ramify.db")
+        if scenario in MADE_AGAIN:
+            lose(scenario, place, f"sqlite:///{place}/home/ramify.db")
+        live(scenario, place, f"sqlite:///{place}/home/ramify.db")
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
             thread.join(10)  # a database's, which ends a moment after who closed it was told so

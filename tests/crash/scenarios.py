@@ -19,6 +19,9 @@ from ramify.sandboxes.testing import Answer
 OUTBOX = Path()
 """The receiver, set by each trial: a line an effect, `key text`."""
 
+STOPS = False
+"""While it is true, `stopping` does not come past its last step."""
+
 
 def answer(tree: Path, command: str) -> Answer:
     """`add NAME TEXT`: a line more in a file. Prints the names of all files."""
@@ -86,6 +89,22 @@ async def without_keys(names: list[str]) -> list[str]:
         await outcomes[1].adopt()
     last = await add("end", "end")
     return [first, await tell("bye"), last, *(outcome.value for outcome in outcomes)]
+
+
+@step
+async def finish(sandbox: Sandbox) -> str:
+    if STOPS:
+        raise RuntimeError("not yet")
+    return (await sandbox.run("add end end")).stdout
+
+
+@workflow
+async def stopping(names: list[str]) -> list[str]:
+    await add("notes", "start")
+    async with fork(names) as branches:
+        outcomes = await branches.map(attempt, concurrency=2)
+        await outcomes[1].adopt()
+    return [await finish(), *(outcome.value for outcome in outcomes)]
 
 
 class State(TypedDict):

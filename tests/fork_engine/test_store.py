@@ -354,6 +354,16 @@ def test_processes_share_a_store(bench: Any) -> None:
     assert [worker.returncode for worker in workers] == [0, 0]
 
 
+def test_a_deletion_takes_what_crashed_processes_left_half_made(bench: Any) -> None:
+    base = bench.base({"a": "1"})
+    left = bench.store.root / "tmp" / "left"
+    left.mkdir()
+    (left / "half").write_text("made")
+    with bench.store._folder.temporary() as working:
+        bench.store.delete_unreachable({base.id})
+        assert bench.on_disk("tmp") == [working.name]
+
+
 def test_a_sealer_killed_anywhere_leaves_only_whole_snapshots(bench: Any) -> None:
     base = bench.base({"a": "1", "d/b": "2"})
     for moment in range(6):

@@ -1,7 +1,11 @@
-"""Tests that run under plans by the code and under learned ones."""
+"""Plans by the code and learned ones, for tests that run under both; and the receiver of effects."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
+import effects_app
 import pytest
 from daring import learned
 
@@ -19,3 +23,13 @@ def either_plan(request: pytest.FixtureRequest) -> str:
     if request.param == "learned":
         request.getfixturevalue("learned_plans")
     return str(request.param)
+
+
+@pytest.fixture
+def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "outbox"
+    monkeypatch.setattr(effects_app, "OUTBOX", path)
+    effects_app.STOP.clear()
+    effects_app.UNDONE.clear()
+    yield path
+    effects_app.STOP.clear()

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,66 +14,22 @@ import effects_app
 import pytest
 
 from ramify import Runtime, step
-from ramify.browse import history
 from ramify.fork_engine.errors import WorkspaceError
 from ramify.runtime.errors import (
     AmbiguousRef,
-    CompensationFailed,
     EffectInDoubt,
     EffectRefused,
-    EffectUndone,
     RunError,
     RunFailed,
     RunLocked,
     RunNotFound,
-    StoreError,
 )
 from ramify.runtime.events import Event, Noticed
-from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, OpStatus, RunId, RunStatus
+from ramify.runtime.records import LEGAL_SETTLEMENTS, EffectRecord, EffectStatus, RunStatus
 from ramify.serving.client import LLMClient
+from tests.runtime.effects import doubt_of, statuses, stop_in, texts
 
-
-@pytest.fixture(autouse=True)
-def outbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    path = tmp_path / "outbox"
-    monkeypatch.setattr(effects_app, "OUTBOX", path)
-    effects_app.STOP.clear()
-    effects_app.UNDONE.clear()
-    yield path
-    effects_app.STOP.clear()
-
-
-async def stop_in(runtime: Runtime, workflow: Any, place: str, workspace: Path, text: str = "hi") -> str:
-    """Start it, and cancel it while its effect hangs at that place; the run's id."""
-    effects_app.STOP[:] = [place]
-    await cancelled_where_it_hangs(asyncio.create_task(runtime.run(workflow, text, workspace=workspace)))
-    return str(runtime.last_run_id)
-
-
-async def cancelled_where_it_hangs(task: asyncio.Task[Any]) -> None:
-    while "hangs" not in effects_app.STOP:
-        await asyncio.sleep(0.01)
-        assert not task.done(), task
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    effects_app.STOP.clear()
-
-
-def texts() -> list[str]:
-    return [text for _, text in effects_app.sent()]
-
-
-async def statuses(runtime: Runtime) -> list[EffectStatus]:
-    return [effect.status for effect in await runtime.effects()]
-
-
-async def doubt_of(runtime: Runtime, run: str) -> EffectInDoubt:
-    with pytest.raises(RunFailed) as caught:
-        await runtime.resume(run)
-    cause = caught.value.__cause__
-    assert isinstance(cause, EffectInDoubt)
-    return cause
+pytestmark = pytest.mark.usefixtures("outbox")
 
 
 async def test_an_effect_is_in_the_ledger(runtime: Runtime, workspace: Path) -> None:
@@ -154,142 +107,6 @@ async def test_a_hook_that_raises_leaves_the_doubt(runtime: Runtime, workspace: 
     assert texts() == ["hi"]
 
 
-async def cancelled_at_the_intent(runtime: Runtime, doing: Awaitable[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right after the intent is durable, and before the step can begin."""
-    task = asyncio.ensure_future(doing)
-    commit = runtime.store.commit
-
-    async def then_cancel(run: RunId, **rows: Any) -> None:
-        await commit(run, **rows)
-        if EffectStatus.INTENDED in [effect.status for effect in rows.get("effects", ())]:
-            task.cancel()
-            for _ in range(20):  # turns of the loop: until whoever waits has heard of it
-                await asyncio.sleep(0)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runtime.store, "commit", then_cancel)
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
-async def test_an_intent_whose_step_never_began_is_no_doubt(
-    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await cancelled_at_the_intent(runtime, runtime.run(effects_app.plain, "hi", workspace=workspace), monkeypatch)
-    run = str(runtime.last_run_id)
-    (effect,) = await runtime.effects()
-    assert (effect.status, effect.note) == (EffectStatus.FAILED, "cancelled before it began")
-    await cancelled_at_the_intent(runtime, runtime.resume(run), monkeypatch)
-    assert await statuses(runtime) == [EffectStatus.FAILED]
-    assert texts() == []
-    assert await runtime.resume(run) == "receipt for hi"
-    assert texts() == ["hi"]
-
-
-async def test_a_doubt_outlasts_an_attempt_that_never_began(
-    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = await stop_in(runtime, effects_app.with_key, "after", workspace)
-    (before,) = await runtime.effects()
-    await cancelled_at_the_intent(runtime, runtime.resume(run), monkeypatch)
-    (effect,) = await runtime.effects()
-    assert (effect.status, effect.note) == (EffectStatus.IN_DOUBT, before.note)
-    assert effect.idempotency_key == before.idempotency_key
-    assert await runtime.resume(run) == "receipt for hi"
-    assert texts() == ["hi"]
-
-
-async def test_a_doubt_outlasts_an_attempt_that_raised(runtime: Runtime, workspace: Path) -> None:
-    """What it says of itself is no word on the one before it."""
-    run = await stop_in(runtime, effects_app.with_key, "after", workspace)
-    (before,) = await runtime.effects()
-    effects_app.STOP[:] = ["raise"]
-    for attempt in (2, 3):
-        with pytest.raises(RunFailed, match="refused"):
-            await runtime.resume(run)
-        (effect,) = await runtime.effects()
-        assert (effect.attempt, effect.status, effect.note) == (attempt, EffectStatus.IN_DOUBT, before.note)
-    effects_app.STOP.clear()
-    assert await runtime.resume(run) == "receipt for hi"
-    assert (texts(), await statuses(runtime)) == (["hi"], [EffectStatus.DONE])
-
-
-async def test_an_intent_that_cannot_be_taken_back_is_a_doubt(
-    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commit = runtime.store.commit
-
-    async def full(run: RunId, **rows: Any) -> None:
-        if EffectStatus.FAILED in [effect.status for effect in rows.get("effects", ())]:
-            raise StoreError("the disk is full")
-        await commit(run, **rows)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(runtime.store, "commit", full)
-        await cancelled_at_the_intent(runtime, runtime.run(effects_app.plain, "hi", workspace=workspace), monkeypatch)
-    assert (await runtime.record()).status is RunStatus.CANCELLED
-    assert await statuses(runtime) == [EffectStatus.INTENDED]
-    await doubt_of(runtime, str(runtime.last_run_id))
-    assert texts() == []
-
-
-async def test_each_attempt_at_an_effect_stays_in_the_ledger(runtime: Runtime, home: Path, workspace: Path) -> None:
-    run = await stop_in(runtime, effects_app.plain, "after", workspace)
-    await runtime.approve(run, "post", happened=False)
-    effects_app.STOP[:] = ["raise"]
-    with pytest.raises(RunFailed):
-        await runtime.resume(run)
-    effects_app.STOP.clear()
-    assert await runtime.resume(run) == "receipt for hi"
-    (last,) = await runtime.effects()
-    ledger = await runtime.effects(earlier=True)
-    told = [(one.attempt, one.status, one.result_json) for one in ledger]
-    assert told == [
-        (1, EffectStatus.AGAIN, None),
-        (2, EffectStatus.FAILED, None),
-        (3, EffectStatus.DONE, '"receipt for hi"'),
-    ]
-    assert ledger[-1] == last
-    assert list((await history.read(runtime.store, RunId(run))).effects) == ledger
-    assert {one.idempotency_key for one in ledger} == {last.idempotency_key}
-    await runtime.store.delete_run(RunId(run))
-    with closing(sqlite3.connect(home / "ramify.db")) as database:
-        left = [database.execute(f"SELECT count(*) FROM {table}").fetchone() for table in ("attempts", "blobs")]
-    assert left == [(0,), (0,)]
-
-
-async def test_an_attempt_under_another_key_stays_beside_the_one_that_was_undone(
-    runtime: Runtime, workspace: Path
-) -> None:
-    await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace)
-    run = await runtime.record()
-    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
-    await runtime.resume(run.id, back_to=first.id)
-    ledger = await runtime.effects(earlier=True)
-    told = [(one.args_json, one.attempt, one.status) for one in ledger]
-    both = [(1, EffectStatus.COMPENSATED), (2, EffectStatus.DONE)]
-    assert told == [(f'{{"text":"{text}"}}', *one) for text in "ab" for one in both]
-    assert len({one.idempotency_key for one in ledger}) == 4
-
-
-async def test_a_step_that_raised_did_not_happen(runtime: Runtime, workspace: Path) -> None:
-    effects_app.STOP[:] = ["raise"]
-    with pytest.raises(RunFailed):
-        await runtime.run(effects_app.plain, "hi", workspace=workspace)
-    assert await statuses(runtime) == [EffectStatus.FAILED]
-    effects_app.STOP.clear()
-    assert await runtime.resume(str(runtime.last_run_id)) == "receipt for hi"
-    assert texts() == ["hi"]
-
-
-async def test_a_retry_after_it_raised_is_one_effect(runtime: Runtime, workspace: Path) -> None:
-    effects_app.STOP[:] = ["raise"]
-    with pytest.raises(RunFailed):
-        await runtime.run(effects_app.stubborn, "hi", workspace=workspace)
-    assert [row.status for row in await runtime.journal()] == [OpStatus.FAILED]
-    assert len(await runtime.effects()) == 1
-
-
 async def test_a_timeout_leaves_a_doubt_and_is_not_retried(runtime: Runtime, workspace: Path) -> None:
     effects_app.STOP[:] = ["after"]
     with pytest.raises(RunFailed) as caught:
@@ -337,122 +154,6 @@ async def test_a_seal_that_fails_does_not_undo_the_effect(
     assert await statuses(runtime) == [EffectStatus.DONE]
     assert await runtime.resume(str(runtime.last_run_id)) == "receipt for hi"
     assert texts() == ["hi"]
-
-
-async def test_going_back_compensates_the_last_first(runtime: Runtime, workspace: Path) -> None:
-    assert await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace) == [
-        "first",
-        "hello.txt",
-        "second",
-        "third",
-    ]
-    run = await runtime.record()
-    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
-    again = await runtime.resume(run.id, back_to=first.id)
-    assert again == ["first", "hello.txt", "second", "third"]
-    assert effects_app.UNDONE == [("b", "receipt for b"), ("a", "receipt for a")]
-    assert texts() == ["a", "b", "a", "b"]
-    assert await statuses(runtime) == [EffectStatus.DONE, EffectStatus.DONE]
-    undone = [row.step for row in await runtime.journal() if row.status is OpStatus.UNDONE and row.result_json]
-    assert undone == ["post_and_recall", "write", "post_and_recall", "write"]
-
-
-async def test_what_was_undone_is_done_anew_under_another_key(runtime: Runtime, workspace: Path) -> None:
-    """To a receiver that honours keys the old one is done: it would answer, and do nothing."""
-    app = effects_app.one_under_a_key_that_can_be_recalled
-    await runtime.run(app, workspace=workspace)
-    run = await runtime.record()
-    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
-    effects_app.STOP[:] = ["after"]
-    await cancelled_where_it_hangs(asyncio.create_task(runtime.resume(run.id, back_to=first.id)))
-    assert await runtime.resume(run.id) == "receipt for a"  # in doubt since: sent again under the same new key
-    keys = [key for key, _ in effects_app.sent()]
-    assert (len(keys), len(set(keys))) == (2, 2)
-    (effect,) = await runtime.effects()
-    assert (effect.status, effect.idempotency_key) == (EffectStatus.DONE, keys[1])
-
-
-async def test_going_back_goes_on_where_a_hook_failed(runtime: Runtime, workspace: Path) -> None:
-    wanted = await runtime.run(effects_app.two_that_can_be_recalled, workspace=workspace)
-    run = await runtime.record()
-    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
-    effects_app.STOP[:] = ["keep a"]
-    for back_to in (first.id, None):  # a run that went back half way has no result, and does nothing before that
-        with pytest.raises(CompensationFailed, match=rf"post_and_recall.*is away.*ramify resume {run.id}"):
-            await runtime.resume(run.id, back_to=back_to)
-        assert await statuses(runtime) == [EffectStatus.COMPENSATING, EffectStatus.COMPENSATED]
-    assert effects_app.UNDONE == [("b", "receipt for b")] and texts() == ["a", "b"]
-    effects_app.STOP.clear()
-    assert await runtime.resume(run.id) == wanted
-    assert effects_app.UNDONE == [("b", "receipt for b"), ("a", "receipt for a")]
-    assert texts() == ["a", "b", "a", "b"]
-
-
-async def test_going_back_without_a_hook_keeps_what_was_done(runtime: Runtime, workspace: Path) -> None:
-    await runtime.run(effects_app.plain, "hi", workspace=workspace)
-    run = await runtime.record()
-    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
-    assert await runtime.resume(run.id, back_to=first.id) == "receipt for hi"
-    assert texts() == ["hi"]
-
-
-async def test_going_back_leaves_the_world_as_it_was_there(runtime: Runtime, workspace: Path) -> None:
-    await runtime.run(effects_app.plain, "hi", workspace=workspace)
-    run = await runtime.record()
-    base = next(c for c in await runtime.store.checkpoints(run.id) if c.seq == 0)
-    await runtime.resume(run.id, back_to=base.id)
-    assert sorted(c.path for c in await runtime.changes()) == ["first", "second"]
-
-
-async def test_a_branch_that_is_thrown_away_is_compensated(runtime: Runtime, workspace: Path) -> None:
-    assert await runtime.run(effects_app.on_branches, workspace=workspace) == ["receipt for a", "receipt for b"]
-    assert effects_app.UNDONE == [("b", "receipt for b")]
-    assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
-
-
-async def test_what_a_resumed_run_does_on_a_branch_that_is_thrown_away_is_compensated(
-    runtime: Runtime, workspace: Path
-) -> None:
-    """Its fork was left by an error before, and that it was left stands in the journal."""
-    effects_app.STOP.append("raise")
-    with pytest.raises(RunFailed):
-        await runtime.run(effects_app.on_branches, workspace=workspace)
-    effects_app.STOP.clear()
-    await runtime.resume(str(runtime.last_run_id))
-    assert effects_app.UNDONE == [("b", "receipt for b")]
-    assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
-
-
-@pytest.mark.parametrize("where", ["on it", "below"])
-async def test_a_branch_whose_effect_was_undone_is_not_adopted(runtime: Runtime, workspace: Path, where: str) -> None:
-    effects_app.STOP.append("bad luck")
-    with pytest.raises(RunFailed):
-        await runtime.run(effects_app.left_by_an_error, where, workspace=workspace)
-    effects_app.STOP.clear()
-    run = await runtime.record()
-    with pytest.raises(
-        RunFailed, match=rf"'post_anywhere' did on it was undone.*ramify resume {run.id} --from"
-    ) as failed:
-        await runtime.resume(run.id)
-    assert isinstance(failed.value.__cause__, EffectUndone)
-    assert await statuses(runtime) == [EffectStatus.COMPENSATED]
-    base = next(c for c in await runtime.store.checkpoints(run.id) if c.seq == 0)
-    assert await runtime.resume(run.id, back_to=base.id) == [f"receipt for {where}"]
-    assert (texts(), effects_app.UNDONE) == ([where, where], [(where, f"receipt for {where}")])
-    assert await statuses(runtime) == [EffectStatus.DONE]
-
-
-async def test_an_effect_that_going_back_undid_is_no_part_of_the_branch_any_more(
-    runtime: Runtime, workspace: Path
-) -> None:
-    """The workflow went another way from there: its branch has the old one's name, and another effect."""
-    assert await runtime.run(effects_app.another_way, workspace=workspace) == "receipt for a"
-    run = await runtime.record()
-    first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
-    effects_app.STOP[:] = ["picky"]
-    assert await runtime.resume(run.id, back_to=first.id) == "receipt for b"
-    assert (texts(), effects_app.UNDONE) == (["a", "b"], [("a", "receipt for a")])
-    assert sorted(await statuses(runtime)) == [EffectStatus.COMPENSATED, EffectStatus.DONE]
 
 
 async def test_a_branch_is_given_what_was_recorded(runtime: Runtime, workspace: Path) -> None:

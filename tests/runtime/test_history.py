@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
@@ -12,9 +13,10 @@ import pytest
 
 from ramify.compiler.estimates import UNMEASURED
 from ramify.compiler.plan import OpId, StagePlan
+from ramify.runtime import history
 from ramify.runtime.history import WithHistory, history_of
 from ramify.runtime.observed import Observed
-from ramify.serving.errors import LLMRejected, LLMUnavailable
+from ramify.serving.errors import LLMRejected, LLMTimeout, LLMUnavailable
 
 STAGE = {"calls": 2.0, "prefill": 100.0, "output": 20.0, "tools_s": 1.5, "seconds": 3.0, "share": 1.0}
 ODD = (1e999, float("nan"), 10**400, 1e10, -1)  # numbers that no tag can hold
@@ -85,6 +87,45 @@ def test_nobody_there() -> None:
         port = free.getsockname()[1]
     with pytest.raises(LLMUnavailable, match=f"no gateway answers at http://127.0.0.1:{port}"):
         history_of("w", f"http://127.0.0.1:{port}")
+
+
+class Endless(httpx.AsyncByteStream):
+    def __init__(self, part: bytes, every_s: float) -> None:
+        self.given, self.closed = 0, False
+        self._part, self._every_s = part, every_s
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            await asyncio.sleep(self._every_s)
+            self.given += len(self._part)
+            yield self._part
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    def transport(self) -> httpx.MockTransport:
+        return httpx.MockTransport(lambda _: httpx.Response(200, stream=self))
+
+
+def test_an_answer_without_an_end_is_none() -> None:
+    endless = Endless(b"[" * 65536, 0)
+    with pytest.raises(LLMRejected, match=r"http://g/v1 is no gateway: .* longer than 262144 bytes"):
+        history_of("w", "http://g", transport=endless.transport())
+    assert endless.given <= 262144 + 65536 and endless.closed
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_an_answer_that_drips_is_not_waited_for(status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_PATIENCE_S", 0.1)
+    drips = Endless(b" ", 0.001)
+    way = httpx.MockTransport(lambda _: httpx.Response(status, stream=drips))
+    with pytest.raises(LLMTimeout, match=r"http://g/v1 did not give its whole answer within 0\.1 s"):
+        history_of("w", "http://g", transport=way)
+    assert drips.closed
+
+
+async def test_it_can_be_asked_where_a_loop_runs() -> None:
+    assert history_of("w", "http://g", transport=gateway()) == (LEARNT,)
 
 
 def test_what_was_recorded_here_comes_first() -> None:

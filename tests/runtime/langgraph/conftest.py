@@ -10,10 +10,13 @@ import pytest
 from langgraph.graph import StateGraph
 
 import ramify
+import ramify.graph
+from ramify.fork_engine import crash
 from ramify.runtime.langgraph.app import WorldGraph
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord, RunStatus, RunUpdate
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
+from tests.runtime.langgraph import lost
 
 Compile = Callable[..., WorldGraph]
 
@@ -72,3 +75,16 @@ def compile_graph(home: Path, workspace: Path, scripted: ScriptedModel) -> Itera
 @pytest.fixture
 def kept() -> Callable[[WorldGraph], Kept]:
     return Kept
+
+
+@pytest.fixture
+def nothing_ran_again() -> Iterator[None]:
+    lost.LOG.clear()
+    yield
+    crash.at = None
+
+
+@pytest.fixture
+def saver(tmp_path: Path) -> Iterator[ramify.graph.Saver]:
+    with ramify.graph.Saver(tmp_path / "threads.db") as saver:
+        yield saver

@@ -230,6 +230,15 @@ def test_a_graph_of_ours_in_a_plain_graph(compile_graph: Any) -> None:
     assert plain.invoke(Command(resume="bob"), CONFIG)["seen"] == [[], ["x"], ["got-bob", "x"]]
 
 
+def test_a_graph_of_ours_in_another_of_ours_has_worlds_of_its_own(compile_graph: Any) -> None:
+    ours = compile_graph(chain(x=writer("x"), y=look))
+    outer = compile_graph(chain(a=writer("a"), sub=lambda state: ours.invoke({"seen": []}), node=ours, z=look))
+    seen = outer.invoke({"seen": []})["seen"]
+    assert ["x"] in seen and ["a"] in seen
+    assert ["a", "x"] not in seen
+    assert seen[-1] == ["a"]
+
+
 def test_langgraph_is_left_alone_when_nothing_runs(compile_graph: Any) -> None:
     from langgraph.pregel import Pregel
 

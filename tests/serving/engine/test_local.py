@@ -8,12 +8,14 @@ import signal
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ramify.serving.choose import letter_request, letter_scores
 from ramify.serving.client import LLMClient
 from ramify.serving.engine.local import LocalEngine
 from ramify.serving.errors import EngineFailed
+from ramify.serving.gateway.upstream import worked_by
 from ramify.serving.types import ChatRequest, user
 
 PYTHON_BUG = (
@@ -39,6 +41,19 @@ async def test_a_chat_a_stream_and_a_ranking(weights: Path) -> None:
     assert all(-20 < score < 0 for score in scores[0])
     assert len(set(scores[0])) == 3
     assert scores[0] == scores[1] == letter_scores(together[1], 3), "also where others ask at the same time"
+
+
+@pytest.mark.model
+async def test_it_counts_what_it_does_for_an_answer_that_says_nothing_yet(weights: Path) -> None:
+    async with LocalEngine(weights) as engine, LLMClient(engine.base_url) as client:
+        counts = set[tuple[bytes, ...]]()
+        request = httpx.Request("GET", engine.base_url.removesuffix("/v1") + "/metrics")
+        call = asyncio.create_task(client.chat(ChatRequest(user("Tell me a story."), max_tokens=200)))
+        async with httpx.AsyncClient(trust_env=False) as reader:
+            while not call.done():
+                counts.add(worked_by((await reader.send(request)).content))
+        await call
+    assert () not in counts and len(counts) > 2
 
 
 @pytest.mark.model

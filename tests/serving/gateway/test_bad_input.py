@@ -88,7 +88,8 @@ def test_any_bytes_get_an_error_of_the_right_shape(content: bytes) -> None:
     asyncio.run(ask())
 
 
-DEEP = b'{"messages": [], "x": ' + b"[" * 900 + b"]" * 900 + b"}"
+ASK = {"messages": [{"role": "user", "content": "hi"}]}
+DEEP = b'{"messages": [{}], "x": ' + b"[" * 900 + b"]" * 900 + b"}"
 
 DEEPER = b'{"messages": ' + b"[" * 900 + b"]" * 900 + b"}"
 
@@ -117,6 +118,123 @@ async def test_each_kind_of_nonsense_is_refused_by_its_field(content: bytes, par
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_chat_without_a_message_is_refused_as_openai_does(stream: bool) -> None:
+    """Whatever the engine would make of it: the embedded one talked on to the end of its context."""
+    model = ScriptedModel(lambda _: "never")
+    app = create_gateway("http://engine", transport=model)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(PATHS[0], json={"messages": [], "stream": stream})
+        seen = (await client.get("/v1/ramify/requests")).json()["requests"]
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["code"]) == (400, "messages", "empty_array")
+    assert not model.calls and not seen
+
+
+def shaped(schema: object) -> dict[str, object]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
+LONG = {"type": "string", "minLength": 10, "maxLength": 2}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"const": LONG}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "more", "param"),
+    [
+        *[
+            (PATHS[0], shaped(schema), "response_format")
+            for schema in (
+                LONG,
+                {"type": "array", "items": {"anyOf": [{"type": "null"}, LONG]}},
+                {"$defs": {"a": LONG}, "$ref": "#/$defs/a"},
+                {"type": "array", "minItems": 2, "maxItems": 1},
+                {"type": "integer", "minimum": 2, "maximum": 1.5},
+                {"type": "string", "pattern": "^a{10,2}$"},
+                {"type": "string", "pattern": "^a{1,2}(b{ 3 , 2 })$"},
+            )
+        ],
+        (PATHS[0], {"response_format": {"type": "json_object", "schema": LONG}}, "response_format"),
+        (PATHS[0], {"tools": [{"type": "function", "function": FUNCTION}]}, "tools"),
+        (PATHS[1], {"json_schema": LONG}, "json_schema"),
+        (PATHS[1], {"grammar": 'root ::= "#" "a"{10,2}'}, "grammar"),
+        (PATHS[1], {"grammar": 'root ::= "a"{10 # {1,2}\n,2}'}, "grammar"),
+        (PATHS[2], {"text": {"format": {"type": "json_schema", "name": "a", "schema": LONG}}}, "text"),
+    ],
+)
+async def test_a_shape_that_no_answer_can_have_does_not_reach_an_engine(
+    path: str, more: dict[str, object], param: str
+) -> None:
+    """llama.cpp took all memory there was, for one such call."""
+    model = ScriptedModel(lambda _: "never")
+    app = create_gateway("http://engine", transport=model)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(path, json={**ASK, "prompt": "hi", "input": "hi", **more})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert "no answer can have this shape" in response.json()["error"]["message"] and not model.calls
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "minLength": 2, "maxLength": 2, "pattern": "^a{1,2}\\{10,2\\}b{3,}$"},
+        {"type": "object", "properties": {"minLength": {"type": "integer"}, "maxLength": {"const": 1}}},
+        {"type": "string", "minLength": "10", "maxLength": 2},
+    ],
+)
+async def test_any_other_shape_is_the_engines_to_judge(schema: object) -> None:
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        assert (await client.post(PATHS[0], json={**ASK, **shaped(schema)})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "param"),
+    [
+        (500, "Failed to parse tools: Missing tool type: {}", "tools"),
+        (500, "Failed to parse messages: key 'text' not found", "messages"),
+        (500, "image input is not supported - hint: …", "messages"),
+        (400, "Field 'seed': type must be number, but is string", "seed"),
+        (400, "Expected 'messages' to be an array", "messages"),
+        (400, "All non-assistant messages must contain 'content'", "messages"),
+        (400, "top_logprobs requires logprobs to be set to true", "top_logprobs"),
+        (400, "response_format type must be one of …", "response_format"),
+        (400, '"prompt" must not be empty', "prompt"),
+        (400, "[json.exception.out_of_range.403] key 'prompt' not found", "prompt"),
+        (400, "Prompt contains invalid tokens", "prompt"),
+        (400, "'input' is required", "input"),
+        (400, "llama.cpp does not support 'previous_response_id'.", "previous_response_id"),
+    ],
+)
+async def test_what_the_embedded_engine_says_of_a_field_names_it_and_is_the_requests_fault(
+    status: int, message: str, param: str
+) -> None:
+    said = {"error": {"code": status, "message": message, "type": "server_error"}}
+    app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(status, json=said)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(PATHS[0], json=ASK)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"], error["message"]) == (400, param, message)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        (shaped({"type": "nope"}), "response_format"),
+        ({"grammar": "root ::= root"}, "grammar"),
+        ({}, None),
+        ({"grammar": "root ::= root", "tools": [{}]}, None),
+    ],
+)
+async def test_a_shape_that_the_engine_cannot_make_is_named(more: dict[str, object], param: str | None) -> None:
+    said = {"error": {"code": 400, "message": "Failed to initialize samplers: failed to parse grammar"}}
+    app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(400, json=said)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(PATHS[0], json={**ASK, **more})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
 async def test_what_there_is_not_is_named_with_what_there_is() -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
@@ -134,14 +252,14 @@ async def test_what_there_is_not_is_named_with_what_there_is() -> None:
 async def test_a_promise_in_the_url_is_refused_and_not_overlooked(name: str) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        response = await client.post(f"{PATHS[0]}?api-version=1&{name}=-1", json={"messages": []})
+        response = await client.post(f"{PATHS[0]}?api-version=1&{name}=-1", json=ASK)
         assert (response.status_code, response.json()["error"]["param"]) == (400, name)
-        assert (await client.post(f"{PATHS[0]}?api-version=1", json={"messages": []})).status_code == 200
+        assert (await client.post(f"{PATHS[0]}?api-version=1", json=ASK)).status_code == 200
 
 
 @pytest.mark.parametrize(
     "body",
-    [DEEP, DEEPER, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"\\ud800": 1, "messages": []}'],
+    [DEEP, DEEPER, b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b'{"\\ud800": 1, "messages": [{}]}'],
 )
 async def test_what_is_odd_but_json_is_passed_on(body: bytes) -> None:
     got: list[Any] = []
@@ -270,7 +388,7 @@ async def test_an_engine_cannot_inject_a_header() -> None:
     refusal = {"error": {"message": "no\r\nset-cookie: a=b", "code": "no\r\nx: y", "param": "a\r\nb: c"}}
     app = create_gateway("http://engine", transport=httpx.MockTransport(lambda _: httpx.Response(429, json=refusal)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        response = await client.post(PATHS[0], json={"messages": []})
+        response = await client.post(PATHS[0], json=ASK)
     assert response.status_code == 429
     assert set(response.headers) <= {"content-length", "content-type", "x-request-id", "retry-after"}
     assert response.json()["error"]["message"] == refusal["error"]["message"]

@@ -15,13 +15,14 @@ import pytest
 from ramify.serving.gateway import supervisor
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.errors import ApiError
-from ramify.serving.gateway.pulse import hung
+from ramify.serving.gateway.pulse import following, hung
 from ramify.serving.gateway.replicas import Traits
 from ramify.serving.gateway.supervisor import Supervised
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
 from tests.serving.gateway.test_lives import Life, Lives
+from tests.serving.held_up import Ahead, turns
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 WELL, DEAD, SILENT = 200, 503, 0
@@ -29,14 +30,20 @@ BRIEF_S = 0.06  # without a sign of life
 
 
 class Server:
-    """Says of itself what the script says; of its model, what `token` does."""
+    """Says of itself what the script says; of its model, what `token` does, and what `worked` counts."""
 
     def __init__(self, says: Iterator[int], token: Callable[[], Any] = lambda: None) -> None:
         self.asked = 0
         self.questions = 0
+        self.looks = 0
+        self.worked = 1
         self._says, self._token = says, token
 
     async def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/metrics":
+            self.looks += 1
+            text = f'vllm:num_requests_running{{engine="0"}} {self.looks}\n'
+            return httpx.Response(200, text=f'{text}vllm:generation_tokens_total{{engine="0"}} {self.worked}\n')
         if not request.url.path.endswith("/health"):
             self.questions += 1
             await self._token()
@@ -70,6 +77,22 @@ async def test_six_questions_in_a_row_without_a_good_answer(last: int) -> None:
 async def test_a_server_that_cannot_be_asked_so_is_well() -> None:
     server = Server(chain(repeat(404, 20), repeat(SILENT)))
     await asyncio.wait_for(hung(server.upstream(), "m", BRIEF_S, 1), 60)
+    assert server.asked == 20 + 6
+
+
+async def test_one_that_is_too_busy_to_answer_for_itself_lives_by_what_it_says_to_others() -> None:
+    """Each time that it is asked a call hears a token meanwhile; then none does."""
+    answers = iter([True] * 20)
+
+    class Busy(Server):
+        async def __call__(self, request: httpx.Request) -> httpx.Response:
+            if next(answers, False):
+                upstream._speaks()
+            return await super().__call__(request)
+
+    server = Busy(repeat(DEAD))
+    upstream = server.upstream()
+    await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
     assert server.asked == 20 + 6
 
 
@@ -156,6 +179,154 @@ async def test_but_a_stream_no_longer_than_it_may_be_silent() -> None:
     upstream = Server(repeat(WELL), never).upstream(hang_s=3 * BRIEF_S)
     upstream.suspect, upstream.reading = True, 1
     assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 1), 60)
+
+
+async def test_a_question_that_waits_while_whole_answers_grow_ends_no_engine() -> None:
+    """For KV, as with long contexts in vLLM, where slots are left. Nobody has heard a token."""
+
+    async def waits() -> None:
+        await upstream.count(60)
+        server.worked += 1
+        await upstream.count(60)
+        await never()
+
+    server = Server(chain(repeat(WELL, 9), repeat(SILENT)), waits)
+    upstream = server.upstream()
+    upstream.suspect, upstream.working = True, 1
+    assert "its server" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 128), 60)
+    assert (server.questions, upstream.suspect) == (1, False)
+
+
+async def test_a_model_whose_count_stands_still_has_no_such_excuse() -> None:
+    async def waits() -> None:
+        await upstream.count(60)
+        await upstream.count(60)
+        await never()
+
+    server = Server(repeat(WELL), waits)
+    upstream = server.upstream()
+    upstream.suspect, upstream.working = True, 1
+    assert "its model" in await asyncio.wait_for(hung(upstream, "m", BRIEF_S, 128), 60)
+
+
+async def test_what_was_done_before_the_silence_is_no_life_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, server = Ahead(monkeypatch), Server(repeat(WELL))
+    upstream = server.upstream()
+    await upstream.count(60)
+    server.worked += 1
+    await ahead.ran(1)
+    upstream._speaks()
+    silent_since = upstream.awake.time()
+    await ahead.ran(1)
+    await upstream.count(60)
+    assert not upstream.heard_since(silent_since), "of that it had heard"
+    server.worked += 1
+    await upstream.count(60)
+    assert upstream.heard_since(silent_since)
+
+
+async def test_one_that_does_not_say_what_it_has_done_is_judged_by_what_is_heard() -> None:
+    texts = iter(["vllm:num_requests_running 1", "", None, "vllm:generation_tokens_total 1"])
+
+    async def says(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(404) if (text := next(texts)) is None else httpx.Response(200, text=text)
+
+    upstream = Upstream("http://engine", transport=httpx.MockTransport(says))
+    begun = upstream.awake.time()
+    for _ in range(4):
+        await upstream.count(60)
+    assert not upstream.heard_since(begun)
+
+
+async def test_it_is_counted_while_calls_wait_in_silence_and_only_then() -> None:
+    server = Server(repeat(WELL))
+    upstream = server.upstream()
+    async with following(upstream, 0.001):
+        await asyncio.sleep(0.05)
+        assert not server.looks, "nobody waits"
+        begun = upstream.awake.time()
+        call = asyncio.create_task(upstream._within(never()))
+        async with asyncio.timeout(60):
+            while not upstream.heard_since(begun):
+                server.worked += 1
+                await asyncio.sleep(0.001)
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+    assert server.looks >= 2
+
+
+async def test_a_stream_waits_in_an_engine_that_orders_its_calls_for_as_long_as_that_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead, server = Ahead(monkeypatch), Server(repeat(WELL))
+    upstream = server.upstream(queues=True, hang_s=100)
+    call = asyncio.create_task(upstream._within(never()))
+    await upstream.count(60)
+    for _ in range(5):
+        await ahead.ran(60)
+        server.worked += 1
+        await upstream.count(60)
+    assert not call.done()
+    for _ in range(2):
+        await ahead.ran(60)
+        await upstream.count(60)
+    with pytest.raises(ApiError, match="sent nothing"):
+        await asyncio.wait_for(call, 60)
+
+
+@pytest.mark.parametrize("queues", [False, True])
+async def test_time_that_this_loop_was_held_up_for_is_nobodys_silence(
+    queues: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LocalGateway runs in an application's loop: what came meanwhile has not been read."""
+    ahead, came = Ahead(monkeypatch), asyncio.Event()
+
+    async def token() -> str:
+        await came.wait()
+        return "token"
+
+    upstream = Server(repeat(WELL)).upstream(queues=queues, hang_s=100)
+    call = asyncio.create_task(upstream._within(token()))
+    await turns()
+    await ahead.held_up(5000)
+    came.set()
+    assert await asyncio.wait_for(call, 60) == "token"
+    assert not upstream.suspect
+
+
+async def test_nor_a_server_that_does_not_answer_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, came = Ahead(monkeypatch), asyncio.Event()
+
+    async def well(_: httpx.Request) -> httpx.Response:
+        await came.wait()
+        return httpx.Response(200)
+
+    upstream = Upstream("http://engine", transport=httpx.MockTransport(well))
+    question = asyncio.create_task(upstream.answers(10))
+    await turns()
+    await ahead.held_up(5000)
+    came.set()
+    assert await asyncio.wait_for(question, 60)
+
+
+async def test_nor_a_model_that_gives_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, came, asked = Ahead(monkeypatch), asyncio.Event(), asyncio.Event()
+
+    async def token() -> None:
+        asked.set()
+        await came.wait()
+
+    server = Server(chain([WELL], repeat(SILENT)), token)
+    upstream = server.upstream()
+    upstream.suspect = True
+    found = asyncio.create_task(hung(upstream, "m", 60, 4))
+    await asyncio.wait_for(asked.wait(), 60)
+    await ahead.held_up(5000)
+    came.set()
+    await turns()
+    assert not found.done() and not upstream.suspect
+    found.cancel()
+    await asyncio.gather(found, return_exceptions=True)
 
 
 async def test_silence_to_a_call_is_a_reason_to_ask() -> None:

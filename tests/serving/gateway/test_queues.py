@@ -182,6 +182,28 @@ async def test_a_call_is_refused_once_every_replica_has_refused_it() -> None:
     assert (door.running, door.waiting) == (0, 0)
 
 
+async def test_one_that_is_away_is_not_asked_while_another_is_up() -> None:
+    """docs/serving.md says so: what the others cannot do in time is refused, whatever it would have said."""
+
+    async def yes() -> bool:
+        return True
+
+    away, up = Replica(0, 4, None, comes_back=yes), bare(1)
+    sees = [Sees(), Sees(refuses=30.0)]
+    door = queues(sees, away, up)
+    room = Room(door)
+    await room.ask(1)
+    assert (await room.refusal(1)).earliest_feasible_s == 30.0
+    assert not sees[0].queue
+    up.upstream = None
+    await room.ask(2)
+    assert sees[0].queue == [2] and door.waiting == 1, "with none up it waits"
+    away.upstream = bare().upstream
+    door.decide()
+    await turn()
+    assert room.at == {2: 0}
+
+
 async def test_who_waits_for_an_engine_that_is_started_again_is_refused_when_it_is_too_late() -> None:
     async def yes() -> bool:
         return True

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 
 from ramify.serving.gateway import transport
 from ramify.serving.gateway.transport import AiohttpTransport
 from ramify.serving.testing import ScriptedServer
+from tests.serving.held_up import Ahead
 
 
 async def test_connections_are_made_in_turn_and_failures_give_their_turn_back(
@@ -58,3 +61,28 @@ async def test_who_leaves_while_connecting_gives_its_turn_back(monkeypatch: pyte
             await asyncio.gather(leaver, return_exceptions=True)
         async with asyncio.timeout(20):
             assert (await client.get(f"{server.base_url}/models")).status_code == 200
+
+
+@pytest.mark.parametrize("held_up", [True, False])
+async def test_a_connection_whose_time_was_over_while_this_loop_was_held_up_is_made_again(
+    held_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, connect = Ahead(monkeypatch), aiohttp.ClientSession.request
+    tries = []
+
+    async def slow(session: aiohttp.ClientSession, *said: Any, **more: Any) -> aiohttp.ClientResponse:
+        tries.append(said)
+        if len(tries) == 1:
+            await (ahead.held_up(1000) if held_up else ahead.ran(20))
+            raise aiohttp.ConnectionTimeoutError("connection timeout")
+        return await connect(session, *said, **more)
+
+    monkeypatch.setattr(aiohttp.ClientSession, "request", slow)
+    way = AiohttpTransport(connect_s=10.0, trust_env=False)
+    async with ScriptedServer(lambda _: "ok") as server, httpx.AsyncClient(transport=way) as client:
+        if held_up:
+            assert (await client.get(f"{server.base_url}/models")).status_code == 200
+        else:
+            with pytest.raises(httpx.ConnectError):
+                await client.get(f"{server.base_url}/models")
+    assert len(tries) == 1 + held_up

@@ -1,0 +1,97 @@
+"""Time in which this event loop ran: what a limit on somebody else's silence may count.
+
+A gateway may run in the loop of an application (LocalGateway) whose own work holds it up for minutes. What an engine
+sent meanwhile lies unread in its socket, and a limit by the loop's clock is over before anybody has looked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Self
+
+TICK_S = 0.25  # the most that a stretch without a turn of the loop counts
+
+
+class AwakeClock:
+    """Seconds, of which those are left out that this loop was held up for. It knows of these only while it is
+    entered, by any number at once: it ticks then."""
+
+    def __init__(self) -> None:
+        self._watchers = 0
+        self._last = 0.0  # tick
+        self._lost = 0.0
+        self._next: asyncio.TimerHandle | None = None
+
+    def time(self) -> float:
+        now = asyncio.get_running_loop().time()
+        return now - self._lost - (self._late(now) if self._next is not None else 0.0)
+
+    def __enter__(self) -> Self:
+        self._watchers += 1
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._last, self._next = loop.time(), loop.call_later(TICK_S, self._tick)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._watchers -= 1
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float) -> AsyncGenerator[None, None]:
+        """Raises TimeoutError after so many of them."""
+        async with asyncio.timeout(None) as limit:
+            with Watch(self, limit, self.time() + seconds):
+                yield
+
+    async def wait(self, task: asyncio.Task[None], seconds: float) -> None:
+        """Until that has ended, or so many of them are over."""
+        with suppress(TimeoutError):
+            async with self.timeout(seconds):
+                await asyncio.wait({task})
+
+    def _late(self, now: float) -> float:
+        return max(0.0, now - self._last - TICK_S)
+
+    def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        self._lost += self._late(now)
+        self._last = now
+        self._next = loop.call_later(TICK_S, self._tick) if self._watchers else None
+
+
+class Watch:
+    """While entered, ends a wait when its clock shows `at`, or what `later` says by then where that is later."""
+
+    __slots__ = ("_at", "_clock", "_due", "_handle", "_later", "_limit")
+
+    def __init__(
+        self, clock: AwakeClock, limit: asyncio.Timeout, at: float, later: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._clock, self._limit, self._at, self._later = clock, limit, at, later
+
+    def __enter__(self) -> None:
+        self._clock.__enter__()
+        self._look_in(self._at - self._clock.time())
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.cancel()
+        self._clock.__exit__()
+
+    def _look_in(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + max(0.0, seconds)
+        self._handle = loop.call_at(self._due, self._look)
+
+    def _look(self) -> None:
+        if self._limit.expired():
+            return
+        now, left = asyncio.get_running_loop().time(), max(self._at, self._later()) - self._clock.time()
+        if now - self._due > TICK_S:
+            left = max(left, TICK_S)  # who was held up reads first what has come
+        if left > 0:
+            self._look_in(left)
+        else:
+            self._limit.reschedule(now)

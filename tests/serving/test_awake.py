@@ -1,0 +1,92 @@
+"""Limits that do not count the time for which this loop was held up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from ramify.serving.awake import TICK_S, AwakeClock
+from tests.serving.held_up import Ahead, turns
+
+
+async def test_what_the_loop_was_held_up_for_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, clock = Ahead(monkeypatch), AwakeClock()
+    with clock, clock:
+        begun = clock.time()
+        await ahead.held_up(1000)
+        assert clock.time() - begun < 1
+        await ahead.ran(10)
+        await ahead.held_up(1000)
+        passed = clock.time() - begun
+    assert 10 <= passed < 12
+
+
+async def test_it_ticks_only_while_somebody_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, clock = Ahead(monkeypatch), AwakeClock()
+    with clock:
+        await turns()
+    await ahead.ran(1)
+    before = clock.time()
+    await ahead.held_up(1000)
+    assert clock.time() - before >= 1000
+    with clock:
+        begun = clock.time()
+        await ahead.ran(2)
+        assert 2 <= clock.time() - begun < 3
+
+
+async def test_a_limit_is_over_after_so_long_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, clock = Ahead(monkeypatch), AwakeClock()
+
+    async def limited() -> None:
+        async with clock.timeout(60):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(limited())
+    await turns()
+    for _ in range(3):
+        await ahead.held_up(1000)
+    await ahead.ran(50)
+    assert not task.done()
+    await ahead.ran(20)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(task, 60)
+
+
+async def test_who_was_held_up_at_the_end_of_a_limit_reads_first_what_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ahead, clock = Ahead(monkeypatch), AwakeClock()
+    came = asyncio.Event()
+
+    async def limited() -> str:
+        async with clock.timeout(TICK_S / 2):
+            await came.wait()
+        return "read"
+
+    task = asyncio.create_task(limited())
+    await turns()
+    await ahead.held_up(1000)
+    came.set()
+    assert await task == "read"
+
+
+async def test_a_wait_ends_with_its_task_or_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, clock = Ahead(monkeypatch), AwakeClock()
+    go = asyncio.Event()
+
+    async def work() -> None:
+        await go.wait()
+
+    task = asyncio.create_task(work())
+    waiting = asyncio.create_task(clock.wait(task, 60))
+    await turns()
+    await ahead.held_up(1000)
+    assert not waiting.done()
+    await ahead.ran(70)
+    assert waiting.done() and not task.done() and waiting.exception() is None
+    waiting = asyncio.create_task(clock.wait(task, 60))
+    go.set()
+    await waiting
+    assert task.done()
