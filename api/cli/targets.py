@@ -55,7 +55,10 @@ def load_workflow(target: str) -> Workflow[..., Any]:
     found = load(target)
     if workflow_info(found) is None:
         hint = "put @workflow on it"
-        if type(found).__module__.startswith("langgraph."):
+        kinds = type(found).__mro__
+        if any(kind.__name__ == "WorldGraph" and kind.__module__.startswith("ramify.") for kind in kinds):
+            hint = "call its invoke in Python; `ramify resume` goes on with its threads"
+        elif type(found).__module__.startswith("langgraph."):
             hint = "a LangGraph graph is run by `ramify.compile(graph).invoke(…)` in Python"
         raise TargetNotFound(f"{target} is a {type(found).__name__}, not a workflow: {hint}")
     workflow: Workflow[..., Any] = found

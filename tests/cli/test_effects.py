@@ -73,6 +73,7 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     (run,) = json.loads(call("ls", "--json").stdout)
     assert doubt.returncode == 1
     assert f"ramify approve {run['id']} post" in doubt.stderr
+    assert "lies outside the code" not in doubt.stderr  # what it says first is what to do
     assert "had failed, nothing was left to stop" in call("cancel").stdout
     (effect,) = json.loads(call("effects", "--json").stdout)
     assert (effect["step"], effect["status"]) == ("post", "in doubt")

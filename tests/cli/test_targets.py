@@ -80,3 +80,13 @@ def test_what_is_no_workflow(tmp_path: Path) -> None:
     (tmp_path / "plain_target.py").write_text("def go(): ...\n")
     with pytest.raises(TargetNotFound, match="a function, not a workflow: put @workflow on it"):
         load_workflow(f"{tmp_path}/plain_target.py:go")
+
+
+def test_a_compiled_graph_is_invoked_in_python(tmp_path: Path) -> None:
+    (tmp_path / "graph_target.py").write_text(
+        "import ramify\n"
+        "from langgraph.graph import START, StateGraph\n"
+        "app = ramify.compile(StateGraph(dict).add_node('n', lambda state: {}).add_edge(START, 'n'))\n"
+    )
+    with pytest.raises(TargetNotFound, match="a WorldGraph, not a workflow: call its invoke in Python"):
+        load_workflow(f"{tmp_path}/graph_target.py:app")
