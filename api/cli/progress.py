@@ -168,23 +168,29 @@ def _skipped(event: RunStarted) -> list[str]:
 
 
 def _op_line(row: OpRecord) -> str | None:
-    took = seconds(row.ended_at - row.started_at)
+    text = _op_text(row)
+    return None if text is None else f"[{row.branch}] {text}"
+
+
+def _op_text(row: OpRecord) -> str | None:
+    """Every kind stands in one arm, each of which returns: a kind that is missing is then an error of mypy's."""
     match row.kind:
-        case OpKind.RUN | OpKind.BREAK:
+        case OpKind.RUN | OpKind.CALL_TOOL | OpKind.BREAK:
             mark = {OpStatus.FAILED: f"{FAILED} "}.get(row.status, f"{REUSED} " if row.reused_from else "")
-            said = shown(row.summary or row.error or "")
-            text = f"{mark}{shown(row.step or row.op_id)}" + (f": {said}" if said else "") + f" ({took})"
+            said, took = shown(row.summary or row.error or ""), seconds(row.ended_at - row.started_at)
+            return f"{mark}{shown(row.step or row.op_id)}" + (f": {said}" if said else "") + f" ({took})"
         case OpKind.FORK:
-            text = f"fork: {shown(row.summary)}"
+            return f"fork: {shown(row.summary)}"
         case OpKind.MERGE:
-            text = f"{MERGED} {shown(row.summary)}"
+            return f"{MERGED} {shown(row.summary)}"
         case OpKind.RELEASE:
-            text = f"fork ends: {shown(row.summary)}"
+            return f"fork ends: {shown(row.summary)}"
         case OpKind.INTERRUPT:
-            text = f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {shown(row.summary)}"
+            return f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {shown(row.summary)}"
         case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM | OpKind.RESTORE | OpKind.COMMAND:
             return None
-    return f"[{row.branch}] {text}"
+        case OpKind.PREFORK | OpKind.BARRIER:  # the host's own preparations: a line would tell nobody anything
+            return None
 
 
 def _recovered_line(event: Recovered) -> str:

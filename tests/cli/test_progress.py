@@ -12,6 +12,7 @@ import pytest
 
 from ramify.cli.branches import Line
 from ramify.cli.progress import LiveProgress, PlainProgress, Progress, _bounded
+from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Skipped
 from ramify.runtime.events import Event, LLMDone, OpDone, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, RunStatus
@@ -81,6 +82,20 @@ def test_what_comes_from_the_journal_is_counted_in_one_line(story: Any) -> None:
         "[root/fork.1.0.1] fork ends: 1 released, 1 merged",
     ]
     assert lines[-1] == PLAIN.splitlines()[-1]  # the counters count all of it
+
+
+@pytest.mark.parametrize("kind", OpKind)
+def test_an_operation_of_any_kind_is_a_line_or_none(story: Any, kind: OpKind) -> None:
+    out = io.StringIO()
+    run = replace(story.run, status=RunStatus.RUNNING)
+    with PlainProgress(out, clock=lambda: 0.0) as progress:
+        progress(RunStarted(run, resumed=False))
+        progress(OpDone(replace(story.ops[0], kind=kind)))
+        progress(RunEnded(run, RunStatus.DONE))
+    said = out.getvalue().splitlines()[1:-1]
+    assert all(line.startswith("[root] ") for line in said)
+    own = (OpKind.PREFORK, OpKind.BARRIER, OpKind.ENTER, OpKind.SEAL, OpKind.CALL_LLM, OpKind.RESTORE, OpKind.COMMAND)
+    assert len(said) == (kind not in own)
 
 
 def test_a_run_that_was_done_before_is_told_of_too(story: Any) -> None:
