@@ -35,7 +35,9 @@ def check_out(view: View, dest: Path, place: Place, *, force: bool) -> list[Chan
     snapshot does not hold is left alone, except where it stands in the way."""
     if dest.exists() and any(dest.iterdir()):
         if not force:
-            raise CheckoutRefused(f"{dest}: not empty. Name a new folder, or force it to be overwritten")
+            raise CheckoutRefused(
+                f"{dest}: not empty. Name a new folder, or have it overwritten: --force, or force=True in Python"
+            )
         here = scan_tree(dest, view).entries
         changes = [item for path in view if (item := change(path, here.get(path), view[path]))]
         _apply(changes, view, dest, place)
@@ -86,7 +88,7 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
         )
         raise CheckoutRefused(
             f"{dest}: changed since the run began: {shown}. Check the snapshot out into a new folder, "
-            f"or force these to be overwritten"
+            f"or have these overwritten (force=True)"
         )
     _apply(todo, after, dest, place)
     return todo
