@@ -322,8 +322,8 @@ class SnapshotStore(ReadableStore):
             freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
             freed += self._remove_images({s.processes.image for s in kept})
             self._folder.forget_notes()
-            self._folder.forget()
             self._forget_cached()
+            self._folder.forget()  # last: what of it cannot be removed is told when all else is done
         return len(gone), freed
 
     def fsck(self, *, repair: bool = False, expected: Collection[SnapshotId] = ()) -> FsckReport:

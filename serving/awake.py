@@ -23,16 +23,19 @@ class AwakeClock:
         self._last = 0.0  # tick
         self._lost = 0.0
         self._next: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # in which that is
 
     def time(self) -> float:
-        now = asyncio.get_running_loop().time()
-        return now - self._lost - (self._late(now) if self._next is not None else 0.0)
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        return now - self._lost - (self._late(now) if self._next is not None and self._loop is loop else 0.0)
 
     def __enter__(self) -> Self:
         self._watchers += 1
-        if self._next is None:
-            loop = asyncio.get_running_loop()
-            self._last, self._next = loop.time(), loop.call_later(TICK_S, self._tick)
+        loop = asyncio.get_running_loop()
+        if self._next is None or self._loop is not loop:  # a timer of a loop that has ended never comes
+            self._loop, self._last = loop, loop.time()
+            self._next = loop.call_later(TICK_S, self._tick)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,6 +59,8 @@ class AwakeClock:
 
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            return
         now = loop.time()
         self._lost += self._late(now)
         self._last = now

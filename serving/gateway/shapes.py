@@ -1,7 +1,7 @@
 """What a call asks its answer's shape to be, so far as no answer could have it and engines do not see that in time.
 
 llama.cpp makes a grammar of it, and one of a repetition whose least is above its most without end: until its memory
-is all that the machine has.
+is all that the machine has. It reads parentheses by recursion, and so many of them end it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,15 @@ from ramify.serving.gateway.errors import ApiError, bad_request
 
 _FIELDS = ("response_format", "json_schema", "text", "tools")  # where schemas stand, somewhere within
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
-_REPEATED = re.compile(r"(?<!\\)\{\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\}")  # in a pattern, in a grammar
+_REPEATED = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")  # in a pattern, in a grammar
 _OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in what an engine says of it
-_COMMENT = re.compile(r"#[^\r\n]*")
+# What is no syntax: an escaped character, a class; in a grammar also what is quoted, and comments. One that is not
+# closed goes to the end: a scan is to be linear.
+_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)", re.DOTALL)
+_TERMINAL = re.compile(
+    r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|#(?P<comment>[^\r\n]*)', re.DOTALL
+)
+_DEEPEST = 1000  # parentheses within each other: engines go down them on their stack
 
 
 def check_shape(body: Mapping[str, object]) -> None:
@@ -27,11 +33,11 @@ def check_shape(body: Mapping[str, object]) -> None:
                 if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
                     raise _impossible(field, f"{least} {low} is above {most} {high}")
             pattern = at.get("pattern")
-            if isinstance(pattern, str) and (said := _reversed(pattern)):
-                raise _impossible(field, f"{said} in a pattern: its least is above its most")
+            if isinstance(pattern, str):
+                _check_syntax(field, _ATOM.sub(".", pattern))
     grammar = body.get("grammar")
-    if isinstance(grammar, str) and (said := _reversed(grammar) or _reversed(_COMMENT.sub("", grammar))):
-        raise _impossible("grammar", f"{said}: its least is above its most")
+    if isinstance(grammar, str):
+        _check_syntax("grammar", _TERMINAL.sub(lambda m: "." if m["comment"] is None else "", grammar))
 
 
 def shape_in(message: str, body: Mapping[str, object]) -> str | None:
@@ -52,9 +58,17 @@ def _objects(value: object) -> Iterator[Mapping[str, object]]:
             left += one
 
 
-def _reversed(text: str) -> str | None:
-    """The first repetition of this kind."""
-    return next((m[0] for m in _REPEATED.finditer(text) if int(m[1]) > int(m[2])), None)
+def _check_syntax(field: str, text: str) -> None:
+    """Of a pattern or a grammar, without what it says literally."""
+    for found in _REPEATED.finditer(text):
+        low, high = (digits.lstrip("0") for digits in found.groups())
+        if (len(low), low) > (len(high), high):  # numbers as long as a client likes
+            raise _impossible(field, f"{found[0][:80]}: its least is above its most")
+    depth = 0
+    for bracket in re.findall(r"[()]", text):
+        depth += 1 if bracket == "(" else -1
+        if depth > _DEEPEST:
+            raise bad_request(field, f"{field}: more than {_DEEPEST} parentheses within each other")
 
 
 def _impossible(field: str, said: str) -> ApiError:

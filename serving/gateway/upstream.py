@@ -128,6 +128,8 @@ class Upstream:
         except (TimeoutError, httpx.RequestError):
             return
         worked = worked_by(response.content) if response.status_code == 200 else ()
+        if not worked:  # that it does not say is no work
+            return
         if worked != self._worked and self._worked and self._counted >= self._heard:
             self._speaks()
         self._worked, self._counted = worked, self.awake.time()

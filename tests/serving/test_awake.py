@@ -90,3 +90,21 @@ async def test_a_wait_ends_with_its_task_or_its_time(monkeypatch: pytest.MonkeyP
     go.set()
     await waiting
     assert task.done()
+
+
+def test_it_goes_on_in_another_loop() -> None:
+    """One that ended with a tick to come left none behind."""
+    clock = AwakeClock()
+
+    async def watched() -> float:
+        with clock:
+            begun = clock.time()
+            await asyncio.sleep(2 * TICK_S)
+            return clock.time() - begun
+
+    async def left() -> None:
+        with clock:
+            await asyncio.sleep(0)
+
+    asyncio.run(left())
+    assert asyncio.run(watched()) > TICK_S * 1.5

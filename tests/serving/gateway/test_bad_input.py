@@ -18,6 +18,7 @@ from ramify.serving.gateway import exchange
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.patience import MAX_HEAD, PatientProtocol
 from ramify.serving.gateway.server import LocalGateway
+from ramify.serving.gateway.shapes import check_shape
 from ramify.serving.tags import HEADER
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 
@@ -152,6 +153,8 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"const"
                 {"type": "integer", "minimum": 2, "maximum": 1.5},
                 {"type": "string", "pattern": "^a{10,2}$"},
                 {"type": "string", "pattern": "^a{1,2}(b{ 3 , 2 })$"},
+                {"type": "string", "pattern": "^\\\\{10,2}[}]$"},
+                {"type": "string", "pattern": "^a{0000000010,0000000002}$"},
             )
         ],
         (PATHS[0], {"response_format": {"type": "json_object", "schema": LONG}}, "response_format"),
@@ -159,6 +162,7 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"const"
         (PATHS[1], {"json_schema": LONG}, "json_schema"),
         (PATHS[1], {"grammar": 'root ::= "#" "a"{10,2}'}, "grammar"),
         (PATHS[1], {"grammar": 'root ::= "a"{10 # {1,2}\n,2}'}, "grammar"),
+        (PATHS[1], {"grammar": 'root ::= "\\"" [#"] "a"{0000000010,2}'}, "grammar"),
         (PATHS[2], {"text": {"format": {"type": "json_schema", "name": "a", "schema": LONG}}}, "text"),
     ],
 )
@@ -180,12 +184,43 @@ async def test_a_shape_that_no_answer_can_have_does_not_reach_an_engine(
         {"type": "string", "minLength": 2, "maxLength": 2, "pattern": "^a{1,2}\\{10,2\\}b{3,}$"},
         {"type": "object", "properties": {"minLength": {"type": "integer"}, "maxLength": {"const": 1}}},
         {"type": "string", "minLength": "10", "maxLength": 2},
+        {"type": "string", "pattern": "^[{10,2}\\]{3,1}]$"},
+        {"type": "string", "pattern": "^[]{10,2}]$"},
+        {"type": "string", "pattern": "(" * 900 + "a" + ")" * 900},
     ],
 )
 async def test_any_other_shape_is_the_engines_to_judge(schema: object) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         assert (await client.post(PATHS[0], json={**ASK, **shaped(schema)})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "grammar", ['root ::= "set{3,1}"', 'root ::= "a" # {3,1}', "root ::= [{3,1}]", 'root ::= "((" ' + '("a")' * 2000]
+)
+async def test_what_a_grammar_says_literally_is_no_syntax(grammar: str) -> None:
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        assert (await client.post(PATHS[0], json={**ASK, "grammar": grammar})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "more", [{"grammar": "root ::= " + "(" * 2000 + '"a"' + ")" * 2000}, shaped({"pattern": "(" * 2000 + ")" * 2000})]
+)
+async def test_what_an_engine_would_have_to_go_too_deep_for_is_refused(more: dict[str, object]) -> None:
+    model = ScriptedModel(lambda _: "never")
+    app = create_gateway("http://engine", transport=model)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(PATHS[0], json={**ASK, **more})
+    assert response.status_code == 400 and response.json()["error"]["param"] in more and not model.calls
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 300_000, '"' + "\\" * 300_000, "{" + "0" * 300_000, "{1" * 150_000, "#" * 300_000]
+)
+def test_shapes_are_looked_through_once(text: str) -> None:
+    """By the time limit of the tests: what is not closed is not tried from each of its characters."""
+    check_shape({"grammar": text, **shaped({"pattern": text})})
 
 
 @pytest.mark.parametrize(

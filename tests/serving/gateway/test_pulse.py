@@ -226,14 +226,15 @@ async def test_what_was_done_before_the_silence_is_no_life_in_it(monkeypatch: py
 
 
 async def test_one_that_does_not_say_what_it_has_done_is_judged_by_what_is_heard() -> None:
-    texts = iter(["vllm:num_requests_running 1", "", None, "vllm:generation_tokens_total 1"])
+    count = "vllm:generation_tokens_total 1"
+    texts = iter(["vllm:num_requests_running 1", "", None, count, None, "", count])
 
     async def says(_: httpx.Request) -> httpx.Response:
         return httpx.Response(404) if (text := next(texts)) is None else httpx.Response(200, text=text)
 
     upstream = Upstream("http://engine", transport=httpx.MockTransport(says))
     begun = upstream.awake.time()
-    for _ in range(4):
+    for _ in range(7):
         await upstream.count(60)
     assert not upstream.heard_since(begun)
 
