@@ -13,7 +13,7 @@ from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime import codec
 from ramify.runtime.costs import Choice, Cost
 from ramify.runtime.effects import Fence, Known
-from ramify.runtime.errors import HiddenWrites, NotSerialisable, WrongReuse
+from ramify.runtime.errors import EffectInDoubt, HiddenWrites, NotSerialisable, WrongReuse
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.journal import RAISED
 from ramify.runtime.pending import Pending, StepTimeout, run_code
@@ -203,7 +203,7 @@ async def record_failure(
             error=shown,
             snapshot_in=entry.id if entry else None,
             started_at=begun,
-            summary=shown.splitlines()[0][:_SUMMARY],
+            summary=EffectStatus.IN_DOUBT if isinstance(error, EffectInDoubt) else one_line(shown),
             attrs={**({"last_output": last} if last else {}), **_kept(error)},
         )
     )
@@ -222,4 +222,6 @@ def one_line(value: object) -> str:
     if value is None:
         return ""
     lines = str(value).splitlines()
-    return lines[0][:_SUMMARY] if lines else ""
+    if not lines:
+        return ""
+    return lines[0] if len(lines[0]) <= _SUMMARY else f"{lines[0][: _SUMMARY - 1]}…"
