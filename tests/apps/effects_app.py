@@ -160,7 +160,7 @@ async def post_otherwise(text: str) -> str:
 async def otherwise(text: str) -> str:
     try:
         return await post_with_key(text)
-    except Exception:
+    except Exception:  # noqa: BLE001
         return await post_otherwise(text)
 
 
@@ -168,7 +168,7 @@ async def otherwise(text: str) -> str:
 async def otherwise_than_asking(text: str) -> str:
     try:
         return await post_and_ask_twice(text)
-    except Exception:
+    except Exception:  # noqa: BLE001
         return await post_otherwise(text)
 
 
