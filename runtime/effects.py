@@ -58,7 +58,7 @@ class Outside:
     in_fork: InFork = InFork.REFUSE
 
 
-_KILLED = "the process ended before the step did"
+KILLED = "the process ended before the step did"
 
 ORDINARY = Outside()
 """Neither key nor hooks: a doubt is for a person to settle."""
@@ -176,10 +176,10 @@ class Fence:
         if self.outside.idempotent:
             return None
         if before.status is EffectStatus.INTENDED:
-            await self.doubt(_KILLED)
+            await self.doubt(KILLED)
         doubt = EffectInDoubt(
             f"nobody knows whether step {self.step!r} on branch {self.branch} happened "
-            f"({before.note or _KILLED}). Find out (its idempotency key is "
+            f"({before.note or KILLED}). Find out (its idempotency key is "
             f"{self.idempotency_key}), then: `ramify approve {self.run} {self.step} --done` (with --result JSON) "
             f"if it did, or `--again` if it did not; then `ramify resume {self.run}`",
             run_id=self.run,
@@ -220,7 +220,7 @@ class Fence:
             idempotency_key=self.idempotency_key,
             args_json=self.arguments,
             intended_at=self.clock(),
-            note="" if before is None or not doubtful else before.note or _KILLED,  # of the attempt before
+            note="" if before is None or not doubtful else before.note or KILLED,  # of the attempt before
             attempt=1 if before is None else before.attempt + 1,
         )
 

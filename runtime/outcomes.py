@@ -12,12 +12,12 @@ from ramify.compiler.plan import Effect, OpKind
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime import codec
 from ramify.runtime.costs import Choice, Cost
-from ramify.runtime.effects import Fence, Known
-from ramify.runtime.errors import HiddenWrites, NotSerialisable, WrongReuse
+from ramify.runtime.effects import KILLED, Fence, Known
+from ramify.runtime.errors import EffectInDoubt, HiddenWrites, NotSerialisable, WrongReuse
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.journal import RAISED
 from ramify.runtime.pending import Pending, StepTimeout, run_code
-from ramify.runtime.records import EffectRecord, EffectStatus, OpRecord, OpStatus
+from ramify.runtime.records import DOUBTFUL, EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.recovery import Made
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.wrote import files_written
@@ -182,6 +182,28 @@ async def settle_after(fence: Fence, error: BaseException, result_json: str | No
         await fence.doubt(f"the step was ended by {type(error).__name__}")
 
 
+def met_in_doubt(pending: Pending, fence: Fence, error: Exception, *, began: bool) -> Exception:
+    """What an irreversible step raises where `error` ended it. While nobody knows of an earlier attempt, whoever
+    caught the error would take it for the word that nothing happened: it is a doubt, and ends the run (decision 256).
+    That its own time was up the workflow hears, and may decide. `began`: the effect, in this attempt."""
+    now = fence.journal.effect(fence.key)
+    if now is None or now.status not in DOUBTFUL or isinstance(error, EffectInDoubt | WrongReuse):
+        return error
+    if began and isinstance(error, _FROM_WITHOUT):
+        return error
+    run, how = pending.scope.run, "asks its reconcile hook" if fence.outside.reconcile else "sends it under that key"
+    doubt = EffectInDoubt(
+        f"step {fence.step!r} on branch {fence.branch} raised {type(error).__name__}: {error}. That says nothing of "
+        f"the attempt before it ({now.note or KILLED}): nobody knows whether it happened (its idempotency key is "
+        f"{now.idempotency_key}). `ramify resume {fence.run}` {how} again; or find out, then: `ramify approve "
+        f"{fence.run} {fence.step} --done` (with --result JSON) if it did, or `--again` if it did not",
+        run_id=fence.run,
+        key=fence.key,
+    )
+    run.journal.stop(doubt)
+    return doubt
+
+
 async def record_failure(
     pending: Pending, error: Exception, face: Sandbox | None, begun: float, entry: Snapshot | None
 ) -> None:
@@ -203,7 +225,7 @@ async def record_failure(
             error=shown,
             snapshot_in=entry.id if entry else None,
             started_at=begun,
-            summary=shown.splitlines()[0][:_SUMMARY],
+            summary=EffectStatus.IN_DOUBT if isinstance(error, EffectInDoubt) else one_line(shown),
             attrs={**({"last_output": last} if last else {}), **_kept(error)},
         )
     )
@@ -222,4 +244,6 @@ def one_line(value: object) -> str:
     if value is None:
         return ""
     lines = str(value).splitlines()
-    return lines[0][:_SUMMARY] if lines else ""
+    if not lines:
+        return ""
+    return lines[0] if len(lines[0]) <= _SUMMARY else f"{lines[0][: _SUMMARY - 1]}…"

@@ -31,6 +31,7 @@ from ramify.runtime.outcomes import (
     came_back,
     can_be_taken,
     commit_step,
+    met_in_doubt,
     one_line,
     record_failure,
     seal_world,
@@ -261,8 +262,11 @@ async def _execute_and_commit(
                 why = f"step {pending.step.name!r}: {type(error).__name__}: {error}"
                 run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, why, run.clock() - begun))
                 continue
-            if not isinstance(error, HiddenWrites):
-                await record_failure(pending, error, face, begun, entry if on_world else None)
+            failure = error if fence is None else met_in_doubt(pending, fence, error, began=begins)
+            if not isinstance(failure, HiddenWrites):
+                await record_failure(pending, failure, face, begun, entry if on_world else None)
+            if failure is not error:
+                raise failure from error
             raise
     row = pending.row(
         result_json=result_json,

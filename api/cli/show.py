@@ -15,7 +15,7 @@ from ramify.cli.naming import state_names
 from ramify.cli.operations import op_lines, op_object
 from ramify.cli.state import section, show_state
 from ramify.cli.words import age, clipped, count, instant, seconds, table
-from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, RunStatus
+from ramify.runtime.records import DOUBTFUL, EffectRecord, LLMRecord, OpRecord, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from ramify.browse.calls import CallTimes
@@ -40,14 +40,16 @@ def show_command(app: App, state: str, as_json: bool) -> None:
     if read is None:
         show_state(app, state, as_json)
         return
-    run, tally, ops, llm = read
+    run, tally, ops, llm, effects = read
     from ramify.browse.calls import call_times
 
     calls = [call_times(row) for row in llm]
     if as_json:
         say_json(_run_object(run, app.status(run), ops, calls))
         return
-    say_pages(_lines(run_lines(run, app.status(run), tally, app.clock()), op_lines(ops), slo_lines(run, calls)))
+    status = app.status(run)
+    facts = [*run_lines(run, status, tally, app.clock()), *effects_line(run, status, effects)]
+    say_pages(_lines(facts, op_lines(ops), slo_lines(run, calls)))
 
 
 def _lines(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]) -> Iterator[str]:
@@ -56,12 +58,14 @@ def _lines(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]
         yield from section(title, lines if len(lines) > 1 else [])
 
 
-async def _read_run(store: Reader, text: str) -> tuple[RunRecord, Tally, list[OpRecord], list[LLMRecord]] | None:
+async def _read_run(
+    store: Reader, text: str
+) -> tuple[RunRecord, Tally, list[OpRecord], list[LLMRecord], list[EffectRecord]] | None:
     run = await find_run(store, text)
     if run is None:
         return None
     tally = (await store.tallies([run.id]))[run.id]
-    return run, tally, await store.ops(run.id), await store.llm(run.id)
+    return run, tally, await store.ops(run.id), await store.llm(run.id), await store.effects(run.id)
 
 
 def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str]:
@@ -83,6 +87,15 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
     if run.error:
         facts.append(("error", clipped(shown(run.error), _LONGEST)))
     return [f"{name:<10} {value}" for name, value in facts]
+
+
+def effects_line(run: RunRecord, status: str, effects: Sequence[EffectRecord]) -> list[str]:
+    """What it did outside, where it did: a step that was killed in its effect has no row of the journal yet."""
+    if not effects:
+        return []
+    doubtful = [shown(one.step) for one in effects if one.status in DOUBTFUL and status != RunStatus.RUNNING]
+    unknown = f", not known whether done: {', '.join(doubtful)} (`ramify effects {run.id}`)" if doubtful else ""
+    return [f"{'effects':<10} {len(effects)} begun{unknown}"]
 
 
 def deadline_line(run: RunRecord) -> str:

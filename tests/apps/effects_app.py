@@ -150,6 +150,28 @@ async def asking(text: str) -> str:
     return await post_and_ask(text)
 
 
+@step(effect="irreversible")
+async def post_otherwise(text: str) -> str:
+    _receive(f"{idempotency_key()} {text} by another way\n")
+    return "by another way"
+
+
+@workflow
+async def otherwise(text: str) -> str:
+    try:
+        return await post_with_key(text)
+    except Exception:  # noqa: BLE001
+        return await post_otherwise(text)
+
+
+@workflow
+async def otherwise_than_asking(text: str) -> str:
+    try:
+        return await post_and_ask_twice(text)
+    except Exception:  # noqa: BLE001
+        return await post_otherwise(text)
+
+
 @workflow
 async def asking_twice(text: str) -> str:
     return await post_and_ask_twice(text)

@@ -81,6 +81,38 @@ async def test_a_doubt_outlasts_an_attempt_that_raised(runtime: Runtime, workspa
     assert (texts(), await statuses(runtime)) == (["hi"], [EffectStatus.DONE])
 
 
+@pytest.mark.parametrize(
+    ("workflow", "fails", "said"),
+    [
+        (effects_app.otherwise, "raise", "ConnectionError: refused"),
+        (effects_app.otherwise_than_asking, "away", "ConnectionError: the receiver is away"),
+    ],
+    ids=["sent again", "asked again"],
+)
+async def test_who_catches_what_a_later_attempt_raised_does_not_go_on_from_the_doubt(
+    runtime: Runtime, workspace: Path, workflow: Any, fails: str, said: str
+) -> None:
+    """It would send another way what was sent."""
+    run = await stop_in(runtime, workflow, "after", workspace)
+    effects_app.STOP[:] = [fails]
+    for _ in range(2):
+        doubt = await doubt_of(runtime, run)
+        assert said in str(doubt) and f"`ramify resume {run}`" in str(doubt) and "approve" in str(doubt)
+        assert isinstance(doubt.__cause__, ConnectionError)
+    assert (await runtime.record()).status is RunStatus.FAILED
+    assert texts() == ["hi"]
+    effects_app.STOP.clear()
+    assert await runtime.resume(run) == "receipt for hi"
+    assert (texts(), await statuses(runtime)) == (["hi"], [EffectStatus.DONE])
+
+
+async def test_who_catches_what_a_first_attempt_raised_goes_on(runtime: Runtime, workspace: Path) -> None:
+    """By its own word nothing happened."""
+    effects_app.STOP[:] = ["raise"]
+    assert await runtime.run(effects_app.otherwise, "hi", workspace=workspace) == "by another way"
+    assert await statuses(runtime) == [EffectStatus.FAILED, EffectStatus.DONE]
+
+
 async def test_an_intent_that_cannot_be_taken_back_is_a_doubt(
     runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
