@@ -160,7 +160,7 @@ async def drive(
             clock=services.clock,
             emit=services.emit,
         )
-        services.emit(RunStarted(record, resumed=resumed or bool(ops or llm), skipped=skipped))
+        services.emit(RunStarted(record, resumed=resumed or bool(ops or llm or ledger), skipped=skipped))
         plan = _with_code(Plan.from_json(record.plan_json), code)
         recovery = Recovery(record.id, services.snapshots, Pins(services.locks), services.emit)
         first = next(one for one in await services.store.checkpoints(record.id) if one.seq == 0)

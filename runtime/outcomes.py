@@ -225,7 +225,7 @@ async def record_failure(
             error=shown,
             snapshot_in=entry.id if entry else None,
             started_at=begun,
-            summary=shown.splitlines()[0][:_SUMMARY],
+            summary=EffectStatus.IN_DOUBT if isinstance(error, EffectInDoubt) else one_line(shown),
             attrs={**({"last_output": last} if last else {}), **_kept(error)},
         )
     )
@@ -244,4 +244,6 @@ def one_line(value: object) -> str:
     if value is None:
         return ""
     lines = str(value).splitlines()
-    return lines[0][:_SUMMARY] if lines else ""
+    if not lines:
+        return ""
+    return lines[0] if len(lines[0]) <= _SUMMARY else f"{lines[0][: _SUMMARY - 1]}…"

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 TICK_S = 0.25  # the most that a stretch without a turn of the loop counts
+_SPARED = 8  # turns too late after its end that a limit lets pass: each of a loop that is always held up is one
 
 
 class AwakeClock:
@@ -70,12 +71,13 @@ class AwakeClock:
 class Watch:
     """While entered, ends a wait when its clock shows `at`, or what `later` says by then where that is later."""
 
-    __slots__ = ("_at", "_clock", "_due", "_handle", "_later", "_limit")
+    __slots__ = ("_at", "_clock", "_due", "_handle", "_later", "_limit", "_spared")
 
     def __init__(
         self, clock: AwakeClock, limit: asyncio.Timeout, at: float, later: Callable[[], float] = lambda: 0.0
     ) -> None:
         self._clock, self._limit, self._at, self._later = clock, limit, at, later
+        self._spared = _SPARED
 
     def __enter__(self) -> None:
         self._clock.__enter__()
@@ -94,8 +96,8 @@ class Watch:
         if self._limit.expired():
             return
         now, left = asyncio.get_running_loop().time(), max(self._at, self._later()) - self._clock.time()
-        if now - self._due > TICK_S:
-            left = max(left, TICK_S)  # who was held up reads first what has come
+        if now - self._due > TICK_S and left < TICK_S and self._spared:
+            left, self._spared = TICK_S, self._spared - 1  # who was held up reads first what has come
         if left > 0:
             self._look_in(left)
         else:

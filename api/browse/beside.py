@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from ramify.compiler.plan import OpKind, Plan, PlanOp
+from ramify.compiler.plan import STEPS, OpKind, Plan, PlanOp
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunRecord, RunStatus
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def story(
 
 
 _SNAPSHOTS = (OpKind.SEAL, OpKind.MERGE, OpKind.BREAK)
-_TIMED = (OpKind.RUN, OpKind.CALL_LLM, OpKind.PREFORK, OpKind.MERGE, OpKind.BREAK)
+_TIMED = STEPS | {OpKind.CALL_LLM, OpKind.PREFORK, OpKind.MERGE, OpKind.BREAK}
 
 
 def _stages(llm: Iterable[LLMRecord]) -> list[CallStage]:
@@ -77,7 +77,7 @@ def _predicted(op: PlanOp, plan: Plan, others: Observed) -> float | None:
     if op.kind is OpKind.CALL_LLM:
         seen = others.calls(op.id)
         return None if seen is None else seen.seconds
-    return others.step_s(op.step or "") if op.kind is OpKind.RUN else None
+    return others.step_s(op.step or "") if op.kind in STEPS else None
 
 
 def stage_error(plan: Plan, llm: Sequence[LLMRecord]) -> float | None:

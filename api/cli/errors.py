@@ -9,7 +9,7 @@ from types import TracebackType
 
 import click
 
-FAILED, USAGE, WAITING, INTERRUPTED = 1, 2, 3, 130
+FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 
 # The roots of our typed errors. One that was raised comes from a module that is loaded: none is imported for this.
 ROOTS = (
@@ -66,6 +66,10 @@ def report(error: Exception) -> int:
         return FAILED
     if not (is_ours(error) or isinstance(error, TargetBroken)):
         raise error
+    doubt = error if hasattr(error, "doubtful_run") else error.__cause__
+    if hasattr(doubt, "doubtful_run"):  # no line of the user's code is at fault: it says by itself what to do
+        _say(str(doubt))
+        return IN_DOUBT
     if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code is in it
         _show_users_frames(error)
     _say(str(error))

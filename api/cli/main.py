@@ -21,7 +21,9 @@ checkpoints and snapshots have ids of their own.
 
 \b
 Exit status: 0 done, 1 something went wrong (the message says what and what
-to do), 2 wrong usage, 3 the run waits for an answer, 130 Ctrl-C.
+to do), 2 wrong usage, 3 the run waits for an answer (`ramify resume RUN
+--answer`), 4 nobody knows whether an effect happened (`ramify approve`),
+130 Ctrl-C or `ramify cancel`.
 `ramify fsck` has its own, which its help tells. RAMIFY_TRACEBACK=1 shows
 whole tracebacks, NO_COLOR=1 turns colours off.
 """

@@ -14,8 +14,8 @@ from ramify.cli.branches import shown
 from ramify.cli.naming import state_names
 from ramify.cli.operations import op_lines, op_object
 from ramify.cli.state import section, show_state
-from ramify.cli.words import age, clipped, count, instant, seconds, table
-from ramify.runtime.records import LLMRecord, OpRecord, RunRecord, RunStatus
+from ramify.cli.words import age, count, fitted, instant, seconds, table
+from ramify.runtime.records import DOUBTFUL, EffectRecord, LLMRecord, OpRecord, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from ramify.browse.calls import CallTimes
@@ -40,14 +40,16 @@ def show_command(app: App, state: str, as_json: bool) -> None:
     if read is None:
         show_state(app, state, as_json)
         return
-    run, tally, ops, llm = read
+    run, tally, ops, llm, effects = read
     from ramify.browse.calls import call_times
 
     calls = [call_times(row) for row in llm]
     if as_json:
         say_json(_run_object(run, app.status(run), ops, calls))
         return
-    say_pages(_lines(run_lines(run, app.status(run), tally, app.clock()), op_lines(ops), slo_lines(run, calls)))
+    status = app.status(run)
+    facts = [*run_lines(run, status, tally, app.clock()), *effects_line(run, status, effects)]
+    say_pages(_lines(facts, op_lines(ops), slo_lines(run, calls)))
 
 
 def _lines(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]) -> Iterator[str]:
@@ -56,12 +58,14 @@ def _lines(facts: Sequence[str], operations: Sequence[str], calls: Sequence[str]
         yield from section(title, lines if len(lines) > 1 else [])
 
 
-async def _read_run(store: Reader, text: str) -> tuple[RunRecord, Tally, list[OpRecord], list[LLMRecord]] | None:
+async def _read_run(
+    store: Reader, text: str
+) -> tuple[RunRecord, Tally, list[OpRecord], list[LLMRecord], list[EffectRecord]] | None:
     run = await find_run(store, text)
     if run is None:
         return None
     tally = (await store.tallies([run.id]))[run.id]
-    return run, tally, await store.ops(run.id), await store.llm(run.id)
+    return run, tally, await store.ops(run.id), await store.llm(run.id), await store.effects(run.id)
 
 
 def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str]:
@@ -70,7 +74,7 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("run", f"{run.id}  {status}"),
         ("workflow", shown(run.workflow)),
         ("workspace", shown(run.workspace) or "none"),
-        ("arguments", clipped(shown(run.args_json), _LONGEST)),
+        ("arguments", fitted(shown(run.args_json), _LONGEST)),
         ("sandbox", run.settings.sandbox),
         ("began", f"{instant(run.created_at)} ({age(now - run.created_at)})"),
         ("deadline", deadline_line(run)),
@@ -79,10 +83,19 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("model", count(tally.llm_calls, "call")),
     ]
     if run.result_json is not None:
-        facts.append(("result", clipped(shown(spoken(json.loads(run.result_json))), _LONGEST)))
+        facts.append(("result", fitted(shown(spoken(json.loads(run.result_json))), _LONGEST)))
     if run.error:
-        facts.append(("error", clipped(shown(run.error), _LONGEST)))
+        facts.append(("error", fitted(shown(run.error), _LONGEST)))
     return [f"{name:<10} {value}" for name, value in facts]
+
+
+def effects_line(run: RunRecord, status: str, effects: Sequence[EffectRecord]) -> list[str]:
+    """What it did outside, where it did: a step that was killed in its effect has no row of the journal yet."""
+    if not effects:
+        return []
+    doubtful = [shown(one.step) for one in effects if one.status in DOUBTFUL and status != RunStatus.RUNNING]
+    unknown = f", not known whether done: {', '.join(doubtful)} (`ramify effects {run.id}`)" if doubtful else ""
+    return [f"{'effects':<10} {len(effects)} begun{unknown}"]
 
 
 def deadline_line(run: RunRecord) -> str:
@@ -136,6 +149,6 @@ def _run_object(run: RunRecord, status: str, ops: list[OpRecord], calls: list[Ca
         "deadline": _verdict(run),
         "result": None if run.result_json is None else json.loads(run.result_json),
         "error": run.error or None,
-        "operations": [op_object(op) for op in ops],
+        "operations": [op_object(run, op) for op in ops],
         "llm_calls": [call.as_object() for call in calls],
     }

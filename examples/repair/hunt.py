@@ -24,6 +24,7 @@ class Hunt:
     prior_place: int = 0  # and in the order without the model
     fixing: int = 0  # edits seen to mend everything, in the batch that ended the search
     ranked_by: str = "prior"
+    refused: str = ""  # why the model gave no votes
 
     @property
     def left(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,7 @@ class Row:
     random: float = 0.0
     oracle: int = 0
     ranked_by: str = ""
+    refused: str = ""  # why the model ranked nothing: the error's kind, ": " and what it says
 
     @staticmethod
     def of(found: Survey, hunt: Hunt, repaired: bool) -> Row:
@@ -51,6 +54,7 @@ class Row:
             _by_chance(hunt),
             len(hunt.edits),
             hunt.ranked_by,
+            hunt.refused,
         )
 
 
@@ -85,8 +89,29 @@ class RepairReport:
             "WORLDS: forks made. The others: forks needed with one a candidate, in the order with the model's\n"
             "votes, in the prior's alone, in a random one (expected), and with an oracle"
         )
-        unaided = sorted({row.ranked_by for row in self.rows if row.ranked_by.startswith("prior (")})
-        return "\n".join([*lines, *(f"ranked by the {reason}" for reason in unaided)])
+        return "\n".join([*lines, *_unaided(self.rows)])
+
+
+_LATE = ("DeadlineInfeasible", "LLMTimeout")
+
+
+def _unaided(rows: Sequence[Row]) -> list[str]:
+    """Where the model's votes are missing, and what to do about it: a line a kind of error, whatever its figures."""
+    kinds = defaultdict[str, list[str]](list)
+    for row in rows:
+        if row.refused:
+            kind, _, said = row.refused.partition(": ")
+            kinds[kind].append(said)
+    lines = []
+    for kind, each in kinds.items():
+        why, more = f"did not answer ({each[0].rstrip('.')})", ""
+        if kind in _LATE:
+            why, more = "had no time left to answer before the run's deadline", "; --deadline gives it more"
+        lines.append(
+            f"for {len(each)} of {len(rows)} programs the model {why}: "
+            f"their edits were tried in the prior's order, without its votes{more}"
+        )
+    return lines
 
 
 WIDTH = 20

@@ -43,7 +43,7 @@ async def ranked(found: Survey, hunt: Hunt) -> tuple[list[Candidate], list[Candi
     if len(head) < 2:
         return prior, prior
     votes = await vote(choice_question(found, head), options(head))
-    hunt.ranked_by = f"prior (model unavailable: {votes.refused})" if votes.refused else "model"
+    hunt.ranked_by, hunt.refused = ("prior" if votes.refused else "model"), votes.refused
     return combine(head, votes.scores) + prior[OPTIONS:], prior
 
 

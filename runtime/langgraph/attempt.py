@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
-import reprlib
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +25,7 @@ from ramify.runtime.commands import StepCommands
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.events import Level
 from ramify.runtime.journal import Durable
+from ramify.runtime.langgraph.brief import brief
 from ramify.runtime.langgraph.env import Env, keep_loan
 from ramify.runtime.langgraph.lending import Later, Lent, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
@@ -170,7 +170,7 @@ class Attempt:
             return False
         self._over = True
         attrs = channels_written(value)
-        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=shown(value), attrs=attrs)
+        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=brief(value), attrs=attrs)
         return True
 
     def fail_clean(self, error: Exception) -> bool:
@@ -303,7 +303,7 @@ class Attempt:
         try:
             self.run.journal.refuse_when_stopped()  # a wrong hit, which the node's code or a tool node has caught
             with self.run.journal.ending(self.branch.path):
-                return await self._done(shown(value), codec.encode(result), channels_written(value))
+                return await self._done(brief(value), codec.encode(result), channels_written(value))
         except BaseException:
             await self._let_go()
             raise
@@ -457,12 +457,6 @@ def _digest(packed: str) -> str:
     return hashlib.sha256(packed.encode()).hexdigest()
 
 
-def shown(value: Any) -> str:
-    """A value in a line for people; of a large one only its beginning is looked at."""
-    text = "" if value is None else value[:_LINE] if isinstance(value, str) else _SHORT.repr(value)
-    return text.partition("\n")[0][:_LINE]
-
-
 def channels_written(value: Any) -> dict[str, str]:
     """For a row: the channels that a node's result names, by itself or as a Command's update."""
     update = value.update if isinstance(value, Command) else value
@@ -477,5 +471,3 @@ def _told(error: Exception) -> dict[str, str]:
 
 _NOTHING = codec.encode(None)
 _NOTHING_DIGEST = _digest(_NOTHING)
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, _LINE, _LINE

@@ -71,7 +71,7 @@ class Endpoint:
         body = await body_of(request)
         tags = tags_of(request, body)
         check_prompt(self._dialect, body)
-        check_shape(body)
+        check_shape(body, brittle=gateway.replicas.brittle)
         stream = _flag(body, "stream")
         if _flag(body, "background"):
             raise bad_request("background", "background: a call that outlives its connection has no slot here")

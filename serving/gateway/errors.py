@@ -10,7 +10,10 @@ from ramify.serving import wire
 from ramify.serving.refusal import CODE, from_line
 
 # What llama.cpp says with 500, as if it were its own failure, and of a field without naming it as one.
-_CLIENTS = re.compile(r"Failed to parse (messages|tools): |(?:image|audio) input is not supported")
+_CLIENTS = re.compile(
+    r"Failed to parse (messages|tools): |(?:image|audio) input is not supported|"
+    r"(?:got exception: )?Unexpected empty grammar stack|Unknown reasoning format"  # of a shape that nothing has
+)
 _NAMED = re.compile(
     r"Field '(\w+)'|Expected '(messages|tools)'|(response_format|top_logprobs) |All non-assistant (messages) |"
     r"Failed to parse (messages|tools): |['\"](\w+)['\"] (?:must|is required|elements)|(prompt) contains |"
@@ -58,6 +61,8 @@ def broken_off(said: object) -> ApiError:
     message = said.get("message") if isinstance(said, Mapping) else None
     if from_line(message) is not None:
         return ApiError(400, CODE, str(message))
+    if isinstance(message, str) and is_clients(message):
+        return ApiError(400, "upstream_refused", message, field_in(message))
     return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
 
 
@@ -70,7 +75,7 @@ def field_in(message: str) -> str | None:
     """The field at fault, where an engine says it in words only."""
     if (named := _NAMED.match(message)) is not None:
         return next(name for name in named.groups() if name is not None).lower()
-    return "messages" if is_clients(message) else None
+    return "messages" if "input is not supported" in message and is_clients(message) else None
 
 
 def as_api_error(error: ApiError | wire.Malformed) -> ApiError:

@@ -13,13 +13,14 @@ from starlette.types import Receive, Scope, Send
 
 from ramify.serving.errors import BadTags
 from ramify.serving.gateway import sse
-from ramify.serving.gateway.dialects import CHAT, Dialect
+from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
 BODY_S = 60.0  # a body that takes longer is a client that means harm, or is gone
 _MAX_DRAIN = 64 * 1024 * 1024  # how much of a body that is too long is read, so that its sender hears the answer
+_SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # beside the input of a response
 _SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -128,6 +129,8 @@ def check_prompt(dialect: Dialect, body: Mapping[str, object]) -> None:
     after which the model says whatever it likes, at length."""
     if dialect is CHAT and body.get(CHAT.prompt_field) == []:
         raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
+    if dialect is RESPONSES and body.get(RESPONSES.prompt_field) == [] and not any(body.get(n) for n in _SAYS_TOO):
+        raise ApiError(400, "empty_array", "input: must hold at least one item", "input")
 
 
 async def _read(request: Request) -> bytes:

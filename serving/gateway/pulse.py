@@ -42,10 +42,11 @@ async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> st
 
 async def follow(upstream: Upstream, every_s: float) -> None:
     """For ever, while calls wait and none hears a word: has its model worked all the same? Whole answers say nothing
-    before their end, and may be all that there is for an engine to do."""
+    before their end, and may be all that there is for an engine to do. One that queues may have lost a call while it
+    works for others: it is asked all the time."""
     while True:
         await asyncio.sleep(every_s)
-        if upstream.awaited and not upstream.heard_since(upstream.awake.time() - every_s):
+        if upstream.awaited and (upstream.queues or not upstream.heard_since(upstream.awake.time() - every_s)):
             await upstream.count(every_s)
 
 

@@ -31,6 +31,7 @@ class Traits:
     can_resume: bool = False  # it goes on with an answer whose beginning it is given
     # What it has read stays for the next call. None: not ours to say; its server may be a gateway, which knows.
     keeps_prefixes: bool | None = None
+    brittle: bool = False  # llama.cpp, which shapes end that others can make (shapes.py)
 
 
 @dataclass
@@ -99,6 +100,11 @@ class Replicas:
         self.all = tuple(replicas)
         self._rng = random.Random(seed)
         self._homes: OrderedDict[str, int] = OrderedDict()
+
+    @property
+    def brittle(self) -> bool:
+        """May a call go to one that is?"""
+        return any(r.traits.brittle for r in self.all)
 
     def usable(self, now: float) -> list[Replica]:
         """Those that are up; where none is, those that have a process at all: their error is the answer then."""

@@ -1,7 +1,8 @@
 """What a call asks its answer's shape to be, so far as no answer could have it and engines do not see that in time.
 
 llama.cpp makes a grammar of it, and one of a repetition whose least is above its most without end: until its memory
-is all that the machine has. It reads parentheses by recursion, and so many of them end it.
+is all that the machine has. It reads parentheses by recursion, and so many of them end it; so do references that lead
+to themselves.
 """
 
 from __future__ import annotations
@@ -13,30 +14,42 @@ from ramify.serving.gateway.errors import ApiError, bad_request
 
 _FIELDS = ("response_format", "json_schema", "text", "tools")  # where schemas stand, somewhere within
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
-_REPEATED = re.compile(r"\{\s*(\d+)\s*,\s*(\d+)\s*\}")  # in a pattern, in a grammar
+_LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")  # which llama.cpp counts in 32 bits
+_INT64 = 2**63
+_FAR = 10**15  # llama.cpp makes a bound of more digits, where there is none on its other side, without end
 _OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in what an engine says of it
-# What is no syntax: an escaped character, a class; in a grammar also what is quoted, and comments. One that is not
-# closed goes to the end: a scan is to be linear.
-_ATOM = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*(?:\]|\\?\Z)", re.DOTALL)
-_TERMINAL = re.compile(
-    r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)|#(?P<comment>[^\r\n]*)', re.DOTALL
-)
+# What is no syntax: an escaped character, a class (`[]` is an empty one: a schema's patterns are ECMA 262's); in a
+# grammar also what is quoted, and comments. One that is not closed goes to the end: a scan is to be linear.
+_CLASS = r"\[(?:\\.|[^\]\\])*(?:\]|\\?\Z)"
+_ATOM = re.compile(rf"\\.|{_CLASS}", re.DOTALL)
+_TERMINAL = re.compile(rf'"(?:\\.|[^"\\])*(?:"|\\?\Z)|{_CLASS}|#(?P<comment>[^\r\n]*)', re.DOTALL)
+_COUNT = re.compile(r"\s*\+?0*(\d+)")  # as C reads a number: what follows it is not looked at
+_LONGEST = 1000  # characters of a name: llama.cpp goes through it by recursion, as far as it is no ASCII
+_MOST = 2000  # references, rules of a grammar: it follows them by recursion, too
 _DEEPEST = 1000  # parentheses within each other: engines go down them on their stack
 
 
-def check_shape(body: Mapping[str, object]) -> None:
-    """Raises ApiError, naming the field."""
+def check_shape(body: Mapping[str, object], *, brittle: bool = False) -> None:
+    """Raises ApiError, naming the field. `brittle`: it may go to llama.cpp, which some shapes end that are good ones
+    elsewhere."""
     for field in _FIELDS:
+        for root in _roots(field, body.get(field)):
+            _check_references(field, root, _MOST if brittle else None)
         for at in _objects(body.get(field)):
             for least, most in _BOUNDS:
                 low, high = at.get(least), at.get(most)
                 if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
                     raise _impossible(field, f"{least} {low} is above {most} {high}")
+            if brittle:
+                _check_names(field, at)
+                _check_numbers(field, at)
             pattern = at.get("pattern")
             if isinstance(pattern, str):
                 _check_syntax(field, _ATOM.sub(".", pattern))
     grammar = body.get("grammar")
     if isinstance(grammar, str):
+        if brittle and (rules := grammar.count("::=")) > _MOST:
+            raise bad_request("grammar", f"grammar: the embedded engine takes {_MOST} rules, not {rules}")
         _check_syntax("grammar", _TERMINAL.sub(lambda m: "." if m["comment"] is None else "", grammar))
 
 
@@ -58,12 +71,106 @@ def _objects(value: object) -> Iterator[Mapping[str, object]]:
             left += one
 
 
+def _roots(field: str, said: object) -> Iterator[Mapping[str, object]]:
+    """The schemas of a field: what references in them begin at."""
+    ways = {
+        "response_format": (("schema",), ("json_schema", "schema")),
+        "json_schema": ((),),
+        "text": (("format", "schema"),),
+        "tools": (("function", "parameters"), ("parameters",)),
+    }[field]
+    for one in said if isinstance(said, list) else [said]:
+        for way in ways:
+            at: object = one
+            for name in way:
+                at = at.get(name) if isinstance(at, Mapping) else None
+            if isinstance(at, Mapping):
+                yield at
+
+
+def _check_references(field: str, root: Mapping[str, object], most: int | None) -> None:
+    """One that leads to itself, by others or at once, is no shape; llama.cpp follows it until its stack is full."""
+    to = {at["$ref"]: None for at in _objects(root) if isinstance(at.get("$ref"), str)}
+    if most is not None and len(to) > most:
+        raise bad_request(field, f"{field}: the embedded engine takes {most} different references, not {len(to)}")
+    next_of = {ref: at.get("$ref") for ref in to if isinstance(at := _at(root, str(ref)), Mapping)}
+    ended: set[object] = set()
+    for ref in to:
+        way: set[object] = set()
+        follows: object = ref
+        while isinstance(follows, str) and follows in next_of and follows not in ended:
+            if follows in way:
+                raise _impossible(field, f"$ref {follows[:80]!r} leads to itself")
+            way.add(follows)
+            follows = next_of[follows]
+        ended |= way
+
+
+def _at(root: Mapping[str, object], ref: str) -> object:
+    """What a reference into the same schema names; None where it names nothing, or something else's."""
+    if not ref.startswith("#/"):
+        return None
+    at: object = root
+    for name in ref[2:].split("/"):
+        if isinstance(at, Mapping):
+            at = at.get(name)
+        elif isinstance(at, list) and name.isdecimal() and len(name) < 10 and int(name) < len(at):
+            at = at[int(name)]
+        else:
+            return None
+    return at
+
+
+def _check_names(field: str, at: Mapping[str, object]) -> None:
+    ref = at.get("$ref")
+    for name in (*at, ref) if isinstance(ref, str) else at:
+        if len(name) > _LONGEST:
+            raise bad_request(
+                field, f"{field}: a name of {len(name)} characters: the embedded engine takes {_LONGEST}"
+            )
+
+
+def _check_numbers(field: str, at: Mapping[str, object]) -> None:
+    """What llama.cpp reads as another shape, and as one that no answer can have."""
+    lengths = {name: value for name in _LENGTHS if type(value := at.get(name)) is int}
+    for name, value in lengths.items():
+        if not -(2**31) <= value < 2**31:
+            raise bad_request(
+                field, f"{field}: {name} {value} is beyond what the embedded engine counts, {2**31 - 1}"
+            )
+    kinds = at.get("type")
+    if kinds != "integer" and not (isinstance(kinds, list) and "integer" in kinds):
+        return
+    low, high = _number(at, "minimum", "exclusiveMinimum"), _number(at, "maximum", "exclusiveMaximum")
+    if low is not None and low >= _FAR - 1 and (high is None or high >= _INT64 - 1):
+        said = "has no maximum below 9223372036854775807"
+    elif high is not None and high <= 1 - _FAR and (low is None or low <= -_INT64):
+        said = "has no minimum above -9223372036854775808"
+    else:
+        return
+    bound = low if high is None or high > 0 else high
+    raise bad_request(
+        field, f"{field}: an integer as far from 0 as {bound} that {said}: the embedded engine needs one"
+    )
+
+
+def _number(at: Mapping[str, object], *names: str) -> int | float | None:
+    """The first that is said; of an older schema's `exclusiveMinimum` the truth is no number."""
+    found = (at[name] for name in names if name in at)
+    value = next(found, None)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _check_syntax(field: str, text: str) -> None:
     """Of a pattern or a grammar, without what it says literally."""
-    for found in _REPEATED.finditer(text):
-        low, high = (digits.lstrip("0") for digits in found.groups())
+    end = 0
+    while (begin := text.find("{", end)) >= 0 and (end := text.find("}", begin)) >= 0:
+        counts = [_COUNT.match(one) for one in text[begin + 1 : end].split(",")]
+        if len(counts) != 2 or None in counts:
+            continue
+        low, high = (count[1] for count in counts if count is not None)
         if (len(low), low) > (len(high), high):  # numbers as long as a client likes
-            raise _impossible(field, f"{found[0][:80]}: its least is above its most")
+            raise _impossible(field, f"{text[begin : end + 1][:80]}: its least is above its most")
     depth = 0
     for bracket in re.findall(r"[()]", text):
         depth += 1 if bracket == "(" else -1

@@ -41,12 +41,10 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[list[Event], No
     rest = b""
     async for chunk in chunks:
         text = rest + chunk
-        if b"\r" in text:
-            if text.endswith(b"\r"):  # its newline may come with the next chunk
-                rest = text
-                continue
-            text = text.replace(b"\r\n", b"\n")
-        *blocks, rest = text.split(b"\n\n")
+        if text.endswith(b"\r"):  # its newline may come with the next chunk
+            blocks, rest = [], text
+        else:
+            *blocks, rest = (text.replace(b"\r\n", b"\n") if b"\r" in text else text).split(b"\n\n")
         if len(rest) > _MAX_EVENT:
             raise Malformed(f"an event of the stream is longer than {_MAX_EVENT} bytes")
         if found := [Event(block, _data(block)) for block in blocks if block]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import TypeVar
 
@@ -21,6 +22,10 @@ WHOLE_S = 600.0  # then OpenAI's own clients leave, unless told otherwise
 _CONNECT_S = 10.0
 _HEALTH_S = 5.0  # less, so that a connection that is slow to be made is no dead engine
 _OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
+_MOST_STATUS = 64 * 1024  # of what a server says of its own health: that it says it is what counts
+_MOST_METRICS = 16 * 1024 * 1024
+_MOST_ERROR = 1024 * 1024
+_MOST_ANSWER = 256 * 1024 * 1024  # twenty times 4,096 tokens with as many log-probabilities as there are
 _JSON = {"content-type": "application/json"}
 _PLAIN = {"accept-encoding": "identity"}  # a stream is passed on as it comes, so it must come uncompressed
 
@@ -30,7 +35,8 @@ class Upstream:
     it `queues` calls inside and may pause them, of silence on all of them.
 
     An answer that does not stream is silent until its end, however hard the engine works on it: it has `whole_s`, or
-    `hang_s` where that is more (docs/decisions/262). Time that this loop was held up for is nobody's silence."""
+    `hang_s` where that is more (docs/decisions/262). Time that this loop was held up for is nobody's silence. Where
+    an engine that queues works for others, a call that it does not know any more is lost after `whole_s` (283)."""
 
     def __init__(
         self,
@@ -45,12 +51,15 @@ class Upstream:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
         self.hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
-        self._queues = queues
+        self.queues = queues
         self._gateway: bool | None = None  # not known yet
         self.awake = AwakeClock()
         self._heard = 0.0  # when a part of any answer came last, or was seen to be in the making: by that clock
         self._worked: tuple[bytes, ...] = ()  # by the engine's own count
         self._counted = 0.0  # when that was asked last
+        self._given = 0  # calls that it has
+        self._tells = False  # how many it has, by its own count
+        self._had_all = 0.0  # when that was last as many as it was given
         self._waits: set[asyncio.Timeout] = set()  # for a part of an answer
         self._over = False
         self.suspect = False  # it was silent for too long to a call, and nobody has looked since why
@@ -91,10 +100,9 @@ class Upstream:
         """Does its server take connections, and not say itself that its engine is dead? One that is too busy to
         answer lives."""
         for _ in range(2):  # a connection that was kept open too long says nothing
-            request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/health")
             try:
                 async with asyncio.timeout(_HEALTH_S):
-                    return (await self._http.send(request)).status_code not in (500, 503)
+                    return await self._is_well()
             except TimeoutError:
                 return True
             except httpx.ConnectError as error:
@@ -109,10 +117,9 @@ class Upstream:
 
     async def answers(self, within_s: float) -> bool:
         """Does its server say in that time that it is well? One that has no such question is well, too."""
-        request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/health")
         try:
             async with self.awake.timeout(within_s):
-                return (await self._http.send(request)).status_code not in (500, 503)
+                return await self._is_well()
         except TimeoutError:
             return False
         except httpx.RequestError as error:
@@ -120,14 +127,19 @@ class Upstream:
 
     async def count(self, within_s: float) -> None:
         """Ask it what its model has done. Where that is more than when it was asked last, and nobody has heard of it
-        since, it has spoken, though to no call yet: whole answers grow so."""
-        request = self._http.build_request("GET", self._root.removesuffix("/v1") + "/metrics")
+        since, it has spoken, though to no call yet: whole answers grow so. And how many calls it has."""
+        given = self._given
         try:
             async with self.awake.timeout(within_s):
-                response = await self._http.send(request)
+                status, said = await self._asked("/metrics", _MOST_METRICS)
         except (TimeoutError, httpx.RequestError):
             return
-        worked = worked_by(response.content) if response.status_code == 200 else ()
+        whole = status == 200 and len(said) <= _MOST_METRICS  # of a line that is cut the number is another one
+        has = held_by(said) if whole else None
+        self._tells = has is not None
+        if has is not None and has >= min(given, self._given):
+            self._had_all = self.awake.time()
+        worked = worked_by(said) if whole else ()
         if not worked:  # that it does not say is no work
             return
         if worked != self._worked and self._worked and self._counted >= self._heard:
@@ -142,11 +154,13 @@ class Upstream:
     async def post(self, path: str, body: bytes) -> Mapping[str, object]:
         """The whole JSON answer."""
         self.working += 1
+        self._given += 1
         try:
             async with self._opened(self._post(path, body), self.whole_s) as response:
                 whole = await self._whole(response, self.whole_s)
         finally:
             self.working -= 1
+            self._given -= 1
         self._speaks()
         return whole
 
@@ -154,17 +168,19 @@ class Upstream:
         """The events, as many at a time as came together. Its end is for the caller to judge."""
         silent = 1  # of those; none once it has spoken
         self.reading += silent
+        self._given += 1
         try:
             async with self._opened(self._post(path, body)) as response:
                 if not response.headers.get("content-type", "").startswith("text/event-stream"):
                     raise self.broken("it does not stream")
                 async with aclosing(sse.events(response.aiter_bytes())) as events:
-                    while (found := await self._within(_next(events))) is not None:
+                    while (found := await self._within(_next(events), begun=not silent)) is not None:
                         self._speaks()
                         self.reading, silent = self.reading - silent, 0
                         yield found
         finally:
             self.reading -= silent
+            self._given -= 1
 
     def broken(self, problem: str) -> ApiError:
         return ApiError(502, "upstream_failed", f"the engine at {self.shown} broke its answer: {problem}", lost=True)
@@ -191,12 +207,28 @@ class Upstream:
             raise self.broken(_told(error)) from error
 
     async def _whole(self, response: httpx.Response, silent_s: float | None = None) -> Mapping[str, object]:
-        return wire.parse_object(await self._within(response.aread(), silent_s))
+        said = await self._within(_begun(response, _MOST_ANSWER), silent_s)
+        if len(said) > _MOST_ANSWER:
+            raise wire.Malformed(f"an answer longer than {_MOST_ANSWER} bytes")
+        return wire.parse_object(said)
+
+    async def _is_well(self) -> bool:
+        """By what its server says of itself; one that has no such question is."""
+        return (await self._asked("/health", _MOST_STATUS))[0] not in (500, 503)
+
+    async def _asked(self, path: str, most: int) -> tuple[int, bytes]:
+        """Status and text of a page beside the API, of that no more than a little beyond `most`."""
+        request = self._http.build_request("GET", self._root.removesuffix("/v1") + path)
+        response = await self._http.send(request, stream=True)
+        try:
+            return response.status_code, await _begun(response, most)
+        finally:
+            await response.aclose()
 
     async def _refused(self, response: httpx.Response, path: str) -> ApiError:
         """The engine's own refusal goes through; its failures are ours, and invite a retry."""
         status = response.status_code
-        text = await self._within(response.aread())
+        text = await self._within(_begun(response, _MOST_ERROR))
         try:
             said = wire.parse_object(text).get("error")
         except wire.Malformed:
@@ -229,12 +261,13 @@ class Upstream:
             lost=status == 429,
         )
 
-    async def _within(self, work: Awaitable[_T], silent_s: float | None = None) -> _T:
+    async def _within(self, work: Awaitable[_T], silent_s: float | None = None, *, begun: bool = False) -> _T:
         silent_s = self.hang_s if silent_s is None else silent_s
+        since = self.awake.time()
         try:
             async with asyncio.timeout(None) as limit:
-                until = self.awake.time() + (0 if self._over else silent_s)
-                with Watch(self.awake, limit, until, self.silent_until):
+                until = since + (0 if self._over else silent_s)
+                with Watch(self.awake, limit, until, self._waited_for(since, begun)):
                     self._waits.add(limit)
                     try:
                         return await work
@@ -243,6 +276,9 @@ class Upstream:
         except TimeoutError:
             if self._over:
                 raise self.broken("it was ended") from None
+            if self._serves_others():
+                said = f"the engine at {self.shown} works for others, and has lost this call: nothing for"
+                raise ApiError(504, "upstream_timeout", f"{said} {self.whole_s:g} s", lost=True) from None
             self.suspect = True
             said = f"the engine at {self.shown} sent nothing for {silent_s:g} s"
             raise ApiError(504, "upstream_timeout", said, lost=True) from None
@@ -255,10 +291,23 @@ class Upstream:
         """Has its model been seen to work since? By the time of `awake`."""
         return self._heard > then
 
-    def silent_until(self) -> float:
-        """When it is hung, should it say nothing from now on to those that share one queue inside it. One that was
-        ended says nothing more."""
-        return self._heard + self.hang_s if self._queues and not self._over else 0.0
+    def _serves_others(self) -> bool:
+        return self.queues and self.awake.time() < self._heard + self.hang_s
+
+    def _waited_for(self, since: float, begun: bool) -> Callable[[], float]:
+        """Until when, by what is known then, a call that has had nothing `since` waits for more, where calls share
+        one queue inside it: while anybody has a word of it. But it may have lost this one: where it has fewer calls
+        than it was given, and also where it does not tell, if the answer had begun."""
+
+        def until() -> float:
+            if not self.queues or self._over:
+                return 0.0
+            hung = self._heard + self.hang_s
+            if not (begun or self._tells):
+                return hung
+            return min(hung, max(since + self.whole_s, self._had_all + self.hang_s))
+
+        return until
 
     def _authorised(self, request: httpx.Request) -> httpx.Request:
         request.headers["authorization"] = f"Bearer {self._key}"
@@ -271,6 +320,20 @@ _COUNTS = (  # of what a model has done, in the metrics of vLLM, ours or not, an
     b"vllm:kv_cache_usage_perc",  # a prompt that is read in pieces counts only once it is read; its KV grows
     b"llamacpp:n_decode_total",
 )
+
+
+_HELD = re.compile(  # calls that wait or run, in the metrics of vLLM and of a gateway like this one
+    rb"^(?:vllm:num_requests_(?:running|waiting)|ramify_(?:running|waiting))(?:\{[^}\n]*\})?[ \t]+([0-9.e+]+)", re.M
+)
+
+
+def held_by(metrics: bytes) -> float | None:
+    """How many calls it has, paused ones too; None where it does not say."""
+    counts = _HELD.findall(metrics)
+    try:
+        return sum(map(float, counts)) if counts else None
+    except ValueError:
+        return None
 
 
 def worked_by(metrics: bytes) -> tuple[bytes, ...]:
@@ -287,6 +350,16 @@ def _transport(*, trust_env: bool) -> httpx.AsyncBaseTransport:
 def _for_want_of_our_own(error: httpx.RequestError) -> bool:
     """Nobody could be asked, since this machine had no descriptor, port or memory left: that says nothing of whom."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OUR_OWN
+
+
+async def _begun(response: httpx.Response, most: int) -> bytes:
+    """What it brings; of a longer one only so much that this is seen."""
+    said = bytearray()
+    async for part in response.aiter_bytes():
+        said += part
+        if len(said) > most:
+            break
+    return bytes(said)
 
 
 async def _next(events: AsyncGenerator[list[sse.Event], None]) -> list[sse.Event] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from ramify.serving.replay import keeping
 from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.files import MISSHAPEN, text
 from ramify.serving.replay.jobs import Result
+
+_KEY = re.compile(r"[0-9a-f]{24}")  # Job.key; here it names a file
 
 
 def pack(path: Path, results: Iterable[Result]) -> None:
@@ -33,8 +36,8 @@ def unpack(path: Path, kept: Path) -> int:
             one = json.loads(line)
             key, result = one["key"], json.dumps(one["result"])
             Result.from_json(result)
-            if not (isinstance(key, str) and key.isalnum()):  # it names a file
-                raise ValueError(key)
+            if not _KEY.fullmatch(key):
+                raise ValueError(f"{key[:40]!r} is no key")
         except MISSHAPEN as error:
             raise ReplayError(f"{path}: line {number} is no replay's result ({error})") from error
         found[key] = result

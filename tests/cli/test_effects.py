@@ -23,6 +23,10 @@ async def sleepy() -> None:
     await asyncio.sleep(600)
 
 @workflow
+async def posts_first(text: str) -> str:
+    return await post(text)
+
+@workflow
 async def posts(text: str) -> str:
     await write("first")
     return await post(text)
@@ -58,10 +62,11 @@ def outbox(place: Path) -> list[str]:
     return [line.partition(" ")[2] for line in (place / "outbox").read_text().splitlines()]
 
 
-def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+def run_and_kill(tmp_path: Path, env: dict[str, str], flow: str) -> None:
+    """Its process dies in the effect, after that has happened."""
     kill = 'import effects_app, sys; effects_app.STOP.append("after"); from ramify.cli.main import main; main()'
     killed = subprocess.run(
-        [sys.executable, "-c", kill, "--home", "home", "run", "flow.py:posts", "hi", "--workspace", "workspace"],
+        [sys.executable, "-c", kill, "--home", "home", "run", f"flow.py:{flow}", "hi", "--workspace", "workspace"],
         cwd=tmp_path,
         env={**env, "EFFECTS_KILL": "1"},
         capture_output=True,
@@ -69,9 +74,23 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
         check=False,
     )
     assert killed.returncode == -9, killed.stderr.decode()
+
+
+def test_a_run_killed_in_its_first_effect_has_begun(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+    """No row of the journal says so, the ledger does."""
+    run_and_kill(tmp_path, env, "posts_first")
+    assert "effects    1 begun, not known whether done: post (`ramify effects " in call("show").stdout
+    told = call("resume").stderr.splitlines()
+    assert told[0].endswith(" goes on") and told[1].startswith("[root] ✗ post: in doubt"), told
+
+
+def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
+    run_and_kill(tmp_path, env, "posts")
     doubt = call("resume")
     (run,) = json.loads(call("ls", "--json").stdout)
-    assert doubt.returncode == 1
+    assert doubt.returncode == 4  # a person is asked: not 1, and not 3, whose answer is `resume --answer`
+    assert doubt.stderr.count("nobody knows whether step 'post'") == 1, "once by the error, beside the step's line"
+    assert "Traceback" not in doubt.stderr
     assert f"ramify approve {run['id']} post" in doubt.stderr
     assert "lies outside the code" not in doubt.stderr  # what it says first is what to do
     assert "had failed, nothing was left to stop" in call("cancel").stdout
@@ -89,16 +108,8 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
 
 
 def test_what_was_sent_again_is_listed_twice(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
-    kill = 'import effects_app, sys; effects_app.STOP.append("after"); from ramify.cli.main import main; main()'
-    subprocess.run(
-        [sys.executable, "-c", kill, "--home", "home", "run", "flow.py:posts", "hi", "--workspace", "workspace"],
-        cwd=tmp_path,
-        env={**env, "EFFECTS_KILL": "1"},
-        capture_output=True,
-        timeout=90,
-        check=False,
-    )
-    assert call("resume").returncode == 1
+    run_and_kill(tmp_path, env, "posts")
+    assert call("resume").returncode == 4
     call("approve", "@", "post", "--again")
     assert call("resume", "-q").stdout == "receipt for hi\n"
     ledger = json.loads(call("effects", "--json").stdout)

@@ -3,16 +3,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import passes_app
 
 from ramify import Runtime
+from ramify.browse.beside import story as told_of
 from ramify.cli.explain import Changed, change_lines, choice_lines
-from ramify.compiler.plan import OpId, Plan
+from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.runtime.costs import Regret
-from ramify.runtime.observed import observed
+from ramify.runtime.observed import Observed, observed
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 
@@ -125,6 +128,14 @@ def test_figures_of_code_that_has_changed_since_are_not_used(tmp_path: Path, wor
             assert (workflow_changed.calls(call), workflow_changed.width(fork)) == (None, None)
 
     asyncio.run(scripted(seen))
+
+
+def test_a_node_that_runs_tools_has_its_times(story: Any) -> None:
+    op = PlanOp(OpId("tool.1"), OpKind.CALL_TOOL, step="tools")
+    rows = [replace(story.ops[0], op_id=op.id, step="tools")]  # a node's row is a RUN, whatever the plan calls it
+    seen = Observed(()).on(None)
+    told = told_of(op, cast(Plan, SimpleNamespace(expected=())), story.run, rows, [], seen)
+    assert (told.done, told.took_s) == (1, 0.5)
 
 
 def test_an_app_is_a_threads(ramify: Any, home: Any) -> None:

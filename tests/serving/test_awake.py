@@ -72,6 +72,20 @@ async def test_who_was_held_up_at_the_end_of_a_limit_reads_first_what_has_come(
     assert await task == "read"
 
 
+async def test_in_a_loop_that_is_always_held_up_a_limit_ends_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead, clock = Ahead(monkeypatch), AwakeClock()
+
+    async def limited() -> None:
+        async with clock.timeout(2):
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(limited())
+    await turns()
+    for _ in range(100):
+        await ahead.held_up(1)
+    assert task.done() and isinstance(task.exception(), TimeoutError)
+
+
 async def test_a_wait_ends_with_its_task_or_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ahead, clock = Ahead(monkeypatch), AwakeClock()
     go = asyncio.Event()

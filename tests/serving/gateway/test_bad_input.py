@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 
 from ramify.serving.gateway import exchange
 from ramify.serving.gateway.app import create_gateway
+from ramify.serving.gateway.errors import ApiError
 from ramify.serving.gateway.patience import MAX_HEAD, PatientProtocol
+from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.server import LocalGateway
 from ramify.serving.gateway.shapes import check_shape
+from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.tags import HEADER
 from ramify.serving.testing import ScriptedModel, ScriptedServer
 
@@ -132,6 +135,17 @@ async def test_a_chat_without_a_message_is_refused_as_openai_does(stream: bool) 
     assert not model.calls and not seen
 
 
+@pytest.mark.parametrize(("more", "status"), [({}, 400), ({"instructions": "Say hi."}, 200), ({"input": "hi"}, 200)])
+async def test_so_is_a_response_to_nothing(more: dict[str, object], status: int) -> None:
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        response = await client.post(PATHS[2], json={"input": [], **more})
+    assert response.status_code == status
+    if status == 400:
+        error = response.json()["error"]
+        assert (error["param"], error["code"]) == ("input", "empty_array")
+
+
 def shaped(schema: object) -> dict[str, object]:
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
 
@@ -155,6 +169,15 @@ FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {"const"
                 {"type": "string", "pattern": "^a{1,2}(b{ 3 , 2 })$"},
                 {"type": "string", "pattern": "^\\\\{10,2}[}]$"},
                 {"type": "string", "pattern": "^a{0000000010,0000000002}$"},
+                {"type": "string", "pattern": "^a{+10,2}$"},
+                {"type": "string", "pattern": "^a{10x,2y}$"},
+                {"type": "string", "pattern": "^a{10{0,2}$"},
+                {"type": "string", "pattern": "^{a,b}{3,2}$"},
+                {"type": "string", "pattern": "^[]{10,2}$"},
+                {"type": "string", "pattern": "^[]{10,2}]$"},
+                {"type": "string", "pattern": "^[^]{10,2}$"},
+                {"$defs": {"a": {"$ref": "#/$defs/a"}}, "allOf": [{"$ref": "#/$defs/a"}]},
+                {"$defs": {"a": [{"$ref": "#/$defs/b"}], "b": {"$ref": "#/$defs/a/0"}}},
             )
         ],
         (PATHS[0], {"response_format": {"type": "json_object", "schema": LONG}}, "response_format"),
@@ -185,14 +208,63 @@ async def test_a_shape_that_no_answer_can_have_does_not_reach_an_engine(
         {"type": "object", "properties": {"minLength": {"type": "integer"}, "maxLength": {"const": 1}}},
         {"type": "string", "minLength": "10", "maxLength": 2},
         {"type": "string", "pattern": "^[{10,2}\\]{3,1}]$"},
-        {"type": "string", "pattern": "^[]{10,2}]$"},
         {"type": "string", "pattern": "(" * 900 + "a" + ")" * 900},
+        {"type": "string", "pattern": "^{10}{2}{1,2,3}{,}{a,1}$"},
+        {"$defs": {"n": {"properties": {"a": {"$ref": "#/$defs/n"}, "b": {"$ref": "#"}}}}, "$ref": "#/$defs/n"},
+        {"$defs": {"a": {"$ref": "#/$defs/b/0"}, "b": [], "c": {"$ref": "#/$defs/b/-1"}}, "items": {"$ref": 5}},
+        {"type": "string", "maxLength": 2**40},
+        {"type": "integer", "minimum": 10**17},
     ],
 )
 async def test_any_other_shape_is_the_engines_to_judge(schema: object) -> None:
     app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "ok"))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         assert (await client.post(PATHS[0], json={**ASK, **shaped(schema)})).status_code == 200
+
+
+FAR = [
+    {"type": "integer", "minimum": 2 * 10**15},
+    {"type": "integer", "minimum": 1234567890123456},
+    {"type": ["integer", "null"], "exclusiveMinimum": 1.2e17},
+    {"type": "integer", "minimum": 10**17, "maximum": 2**63 - 1},
+    {"type": "integer", "maximum": -(10**17)},
+    {"type": "string", "minLength": 10, "maxLength": 2**32 + 2},
+    {"type": "array", "items": {}, "maxItems": 2**31},
+    {"type": "string", "minLength": -(2**31) - 1},
+    {"properties": {"_" * 1001: {}}},
+    {"$ref": "#/$defs/" + "_" * 1001},
+    {"items": [{"$ref": f"#/$defs/{at}"} for at in range(2001)]},
+]
+NEAR = [
+    {"type": "integer", "minimum": 10**15 - 2},
+    {"type": "integer", "minimum": 10**17, "maximum": 2**63 - 2},
+    {"type": "integer", "maximum": 10**17},
+    {"type": "integer", "minimum": -(10**17)},
+    {"type": "integer", "maximum": -(10**17), "minimum": -(10**18)},
+    {"type": "number", "minimum": 10**17},
+    {"type": "integer", "minimum": 5, "exclusiveMinimum": True},
+    {"type": "string", "maxLength": 2**31 - 1},
+    {"properties": {"_" * 1000: {}}},
+    {"items": [{"$ref": f"#/$defs/{at % 2000}"} for at in range(4000)]},
+]
+
+
+@pytest.mark.parametrize("brittle", [False, True])
+@pytest.mark.parametrize(("schema", "ends_it"), [*((one, True) for one in FAR), *((one, False) for one in NEAR)])
+async def test_what_ends_only_the_embedded_engine_is_refused_only_there(
+    schema: dict[str, object], ends_it: bool, brittle: bool
+) -> None:
+    """It lies behind this gateway, or another engine does, which can make such a shape."""
+    model = ScriptedModel(lambda _: "ok")
+    replica = Replica(0, 1, Upstream("http://engine", transport=model), Traits(brittle=brittle))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_gateway([replica])), base_url="http://gateway"
+    ) as client:
+        response = await client.post(PATHS[0], json={**ASK, **shaped(schema)})
+    assert response.status_code == (400 if ends_it and brittle else 200)
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert error["param"] == "response_format" and "the embedded engine" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -216,11 +288,30 @@ async def test_what_an_engine_would_have_to_go_too_deep_for_is_refused(more: dic
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 300_000, '"' + "\\" * 300_000, "{" + "0" * 300_000, "{1" * 150_000, "#" * 300_000]
+    "text",
+    [
+        "{}" * 150_000,
+        "{1,2" * 75_000,
+        "[" * 300_000,
+        '"' + "\\" * 300_000,
+        "{" + "0" * 300_000,
+        "{1" * 150_000,
+        "#" * 300_000,
+    ],
 )
 def test_shapes_are_looked_through_once(text: str) -> None:
     """By the time limit of the tests: what is not closed is not tried from each of its characters."""
     check_shape({"grammar": text, **shaped({"pattern": text})})
+
+
+def test_references_are_followed_once() -> None:
+    names = [f"#/$defs/{at}" for at in range(20_000)]
+    schema = {"$defs": {str(at): {"$ref": ref} for at, ref in enumerate(names[1:])}}
+    check_shape(shaped(schema))
+    assert isinstance(schema["$defs"]["19998"], dict)
+    schema["$defs"]["19999"] = {"$ref": names[0]}
+    with pytest.raises(ApiError, match="leads to itself"):
+        check_shape(shaped(schema))
 
 
 @pytest.mark.parametrize(
@@ -268,6 +359,43 @@ async def test_a_shape_that_the_engine_cannot_make_is_named(more: dict[str, obje
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         response = await client.post(PATHS[0], json={**ASK, **more})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_shape_that_nothing_has_is_the_clients_also_where_that_is_found_only_by_the_sampler(
+    stream: bool,
+) -> None:
+    """llama.cpp says so with 500, and in a stream by an event: no other replica could do it."""
+    said = {
+        "error": {"code": 500, "message": "got exception: Unexpected empty grammar stack after accepting piece: ."}
+    }
+    asked = 0
+
+    def engine(_: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        event = b"data: " + json.dumps(said).encode() + b"\n\n"
+        sse = {"content-type": "text/event-stream"}
+        return httpx.Response(200, headers=sse, content=event) if stream else httpx.Response(500, json=said)
+
+    replicas = [Replica(at, 1, Upstream("http://engine", transport=httpx.MockTransport(engine))) for at in range(2)]
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_gateway(replicas)), base_url="http://gateway"
+    ) as client:
+        body = {**ASK, "stream": stream, **shaped({"type": "string", "pattern": "^[z-a]$"})}
+        response = await client.post(PATHS[0], json=body)
+    assert (response.status_code, response.json()["error"]["param"], asked) == (400, "response_format", 1)
+    assert all(one.failures == 0 for one in replicas)
+
+
+@pytest.mark.parametrize(("rules", "status"), [(2000, 200), (2001, 400)])
+async def test_a_grammar_of_the_embedded_engine_has_so_many_rules(rules: int, status: int) -> None:
+    replica = Replica(0, 1, Upstream("http://engine", transport=ScriptedModel(lambda _: "ok")), Traits(brittle=True))
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_gateway([replica])), base_url="http://gateway"
+    ) as client:
+        response = await client.post(PATHS[0], json={**ASK, "grammar": 'a ::= "x"\n' * rules})
+    assert response.status_code == status
 
 
 async def test_what_there_is_not_is_named_with_what_there_is() -> None:

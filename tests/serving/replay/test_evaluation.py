@@ -96,6 +96,18 @@ def test_rows_and_page_say_what_was_missed(base: Job, tmp_path: Path) -> None:
     assert (tmp_path / "over-time-1.1.png").exists()
 
 
+@pytest.mark.parametrize(("targets_s", "short"), [(600.0, True), (20.0, False)])
+def test_a_short_run_says_that_its_targets_are_for_a_longer_one(
+    base: Job, monkeypatch: pytest.MonkeyPatch, targets_s: float, short: bool
+) -> None:
+    """It stays judged: what was missed is not hidden."""
+    monkeypatch.setattr("ramify.serving.replay.rows._TARGETS_S", targets_s)
+    rows = rows_of(Table([result(base, 0.9), result(base.but(contender="fcfs"), 0.6)]), base, Bounds())
+    fcfs = next(row for row in rows if row["name"] == "load 1.1, loose: requests against FCFS")
+    assert fcfs["met"] is False
+    assert ("the target is for 600 s, this is of 20" in fcfs["note"]) is short
+
+
 def test_what_has_fewer_seeds_is_compared_over_those(base: Job) -> None:
     """The second seed is the harder one, which FCFS and one SRPT have not run: they must gain nothing by that."""
     results = [result(base.but(seed=0), 0.9), result(base.but(seed=1), 0.3)]
