@@ -278,8 +278,10 @@ class Session:
         if await asyncio.to_thread(missing, services.snapshots, id) is None:
             return id
         stand_ins = [row.snapshot_out for row in await services.store.ops(run) if row.attrs.get(AGAIN) == id]
-        found = stand_ins[-1] if stand_ins else None
-        return None if found is None or await asyncio.to_thread(missing, services.snapshots, found) else found
+        for found in reversed(stand_ins):
+            if found is not None and await asyncio.to_thread(missing, services.snapshots, found) is None:
+                return found
+        return None
 
     async def _close(self) -> None:
         async with self._lock:  # who is entering has entered
