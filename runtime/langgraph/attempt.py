@@ -30,6 +30,7 @@ from ramify.runtime.langgraph.env import Env, keep_loan
 from ramify.runtime.langgraph.lending import Later, Lent, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task
+from ramify.runtime.pins import Pins
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.worlds import Branch
 from ramify.runtime.wrote import CHANNELS, files_written
@@ -72,6 +73,7 @@ class Attempt:
         self._standing = asyncio.Lock()
         self._making = asyncio.Lock()
         self._fork_s: float | None = None
+        self._ground = Pins(run.services.locks).ground()
         self._begun = run.services.clock()
         planned = None if task.inner else run.plan.step(task.node)
         self.code = planned.code_digest if planned is not None else ""
@@ -223,7 +225,7 @@ class Attempt:
         def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
             return self.run.row(kind, self.op, key, self.branch.path)
 
-        return StepCommands(self.run, f"{self.task.key}|a{self.task.attempt}", self.op.id, blank)
+        return StepCommands(self.run, f"{self.task.key}|a{self.task.attempt}", self.op.id, blank, self._ground)
 
     async def call_llm(self, requests: list[ChatRequest]) -> list[ChatResult]:
         await self.stand()
@@ -288,7 +290,9 @@ class Attempt:
             world, self._fork_s = await self.run.worlds.acquire(self.branch)
             self.face = FarSandbox(world, self.portal, self._commands())
         if self.face is not None and self.branch.world is not None:
-            return await self.branch.world.seal(flush=False)
+            sealed = await self.branch.world.seal(flush=False)
+            self._ground.moved(sealed.id)
+            return sealed
         return self.branch.snapshot
 
     async def done(self, value: Any = None, result: tuple[str, bytes] | None = None) -> Env | None:
@@ -338,6 +342,7 @@ class Attempt:
         self._over = True
         if self.face is not None:
             self.face.end()
+        self._ground.close()
         self.branch.lock.release()
 
     def _where(self, branch: str, snapshot: str) -> str:
