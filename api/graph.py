@@ -31,6 +31,7 @@ from ramify.runtime.events import Observer
 from ramify.runtime.langgraph.app import WorldApp, WorldGraph, env_at, instrument
 from ramify.runtime.langgraph.env import ENV
 from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
+from ramify.runtime.langgraph.node import run_again_here
 from ramify.runtime.langgraph.saver import Cache, Saver, Store
 from ramify.runtime.langgraph.session import Session
 from ramify.runtime.langgraph.travel import saved_at, with_env
@@ -177,10 +178,13 @@ def saver(home: str | Path | None = None) -> Saver:
 def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:
     """The snapshot at a checkpoint of a thread (the newest, where the config names none), for `ramify checkout`.
 
-    None before the thread's first node. Siblings that wait to be merged are merged: raises `NodesConflict`.
+    None before the thread's first node. Siblings that wait to be merged are merged: raises `NodesConflict`. One that
+    is lost is made again, by running the nodes that made it: raises `StateGone` where they cannot be.
     """
     env = env_at(app, config)
-    return None if env is None else app.session.portal.wait(app.session.snapshot(env, app.past(config)))
+    if env is None:
+        return None
+    return app.session.portal.wait(app.session.snapshot(env, app.past(config), run_again_here()))
 
 
 def changes(app: WorldApp, before: RunnableConfig, after: RunnableConfig) -> list[Change]:
@@ -208,7 +212,7 @@ def edit(app: WorldApp, config: RunnableConfig, change: Callable[[SyncSandbox], 
 
 
 def read(app: WorldApp, config: RunnableConfig, path: str) -> bytes:
-    """A file as it is at a checkpoint. Raises `PathNotFound`."""
+    """A file as it is at a checkpoint. Raises `PathNotFound`, and as `snapshot_of`."""
     snapshots = app.session.portal.wait(app.session.services()).snapshots
     found = snapshot_of(app, config)
     if found is None:

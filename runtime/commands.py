@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Protocol
 
@@ -18,6 +17,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
 from ramify.runtime.costs import Choice, Cost, CostModel
 from ramify.runtime.journal import Journal
+from ramify.runtime.pins import Ground
 from ramify.runtime.records import OpRecord, RunRecord
 from ramify.runtime.reuse import Question, Reuse
 from ramify.runtime.sandbox import Command
@@ -43,21 +43,28 @@ _SHOWN = 200
 
 
 class StepCommands:
-    """The reusable commands of one attempt at a step. `blank` makes a row of its branch; keys begin with `place`."""
+    """The reusable commands of one attempt at a step. `blank` makes a row of its branch; keys begin with `place`.
+    `ground`: of its world, which stands on what was sealed also where the command does not come to a row."""
 
-    def __init__(self, run: Commanding, place: str, op: OpId, blank: Callable[[OpKind, OpId, str], OpRecord]) -> None:
-        self._run, self._place, self._op, self._blank = run, place, op, blank
+    def __init__(
+        self,
+        run: Commanding,
+        place: str,
+        op: OpId,
+        blank: Callable[[OpKind, OpId, str], OpRecord],
+        ground: Ground,
+    ) -> None:
+        self._run, self._place, self._op, self._blank, self._ground = run, place, op, blank, ground
 
     async def run(self, world: World, command: Command) -> RunResult:
         """Take the command's result and change over, or run it and record it."""
         reuse = self._run.reuse
         digest = codec.digest([command.text, command.stdin, dict(command.env or {}), command.cwd])
         key = self._run.journal.key(self._place, "command", digest[:16])
-        with ExitStack() as kept:
-            async with reuse.pins.held():
-                question = Question(codec.digest(["command", self._scope(), digest]), await world.seal(flush=False))
-                kept.enter_context(reuse.pins.keep(question.state.id))
-            return await self._answer(world, command, key, question)
+        async with reuse.pins.held():
+            question = Question(codec.digest(["command", self._scope(), digest]), await world.seal(flush=False))
+            self._ground.moved(question.state.id)
+        return await self._answer(world, command, key, question)
 
     async def _answer(self, world: World, command: Command, key: str, question: Question) -> RunResult:
         reuse = self._run.reuse

@@ -11,6 +11,7 @@ from ramify.runtime import codec
 from ramify.runtime.calling import StepDef, call_step
 from ramify.runtime.commands import StepCommands
 from ramify.runtime.effects import Fence
+from ramify.runtime.pins import Ground
 from ramify.runtime.records import OpRecord
 from ramify.runtime.run import RunScope, StepFrame, new_row
 from ramify.runtime.sandbox import Sandbox
@@ -74,8 +75,8 @@ async def run_code(pending: Pending, face: Sandbox | None, attempt: int) -> Any:
         return await call_step(pending.step, codec.decode(pending.arguments), face)
 
 
-def commands_of(pending: Pending, attempt: int) -> StepCommands:
+def commands_of(pending: Pending, attempt: int, ground: Ground) -> StepCommands:
     def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
         return new_row(pending.scope, kind, op, key)
 
-    return StepCommands(pending.scope.run, f"{pending.key}|a{attempt}", pending.op.id, blank)
+    return StepCommands(pending.scope.run, f"{pending.key}|a{attempt}", pending.op.id, blank, ground)

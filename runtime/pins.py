@@ -13,7 +13,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from ramify.fork_engine.types import SnapshotId
@@ -86,9 +86,31 @@ class Pins:
                 os.close(fd)
         return found
 
+    def ground(self) -> Ground:
+        """For one live world."""
+        return Ground(self)
+
     def _open(self, name: str) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
         return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+class Ground:
+    """The state that a live world was last sealed in: no row may name it, and the world goes on standing on it. No
+    collection takes it before the next one, or `close`."""
+
+    def __init__(self, pins: Pins) -> None:
+        self._pins = pins
+        self._kept = ExitStack()
+
+    def moved(self, id: SnapshotId) -> None:
+        kept = ExitStack()
+        kept.enter_context(self._pins.keep(id))
+        self.close()
+        self._kept = kept
+
+    def close(self) -> None:
+        self._kept.close()
 
 
 @asynccontextmanager

@@ -42,6 +42,11 @@ def current_scope(asked_for: str) -> Scope:
     return scope
 
 
+def scope_here() -> Scope | None:
+    """The scope of the running code; None outside a run."""
+    return _scope.get()
+
+
 def is_in_a_run() -> bool:
     return _scope.get() is not None
 

@@ -224,7 +224,7 @@ async def _execute_and_commit(
 
     An attempt that does not come to its end (it raised, was cancelled, gave what cannot be kept, or lost its world)
     leaves nothing: its world is dropped with all that still runs in it. `expected`: a row that is to be checked.
-    `held` gets the pin that keeps what is sealed until it is committed.
+    `held` gets the pins that keep what is sealed until it is committed.
     """
     run, branch, fence = pending.scope.run, pending.scope.branch, pending.fence()
     if fence is None:  # one that reaches outside asks its own ledger first
@@ -238,7 +238,9 @@ async def _execute_and_commit(
         try:
             world, fork_s = await run.worlds.acquire(branch) if on_world else (None, None)
             recovered |= came_back(pending, world, fork_s)
-            face = Sandbox(world, commands_of(pending, attempt)) if world is not None else None
+            if world is not None:
+                held.callback((ground := run.reuse.pins.ground()).close)
+                face = Sandbox(world, commands_of(pending, attempt, ground))
             if fence is not None and (known := await fence.open()) is not None:
                 return await accept_effect(pending, fence, known, begun)
             begins = True

@@ -136,21 +136,26 @@ class History:
         return () if step.op is None else tuple(one for one in self.effects if one.key == step.op.key)
 
     def result_of(self, row: OpRecord) -> str | None:
-        """JSON for people: what was recorded. What a LangGraph node returned is packed in its thread's own format:
-        it is laid open without the user's types, or, where it is damaged, told by its line."""
-        packed = None if self.run.thread_id is None else _packed(json.loads(row.result_json or "null"))
-        if packed is None:
-            return row.result_json
-        from ramify.runtime.langgraph.shown import shown
-
-        try:
-            return json.dumps(shown(*packed), ensure_ascii=False)
-        except ValueError:
-            return json.dumps(row.summary, ensure_ascii=False)
+        """JSON for people, see `result_of`."""
+        return result_of(self.run, row)
 
     @property
     def last_seq(self) -> int:
         return max((*(row.seq for row in self.ops[-1:]), *(row.seq for row in self.llm[-1:])), default=0)
+
+
+def result_of(run: RunRecord, row: OpRecord) -> str | None:
+    """What was recorded, as JSON for people. What a LangGraph node returned is packed in its thread's own format: it
+    is laid open without the user's types, or, where it is damaged, told by its line."""
+    packed = None if run.thread_id is None else _packed(json.loads(row.result_json or "null"))
+    if packed is None:
+        return row.result_json
+    from ramify.runtime.langgraph.shown import shown
+
+    try:
+        return json.dumps(shown(*packed), ensure_ascii=False)
+    except ValueError:
+        return json.dumps(row.summary, ensure_ascii=False)
 
 
 async def read(store: RunStore | Reader, run_id: RunId, *, since: History | None = None) -> History:

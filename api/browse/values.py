@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 
+from ramify.runtime.langgraph.brief import brief, messages_in
+
 
 def plain(value: object) -> object:
     """What the codec wrote, without its tags where a plain value says as much."""
@@ -25,5 +27,6 @@ def plain(value: object) -> object:
 
 
 def spoken(value: object) -> str:
-    """In one line."""
-    return json.dumps(plain(value), ensure_ascii=False)
+    """In one line; messages by how many there are and what the last one says."""
+    told = plain(value)
+    return brief(told) if messages_in(told) else json.dumps(told, ensure_ascii=False)

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ import click
 
 from ramify import paths
 from ramify.runtime import refs
-from ramify.runtime.errors import RunNotFound
+from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.locks import is_held
 from ramify.runtime.records import CheckpointRecord, RunRecord, RunStatus
 
@@ -74,7 +75,22 @@ class App:
         from ramify.runtime.store.address import parse
 
         file = parse(self.database).file
-        return file is None or file.exists()
+        return file is None or os.path.exists(file)  # noqa: PTH110  # Path's own raises where it may not look
+
+    def need_place(self) -> None:
+        """Raises `StoreError` where no run can be kept, now or later: who looks is not told that none is yet."""
+        from ramify.runtime.store.address import parse
+
+        file = parse(self.database).file
+        if file is None or (why := _unusable(file.absolute().parent)) is None:
+            return
+        if self.database_given is None and file.parent == self.home:
+            raise StoreError(
+                f"the home {self.home} cannot be used: {why}. Name another one: --home DIR or $RAMIFY_HOME"
+            )
+        raise StoreError(
+            f"the database {file} cannot be used: {why}. Name another one: --database or $RAMIFY_DATABASE"
+        )
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[RunStore]:
@@ -103,6 +119,7 @@ class App:
 
     def _need_runs(self) -> None:
         if not self.has_runs:
+            self.need_place()
             raise RunNotFound(f"no runs yet in {self.place}: start one with `ramify run FILE.py:NAME`")
 
     def snapshots(self) -> SnapshotStore:
@@ -125,6 +142,19 @@ class App:
             if has_ended(self.database, run):
                 return RunStatus.DONE.value
         return INTERRUPTED
+
+
+def _unusable(folder: Path) -> str | None:
+    """Why nothing can be kept in a folder; None where it is there, or could be made. Nothing stays of the trial."""
+    there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
+    try:
+        if there == folder:
+            os.scandir(folder).close()
+        else:  # root is let write anywhere, by its rights; /proc and a disk that only reads refuse all the same
+            Path(tempfile.mkdtemp(prefix=".ramify-", dir=there)).rmdir()
+    except OSError as error:
+        return f"{there}: {error.strerror}"
+    return None
 
 
 pass_app = click.make_pass_decorator(App)

@@ -14,7 +14,7 @@ import click
 from ramify.cli.app import App, find_with_history, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
 from ramify.cli.naming import state_names
-from ramify.cli.words import clipped
+from ramify.cli.words import fitted
 from ramify.fork_engine.types import Change, Entry
 from ramify.runtime.records import EffectRecord
 from ramify.runtime.refs import Place
@@ -95,7 +95,7 @@ def _key_line(key: str, before: object, after: object) -> str:
     from ramify.browse.state import MISSING
     from ramify.browse.values import spoken
 
-    was, now = ("not set" if one is MISSING else clipped(shown(spoken(one)), _LONGEST) for one in (before, after))
+    was, now = ("not set" if one is MISSING else fitted(shown(spoken(one)), _LONGEST) for one in (before, after))
     return f"state: {shown(key)}: {was} -> {now}"
 
 
@@ -142,7 +142,7 @@ def variable_lines(between: Between) -> list[str]:
 
 
 def _value(value: str | None) -> str:
-    return "not set" if value is None else repr(clipped(shown(value), _LONGEST))
+    return "not set" if value is None else repr(fitted(shown(value), _LONGEST))
 
 
 def _coloured(text: bytes) -> bytes:

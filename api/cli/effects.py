@@ -13,7 +13,7 @@ from ramify import paths
 from ramify.cli.app import App, headed, need_run, pass_app, say, say_json, say_pages
 from ramify.cli.branches import shown
 from ramify.cli.naming import run_names
-from ramify.cli.words import age, clipped, table
+from ramify.cli.words import age, fitted, table
 from ramify.runtime.errors import RunError
 from ramify.runtime.locks import ask_to_cancel, is_held
 from ramify.runtime.records import EffectRecord, EffectStatus, RunRecord, RunStatus, RunUpdate
@@ -63,8 +63,8 @@ def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
                 f"{effect.attempt} of {last[effect.key]}",
                 effect.status.value,
                 age(now - effect.intended_at),
-                clipped(shown(effect.args_json), _LONGEST),
-                clipped(shown(effect.result_json or "-"), _LONGEST),
+                fitted(shown(effect.args_json), _LONGEST),
+                fitted(shown(effect.result_json or "-"), _LONGEST),
                 shown(effect.note),
             )
             for effect in ledger

@@ -13,7 +13,7 @@ from ramify.browse.beside import OpStory, stage_error, story
 from ramify.cli.app import App, headed, need_run, pass_app, say_json, say_pages
 from ramify.cli.errors import TargetBroken, is_ours
 from ramify.cli.naming import run_names
-from ramify.cli.words import clipped, count, seconds, table
+from ramify.cli.words import count, fitted, seconds, table
 from ramify.compiler.affected import changed_parts, readers
 from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
 from ramify.runtime.costs import Regret, regrets
@@ -198,7 +198,7 @@ def lines(stories: Sequence[OpStory]) -> list[str]:
         (
             one.op,
             one.kind,
-            clipped(one.step or "", 30),
+            fitted(one.step or "", 30),
             one.site or "",
             str(one.done) if one.done else "skipped",
             str(one.reused or ""),

@@ -36,6 +36,7 @@ def fsck_command(app: App, context: click.Context, repair: bool, as_json: bool) 
     Example: ramify fsck --repair
     """
     if not paths.snapshots(app.home).is_dir():
+        app.need_place()
         if as_json:
             say_json({"ok": True, "checked": {}, "problems": [], "mended": [], "lost": [], "aside": []})
         else:

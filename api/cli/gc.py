@@ -51,6 +51,7 @@ def gc_command(app: App, budget: int | None, dry_run: bool, as_json: bool) -> No
     Example: ramify gc --budget 2G --dry-run
     """
     if not app.has_runs:
+        app.need_place()
         say_json(_object(None)) if as_json else say(f"no runs yet in {app.place}")
         return
     done = app.run(_collect(app, budget, dry_run))

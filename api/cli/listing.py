@@ -29,6 +29,8 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
     \b
     Example: ramify ls -n 5
     """
+    if not app.has_runs:
+        app.need_place()
     runs, tallies = app.look(lambda store: _read(store, limit)) if app.has_runs else ([], {})
     if as_json:
         say_json([_object(run, tallies[run.id], app.status(run)) for run in runs])

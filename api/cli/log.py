@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ import click
 from ramify.cli.app import App, find_with_history, pass_app, say_json, say_pages
 from ramify.cli.branches import shown
 from ramify.cli.naming import state_names
-from ramify.cli.words import age, clipped
+from ramify.cli.words import age, fitted
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound
 from ramify.runtime.refs import Place, parse
@@ -83,7 +84,7 @@ def _line(history: History, lines: str, one: CheckpointRecord, now: float, *, ti
         end = history.lines[one.branch].end.value
         said = one.branch if end == "open" else f"{one.branch} {end}"
         parts.append(click.style(f"({said})", fg=_LOOKS[end]))
-    parts.append(clipped(what(history, one), _LONGEST))
+    parts.append(fitted(what(history, one), _LONGEST))
     parts.append(click.style(age(now - one.created_at), dim=True))
     return " ".join(parts)
 
@@ -94,7 +95,10 @@ def what(history: History, one: CheckpointRecord) -> str:
     if made is None or not made.summary:
         return shown(one.label)
     name = one.label or made.name
-    said_already = made.kind is OpKind.MERGE or made.summary.startswith(name)  # within it, it says something else
+    begins = re.match(
+        rf"{re.escape(name)}(?!\w)", made.summary
+    )  # within it, or in another word, it says something else
+    said_already = made.kind is OpKind.MERGE or begins is not None
     return shown(made.summary if said_already else f"{name}: {made.summary}")
 
 

@@ -33,8 +33,6 @@ def state_names(context: click.Context, parameter: click.Parameter, written: str
 
 def _found(context: click.Context, written: str, *, states: bool) -> list[CompletionItem]:
     app = _app(context)
-    if not app.has_runs:
-        return []
     try:
         return app.look(lambda store: _read(store, written, states=states))
     except Exception as error:

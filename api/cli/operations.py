@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
+from ramify.browse.history import result_of
 from ramify.cli.branches import shown
-from ramify.cli.words import clipped, seconds, table
+from ramify.cli.words import fitted, seconds, table
 from ramify.compiler.plan import OpKind
-from ramify.runtime.records import AGAIN, OpRecord, OpStatus
+from ramify.runtime.records import AGAIN, OpRecord, OpStatus, RunRecord
 
 
 def op_lines(ops: Sequence[OpRecord]) -> list[str]:
@@ -31,13 +33,13 @@ def op_lines(ops: Sequence[OpRecord]) -> list[str]:
                 shown(op.step or ""),
                 took,
                 (op.snapshot_out or "")[:12],
-                clipped(shown(said), 60),
+                fitted(shown(said), 60),
             )
         )
     return table(header, rows, right=("SEQ", "TOOK"))
 
 
-def op_object(op: OpRecord) -> dict[str, object]:
+def op_object(run: RunRecord, op: OpRecord) -> dict[str, object]:
     return {
         "seq": op.seq,
         "key": op.key,
@@ -47,6 +49,7 @@ def op_object(op: OpRecord) -> dict[str, object]:
         "step": op.step,
         "status": op.status.value,
         "summary": op.summary,
+        "result": json.loads(result_of(run, op) or "null") if op.step is not None else None,
         "reused_from": op.reused_from,
         "snapshot": op.snapshot_out,
         "took_s": op.ended_at - op.started_at,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -328,6 +328,22 @@ async def _finished(runtime: Runtime, result: Any, run_id: str | None, *, apply:
     return Finished(run, result, changes, applied=apply)
 
 
+def _in_short(result: Any) -> Any:
+    """An agent's state is its messages: what it said last, as a workflow would have returned it; beside other state
+    their number, too. `--json` has them all."""
+    from ramify.runtime.langgraph.brief import line_of, messages_in, text_of
+
+    if messages := messages_in(result):
+        return text_of(messages[-1])
+    if not isinstance(result, Mapping):
+        return result
+    found = {name: messages for name, value in result.items() if (messages := messages_in(value))}
+    if len(found) == len(result) == 1:
+        return text_of(next(iter(found.values()))[-1])
+    last = {name: f"{count(len(them), 'message')}, the last: {line_of(them[-1])}" for name, them in found.items()}
+    return {**result, **last} if found else result
+
+
 def _show(finished: Finished, choices: Choices) -> None:
     from ramify.cli.diff import change_lines, change_object
     from ramify.cli.targets import plain
@@ -344,6 +360,8 @@ def _show(finished: Finished, choices: Choices) -> None:
             }
         )
         return
+    if run.frontend != DECORATORS:
+        result = _in_short(result)
     if isinstance(result, str) or "__str__" in vars(type(result)):
         say(str(result))
     elif result is not None:

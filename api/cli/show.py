@@ -14,7 +14,7 @@ from ramify.cli.branches import shown
 from ramify.cli.naming import state_names
 from ramify.cli.operations import op_lines, op_object
 from ramify.cli.state import section, show_state
-from ramify.cli.words import age, clipped, count, instant, seconds, table
+from ramify.cli.words import age, count, fitted, instant, seconds, table
 from ramify.runtime.records import DOUBTFUL, EffectRecord, LLMRecord, OpRecord, RunRecord, RunStatus
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("run", f"{run.id}  {status}"),
         ("workflow", shown(run.workflow)),
         ("workspace", shown(run.workspace) or "none"),
-        ("arguments", clipped(shown(run.args_json), _LONGEST)),
+        ("arguments", fitted(shown(run.args_json), _LONGEST)),
         ("sandbox", run.settings.sandbox),
         ("began", f"{instant(run.created_at)} ({age(now - run.created_at)})"),
         ("deadline", deadline_line(run)),
@@ -83,9 +83,9 @@ def run_lines(run: RunRecord, status: str, tally: Tally, now: float) -> list[str
         ("model", count(tally.llm_calls, "call")),
     ]
     if run.result_json is not None:
-        facts.append(("result", clipped(shown(spoken(json.loads(run.result_json))), _LONGEST)))
+        facts.append(("result", fitted(shown(spoken(json.loads(run.result_json))), _LONGEST)))
     if run.error:
-        facts.append(("error", clipped(shown(run.error), _LONGEST)))
+        facts.append(("error", fitted(shown(run.error), _LONGEST)))
     return [f"{name:<10} {value}" for name, value in facts]
 
 
@@ -149,6 +149,6 @@ def _run_object(run: RunRecord, status: str, ops: list[OpRecord], calls: list[Ca
         "deadline": _verdict(run),
         "result": None if run.result_json is None else json.loads(run.result_json),
         "error": run.error or None,
-        "operations": [op_object(op) for op in ops],
+        "operations": [op_object(run, op) for op in ops],
         "llm_calls": [call.as_object() for call in calls],
     }

@@ -14,7 +14,7 @@ from ramify.cli.branches import shown
 from ramify.cli.diff import change_lines, change_object, variable_lines
 from ramify.cli.effects import effect_lines, effect_object
 from ramify.cli.operations import op_lines, op_object
-from ramify.cli.words import clipped, count, instant, seconds, table
+from ramify.cli.words import count, fitted, instant, seconds, table
 from ramify.compiler.plan import OpKind, PlanError
 from ramify.runtime.costs import Regret, regrets
 
@@ -73,11 +73,16 @@ def section(title: str, lines: Sequence[str], *, header: bool = True) -> Iterato
 
 
 def channel_lines(channels: Channels | None) -> list[str]:
-    from ramify.browse.values import spoken
+    """A line a channel; of messages, a line each."""
+    from ramify.browse.values import plain, spoken
+    from ramify.runtime.langgraph.brief import line_of, messages_in
 
     if not channels:
         return []
-    rows = [(shown(name), clipped(shown(spoken(value)), _LONGEST)) for name, value in sorted(channels.items())]
+    rows = []
+    for name, value in sorted(channels.items()):
+        said = [line_of(one) for one in messages_in(plain(value))] or [spoken(value)]
+        rows += [(shown(name), fitted(shown(one), _LONGEST)) for one in said]
     return table(("KEY", "VALUE"), rows)
 
 
@@ -206,7 +211,7 @@ def _state_object(snapshot: Snapshot, state: State | None) -> dict[str, object]:
         "state": None if state.channels is None else dict(state.channels),
         "costs": [asdict(each) for each in regrets([m.op for m in state.moments if m.op is not None])],
         "reused_from": state.made.reused_from if state.made else None,
-        "operations": [op_object(moment.op) for moment in state.moments if moment.op is not None],
+        "operations": [op_object(state.history.run, moment.op) for moment in state.moments if moment.op is not None],
         "llm_calls": [moment.times.as_object() for moment in state.calls if moment.times is not None],
         "effects": [effect_object(effect) for effect in state.effects],
         "changes": [] if change is None else [change_object(changed) for changed in change.files],

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
+
+_WIDEST = 48  # of what a column is padded for
 
 
 def seconds(value: float | None) -> str:
@@ -45,10 +48,11 @@ def count(number: int, thing: str) -> str:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str] = ()) -> list[str]:
-    """Lines with aligned columns; those whose heads are in `right` go to the right."""
+    """Lines with aligned columns; those whose heads are in `right` go to the right. A very long cell stands out of
+    its column: the other lines are not filled up for it."""
     body = [list(row) for row in rows]
     columns = list(zip(header, *body, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(len(cell) for cell in column if len(cell) <= _WIDEST) for column in columns]
     lines = []
     for row in (list(header), *body):
         cells = [
@@ -57,6 +61,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Contai
         ]
         lines.append("  ".join(cells).rstrip())
     return lines
+
+
+def fitted(text: str, width: int) -> str:
+    """Clipped for who reads it on a terminal; whole in a pipe or a file, where any part may be looked for."""
+    return clipped(text, width) if sys.stdout.isatty() else text
 
 
 def clipped(text: str, width: int) -> str:

@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,8 @@ from ramify.runtime.langgraph.reading import INVOCATION
 from ramify.runtime.langgraph.rewound import Rewound, newest_of, written_on
 from ramify.runtime.langgraph.session import Invocation
 from ramify.runtime.langgraph.thread import GraphRun, Task
-from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.pins import Ground, Pins
+from ramify.runtime.records import BranchPath, OpRecord, OpStatus
 from ramify.runtime.worlds import Branch
 
 if TYPE_CHECKING:
@@ -103,7 +104,9 @@ class PastThread:
         self._is_async = is_async
         self._ran: dict[str, dict[str, list[str]]] = {}  # by namespace: what `written_on` said
 
-    async def node_again(self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord) -> SnapshotId | None:
+    async def node_again(
+        self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack
+    ) -> SnapshotId | None:
         place, app = Place.of(_LENT.sub("", row.key)), self._app()
         if place is None or app is None:
             return None
@@ -119,7 +122,7 @@ class PastThread:
         handled = row.step in {node.error_handler_node for node in app.nodes.values()} - {None}
         lent = row.snapshot_out if row.kind is OpKind.FORK else None
         shown = Rewound(self._saver, self._thread, place.thread, cuts, undone, lent=lent, handled=handled)
-        again = await _again_run(run, rows, row, place)
+        again = await _again_run(run, rows, row, place, kept)
         try:
             await _in_a_thread(lambda: self._run(app, again, shown, place.thread))
         except (Enough, Exception, BaseExceptionGroup) as error:  # the last: of a task group of the node's code
@@ -177,7 +180,8 @@ class PastThread:
             config["max_concurrency"] = most
         for name in ("checkpoint_id", CONFIG_KEY_CHECKPOINT_NS, "checkpoint_map"):
             config[CONF].pop(name, None)
-        options = {"durability": "sync", "context": self._context}
+        # not "sync": LangGraph then waits for what a graph without checkpoints, in a node, never puts
+        options = {"durability": "async", "context": self._context}
         with followed():
             if self._is_async or app.has_async_nodes:
                 asyncio.run(again.drained(graph._arun(None, config, options)))
@@ -186,9 +190,10 @@ class PastThread:
 
 
 class AgainRun(GraphRun):
-    """A run in which one node is run again. Its rows are kept nowhere; it ends with the node's own."""
+    """A run in which one node is run again. Its rows are kept nowhere; it ends with the node's own. `kept` keeps the
+    states in which its branches stand, which may be for long, and no row names."""
 
-    def __init__(self, real: GraphRun, wanted: OpRecord, place: Place, journal: Unkept) -> None:
+    def __init__(self, real: GraphRun, wanted: OpRecord, place: Place, journal: Unkept, kept: ExitStack) -> None:
         quiet = replace(real.services, emit=lambda event: None)
         super().__init__(quiet, real.record, real.plan, journal)
         self.again = self._allow
@@ -199,6 +204,8 @@ class AgainRun(GraphRun):
         self._ways = frozenset(key for _, _, key in place.path)
         self._driven: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._ended = False
+        self._kept = kept
+        self._grounds: dict[BranchPath, Ground] = {}
 
     async def snapshot(self, id: str) -> Snapshot:
         """Also made again, if need be, under the lock that who wants the node's state holds."""
@@ -214,8 +221,18 @@ class AgainRun(GraphRun):
         durable: Durable = Durable.NOW,
     ) -> None:
         await super().record_rows(*rows, checkpoint=checkpoint, durable=durable)
+        for branch, id in [(row.branch, row.snapshot_out) for row in rows if row.snapshot_out is not None]:
+            self._stands(branch, id)
+        if checkpoint is not None:
+            self._stands(checkpoint[0].path, checkpoint[1].id)
         for row in rows:
             self.note(row)
+
+    def _stands(self, branch: BranchPath, id: SnapshotId) -> None:
+        if branch not in self._grounds:
+            self._grounds[branch] = Pins(self.services.locks).ground()
+            self._kept.callback(self._grounds[branch].close)
+        self._grounds[branch].moved(id)
 
     def note(self, row: OpRecord) -> None:
         if _of_any_attempt(row.key) == self._wanted and row.status is OpStatus.DONE:
@@ -268,11 +285,13 @@ class AgainRun(GraphRun):
         return is_graph or node.starts or node.declared in _MAY_BE or node.parameter is not None
 
 
-async def _again_run(run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, place: Place) -> AgainRun:
+async def _again_run(
+    run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, place: Place, kept_until: ExitStack
+) -> AgainRun:
     own = re.compile("|".join(rf"{re.escape(key)}(\|SEAL|\|a\d+\|.*)?" for _, _, key in place.path), re.DOTALL)
     kept = [one for one in rows if not own.fullmatch(one.key)]
     journal = Unkept(run.journal, kept, await run.services.store.llm(run.record.id), run.services, run.record)
-    again = AgainRun(run, row, place, journal)
+    again = AgainRun(run, row, place, journal, kept_until)
     for one in kept:
         again._remember(one)
     again.lineage = run.lineage

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
-import reprlib
 from dataclasses import replace
 from typing import Any
 
@@ -26,10 +25,12 @@ from ramify.runtime.commands import StepCommands
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.events import Level
 from ramify.runtime.journal import Durable
+from ramify.runtime.langgraph.brief import brief
 from ramify.runtime.langgraph.env import Env, keep_loan
 from ramify.runtime.langgraph.lending import Later, Lent, Loan
 from ramify.runtime.langgraph.portal import FarSandbox, Portal
 from ramify.runtime.langgraph.thread import GraphRun, Position, Superstep, Task
+from ramify.runtime.pins import Pins
 from ramify.runtime.records import BranchPath, CheckpointId, OpRecord, OpStatus
 from ramify.runtime.worlds import Branch
 from ramify.runtime.wrote import CHANNELS, files_written
@@ -72,6 +73,7 @@ class Attempt:
         self._standing = asyncio.Lock()
         self._making = asyncio.Lock()
         self._fork_s: float | None = None
+        self._ground = Pins(run.services.locks).ground()
         self._begun = run.services.clock()
         planned = None if task.inner else run.plan.step(task.node)
         self.code = planned.code_digest if planned is not None else ""
@@ -168,7 +170,7 @@ class Attempt:
             return False
         self._over = True
         attrs = channels_written(value)
-        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=shown(value), attrs=attrs)
+        self._note(result_json=_NOTHING, result_digest=_NOTHING_DIGEST, summary=brief(value), attrs=attrs)
         return True
 
     def fail_clean(self, error: Exception) -> bool:
@@ -223,7 +225,7 @@ class Attempt:
         def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
             return self.run.row(kind, self.op, key, self.branch.path)
 
-        return StepCommands(self.run, f"{self.task.key}|a{self.task.attempt}", self.op.id, blank)
+        return StepCommands(self.run, f"{self.task.key}|a{self.task.attempt}", self.op.id, blank, self._ground)
 
     async def call_llm(self, requests: list[ChatRequest]) -> list[ChatResult]:
         await self.stand()
@@ -288,7 +290,9 @@ class Attempt:
             world, self._fork_s = await self.run.worlds.acquire(self.branch)
             self.face = FarSandbox(world, self.portal, self._commands())
         if self.face is not None and self.branch.world is not None:
-            return await self.branch.world.seal(flush=False)
+            sealed = await self.branch.world.seal(flush=False)
+            self._ground.moved(sealed.id)
+            return sealed
         return self.branch.snapshot
 
     async def done(self, value: Any = None, result: tuple[str, bytes] | None = None) -> Env | None:
@@ -299,7 +303,7 @@ class Attempt:
         try:
             self.run.journal.refuse_when_stopped()  # a wrong hit, which the node's code or a tool node has caught
             with self.run.journal.ending(self.branch.path):
-                return await self._done(shown(value), codec.encode(result), channels_written(value))
+                return await self._done(brief(value), codec.encode(result), channels_written(value))
         except BaseException:
             await self._let_go()
             raise
@@ -338,6 +342,7 @@ class Attempt:
         self._over = True
         if self.face is not None:
             self.face.end()
+        self._ground.close()
         self.branch.lock.release()
 
     def _where(self, branch: str, snapshot: str) -> str:
@@ -452,12 +457,6 @@ def _digest(packed: str) -> str:
     return hashlib.sha256(packed.encode()).hexdigest()
 
 
-def shown(value: Any) -> str:
-    """A value in a line for people; of a large one only its beginning is looked at."""
-    text = "" if value is None else value[:_LINE] if isinstance(value, str) else _SHORT.repr(value)
-    return text.partition("\n")[0][:_LINE]
-
-
 def channels_written(value: Any) -> dict[str, str]:
     """For a row: the channels that a node's result names, by itself or as a Command's update."""
     update = value.update if isinstance(value, Command) else value
@@ -472,5 +471,3 @@ def _told(error: Exception) -> dict[str, str]:
 
 _NOTHING = codec.encode(None)
 _NOTHING_DIGEST = _digest(_NOTHING)
-_SHORT = reprlib.Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 3, _LINE, _LINE

@@ -13,6 +13,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,9 +40,11 @@ class NotAgain(Exception):
 class Past(Protocol):
     """A thread of a compiled graph, and its checkpoints."""
 
-    async def node_again(self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord) -> SnapshotId | None:
+    async def node_again(
+        self, run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack
+    ) -> SnapshotId | None:
         """Run a node as it ran when `row` was recorded, up to there: the state that is left then, not flushed.
-        `rows`: the run's.
+        `rows`: the run's. `kept` keeps it from collections, and what was sealed on the way.
 
         None where the thread's checkpoints do not tell where it ran. Raises `NotAgain`."""
         ...
@@ -135,17 +138,24 @@ class Lineage:
 
     async def _made(self, rows: Sequence[OpRecord], row: OpRecord, lost: SnapshotId, content: str) -> bool:
         """Do again what a row did, and write down what stands in for the lost state. False where nobody can."""
-        begun = time.perf_counter()
-        self._making.add(lost)
-        try:
-            made = await self._merged(row) if row.kind is OpKind.MERGE else await self._node_again(rows, row)
-        finally:
-            self._making.discard(lost)
-        if made is None:
-            return False
-        if content and made.content_key != content:
-            raise NotAgain(await self._differs(row, made, content))
-        took = time.perf_counter() - begun
+        with ExitStack() as kept:
+            begun = time.perf_counter()
+            self._making.add(lost)
+            try:
+                made = (
+                    await self._merged(row) if row.kind is OpKind.MERGE else await self._node_again(rows, row, kept)
+                )
+            finally:
+                self._making.discard(lost)
+            if made is None:
+                return False
+            if content and made.content_key != content:
+                raise NotAgain(await self._differs(row, made, content))
+            await self._stands_in(row, lost, made, time.perf_counter() - begun)
+        self._again.append(row)
+        return True
+
+    async def _stands_in(self, row: OpRecord, lost: SnapshotId, made: Snapshot, took: float) -> None:
         choice = Choice("compute again", max(0.0, row.ended_at - row.started_at), None)
         stands = self.run.row(
             OpKind.SEAL,
@@ -161,8 +171,6 @@ class Lineage:
             attrs={AGAIN: lost, **choice.attrs(took)},
         )
         await self.run.record_rows(stands)
-        self._again.append(row)
-        return True
 
     async def _merged(self, row: OpRecord) -> Snapshot | None:
         base, ours, theirs = [await self._there(id) for id in _needs(row)]
@@ -173,9 +181,9 @@ class Lineage:
         except MergeConflict as conflict:
             raise NotAgain(f"{_what(row)} was done again, and did not merge: {conflict}") from conflict
 
-    async def _node_again(self, rows: Sequence[OpRecord], row: OpRecord) -> Snapshot | None:
+    async def _node_again(self, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack) -> Snapshot | None:
         for past in list(self.pasts.values()):
-            if (id := await past.node_again(self.run, rows, row)) is not None:
+            if (id := await past.node_again(self.run, rows, row, kept)) is not None:
                 return await asyncio.to_thread(self.run.services.snapshots.get, id)
         return None
 

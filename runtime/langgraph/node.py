@@ -31,8 +31,9 @@ from ramify.runtime.langgraph.portal import Crossing, Portal
 from ramify.runtime.langgraph.reading import CALLER, INVOCATION, Reading, is_run, read
 from ramify.runtime.langgraph.session import Session
 from ramify.runtime.langgraph.tasks import Call, Calls
+from ramify.runtime.langgraph.thread import GraphRun
 from ramify.runtime.sandbox import Sandbox, SyncSandbox, beside_the_input, sandbox_parameter
-from ramify.runtime.scope import entered
+from ramify.runtime.scope import entered, scope_here
 from ramify.runtime.sites import CallSite
 from ramify.serving.transport import tagged
 from ramify.serving.types import ChatRequest, ChatResult
@@ -44,6 +45,11 @@ class NodeScope:
     def __init__(self, attempt: Attempt, portal: Portal) -> None:
         self._attempt = attempt
         self._portal = portal
+
+    @property
+    def again(self) -> GraphRun | None:
+        """Its run, where the node is only run again."""
+        return self._attempt.run if self._attempt.run.again is not None else None
 
     @property
     def sandbox(self) -> Sandbox | None:
@@ -59,6 +65,12 @@ class NodeScope:
 
     def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
         return Crossing(self._portal.submit(self._attempt.call_llm(requests)))
+
+
+def run_again_here() -> GraphRun | None:
+    """The run of the node whose code runs here, where that is only run again."""
+    scope = scope_here()
+    return scope.again if isinstance(scope, NodeScope) else None
 
 
 class Running:

@@ -64,6 +64,7 @@ class Invocation:
     unsent: dict[str, Env] = field(default_factory=dict)  # what nodes will write of their worlds, by the task
     past: Past | None = None  # what its thread's lost states are made again from
     instead: GraphRun | None = None  # the run that its nodes act in, where one of them is only run again
+    looks: bool = False  # it runs no graph: how the run stands is as it was
 
     @property
     def env(self) -> Env | None:
@@ -198,11 +199,14 @@ class Session:
             raise
         finally:
             for run_id in invocation.calls:
+                if not invocation.looks and run_id in self._runs:
+                    self._runs[run_id].stands = _outcome(invocation, error)
                 self._users[run_id].discard(invocation)
                 if self._users[run_id]:
                     await self._runs[run_id].write_noted()
                 if not self._users[run_id] and run_id in self._runs:
-                    await self._runs.pop(run_id).close(*_outcome(invocation, error))
+                    run = self._runs.pop(run_id)
+                    await run.close(*run.stands)
 
     async def caught_up(self, invocation: Invocation, *, goes_on: bool) -> None:
         """A thread was invoked and nothing was left to run: if its run still counts as running, then its process was
@@ -219,22 +223,26 @@ class Session:
             run = await GraphRun.open(services, record, self.plan)
             await run.close(RunStatus.WAITING if goes_on else RunStatus.DONE)
 
-    async def snapshot(self, env: Env, past: Past | None = None) -> SnapshotId:
-        """The snapshot that a checkpoint's value means, siblings merged. Raises `NodesConflict`, `WorldLost`."""
+    async def snapshot(self, env: Env, past: Past | None = None, again: GraphRun | None = None) -> SnapshotId:
+        """The snapshot that a checkpoint's value means, siblings merged; what is lost is made again. Raises
+        `NodesConflict`, `WorldLost`, `StateGone`. `again`: where a node asks that is only run again."""
         if env.get("unsealed"):
             raise WorldLost(env["branch"])
-        if "join" not in env:
-            return await self._standing_in(RunId(env["run"]), SnapshotId(env["snapshot"]))
-        asking = Invocation(None, addressed=True, past=past)
-        run = await self._enter(asking, RunId(env["run"]))
+        run_id, at = RunId(env["run"]), SnapshotId(env["snapshot"])
+        if "join" not in env and (whole := await self._whole(run_id, at)) is not None:
+            return whole
+        asking = Invocation(None, addressed=True, past=past, looks=True)
+        if again is not None and again.record.id == run_id:
+            asking.instead = again  # who runs it again waits for it, and holds what this would wait for
+        run = await self._enter(asking, run_id)
         try:
-            return (await run.settle(env)).snapshot.id
+            return (await run.settle(env)).snapshot.id if "join" in env else (await run.snapshot(at)).id
         finally:
             await self.end(asking, None)
 
     async def edit(self, env: Env, change: Callable[[SyncSandbox], object], past: Past | None = None) -> Env:
         """Where a world stands after `change` was made to a fork of it, on a branch of its own."""
-        asking = Invocation(None, addressed=True, past=past)
+        asking = Invocation(None, addressed=True, past=past, looks=True)
         run = await self._enter(asking, RunId(env["run"]))
         failure: BaseException | None = None
         try:
@@ -264,13 +272,16 @@ class Session:
 
     # Below: how it is done
 
-    async def _standing_in(self, run: RunId, id: SnapshotId) -> SnapshotId:
-        """The state, or the one that was made again in its place."""
+    async def _whole(self, run: RunId, id: SnapshotId) -> SnapshotId | None:
+        """The state, or the one that was made again in its place; None where neither is whole."""
         services = await self.services()
         if await asyncio.to_thread(missing, services.snapshots, id) is None:
             return id
         stand_ins = [row.snapshot_out for row in await services.store.ops(run) if row.attrs.get(AGAIN) == id]
-        return stand_ins[-1] or id if stand_ins else id
+        for found in reversed(stand_ins):
+            if found is not None and await asyncio.to_thread(missing, services.snapshots, found) is None:
+                return found
+        return None
 
     async def _close(self) -> None:
         async with self._lock:  # who is entering has entered

@@ -102,6 +102,7 @@ class GraphRun:
         self.lineage = Lineage(self)
         self.again: Callable[[Any, Task], None] | None = None  # asked before a node's code runs, where one runs again
         self.came_back = False  # it was ended on the way, and no world of it has been mounted since
+        self.stands = (record.status, record.error or "")  # how its last invocation ended
         self.with_checkpoints = False  # LangGraph's are committed with the rows, and follow those of finished nodes
         self._supersteps: dict[str, Superstep] = {}
         self._loop = asyncio.get_running_loop()
@@ -130,6 +131,7 @@ class GraphRun:
             llm = await services.store.llm(record.id)
             resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
             came_back = resumed and record.status is not RunStatus.DONE
+            stood = record.status, record.error or ""
             mixed = mixing(record, services.settings)
             if record.status is not RunStatus.RUNNING or mixed is not None:
                 change = RunUpdate(status=RunStatus.RUNNING, settings=mixed)
@@ -145,7 +147,7 @@ class GraphRun:
                 emit=services.emit,
             )
             run = cls(services, record, plan, journal)
-            run.came_back = came_back
+            run.came_back, run.stands = came_back, stood
             for row in ops:
                 run._remember(row)
             run._stack = stack.pop_all()

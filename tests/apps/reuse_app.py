@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ramify import Sandbox, fork, llm, step, workflow
@@ -167,3 +169,22 @@ async def live(beside: str) -> None:
     else:
         await start_one()
         await build("beside")
+
+
+MEANWHILE: list[Callable[[], object]] = []  # what happens while a step goes on
+
+
+@step
+async def given_up(sandbox: Sandbox) -> str:
+    """A command that may be reused, and does not come to its end."""
+    await sandbox.run("echo before > before", check=True)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(sandbox.run("sleep 60", reuse=True), 0.5)
+    for each in MEANWHILE:
+        await asyncio.to_thread(each)
+    return (await sandbox.run("cat before")).stdout
+
+
+@workflow
+async def gives_up() -> list[str]:
+    return [await given_up(), *await look()]

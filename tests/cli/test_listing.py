@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ramify.cli.listing import listing
+from ramify.cli.main import run_command_line
 from ramify.runtime.locks import RunLock
 from ramify.runtime.records import RunStatus
 from ramify.runtime.store import Tally
@@ -49,6 +53,18 @@ def test_where_there_is_nothing_yet(ramify: Any, tmp_path: Any) -> None:
     said = ramify("show")
     assert said.status == 1
     assert "no runs yet" in said.err
+
+
+@pytest.mark.parametrize("command", ["ls", "ls --json", "show", "gc", "fsck"])
+def test_a_home_that_cannot_be_is_an_error(command: str, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """To say that there are no runs yet would send the user looking for them elsewhere."""
+    (tmp_path / "file").touch()
+    (tmp_path / "dangling").symlink_to("nowhere")
+    for home in ("/proc/nope", tmp_path / "file" / "home", tmp_path / "dangling"):
+        assert run_command_line(["--home", str(home), *command.split()]) == 1
+        said = capfd.readouterr()
+        assert said.out == "" and f"the home {home} cannot be used" in said.err and "--home DIR" in said.err
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["dangling", "file"]  # nothing stays of a look
 
 
 def test_a_limit_says_that_there_may_be_more(home: Any, ramify: Any) -> None:

@@ -47,6 +47,7 @@ def test_log_of_a_bare_snapshot_is_refused(home: Any, ramify: Any) -> None:
     ("summary", "said"),
     [
         ("{'notes': ['report written']}", "report: {'notes': ['report written']}"),  # only what it wrote has the name
+        ("reported: 3", "report: reported: 3"),  # another word
         ("report", "report"),
         ("", "report"),
     ],

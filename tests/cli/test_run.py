@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.messages import AIMessage, HumanMessage
 
+from ramify.cli.run import _in_short
 from ramify.runtime.records import RunStatus
 
 FLOW = """
@@ -212,6 +214,22 @@ def test_a_workspace_that_is_not_there(call: Call) -> None:
     assert done.stderr.startswith("ramify: ")
     assert "nowhere" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        ({"messages": [HumanMessage("hi"), AIMessage("It is\ndone.")]}, "It is\ndone."),
+        ([HumanMessage("hi"), AIMessage("ho")], "ho"),
+        ({"messages": [AIMessage("ho")], "n": 1}, {"messages": "1 message, the last: ai: ho", "n": 1}),
+        ({"log": ["a"], "messages": []}, {"log": ["a"], "messages": []}),
+        ("as it is", "as it is"),
+        ([], []),
+    ],
+)
+def test_of_an_agents_messages_the_last_is_printed(result: Any, said: Any) -> None:
+    """As its workflow would have returned it; with `--json` they are all there."""
+    assert _in_short(result) == said
 
 
 def test_a_langgraph_thread_whose_program_is_gone_is_not_resumed(home: Any, ramify: Any, add_run: Any) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ramify.cli.words import age, clipped, count, seconds, table
+from ramify.cli.words import age, clipped, count, fitted, seconds, table
 
 
 @pytest.mark.parametrize(
@@ -40,6 +40,17 @@ def test_count() -> None:
 def test_a_table_is_aligned_with_figures_to_the_right() -> None:
     assert table(("NAME", "N"), [("a", "1"), ("long", "100")], right={"N"}) == ["NAME    N", "a       1", "long  100"]
     assert table(("NAME", "WHY"), []) == ["NAME  WHY"]
+
+
+def test_a_long_cell_does_not_widen_the_lines_of_the_others() -> None:
+    long = "x" * 500
+    assert table(("NAME", "WHY"), [("a", "b"), (long, "c")]) == ["NAME  WHY", "a     b", f"{long}  c"]
+
+
+def test_in_a_pipe_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fitted("x" * 500, 30) == "x" * 500
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert fitted("x" * 500, 30) == "x" * 29 + "…"
 
 
 def test_clipped() -> None:

@@ -161,6 +161,18 @@ async def test_killed_beside_a_run_it_takes_nothing_from_it(
     await fsck_agrees(runtime)
 
 
+async def test_what_a_running_step_stands_on_stays(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its world was sealed for a command that came to no row, and the step goes on for longer than the grace."""
+    monkeypatch.setattr(reuse_app, "MEANWHILE", [lambda: _gc_elsewhere(runtime.home)])
+    assert await runtime.run(reuse_app.gives_up, workspace=workspace) == ["before\n", "before", "hello.txt"]
+    await fsck_agrees(runtime)
+    pins = Pins(paths.locks(runtime.home))
+    with pins.collecting():
+        assert pins.kept() == set()
+
+
 def _gc_elsewhere(home: Path) -> None:
     async def work() -> None:
         async with Runtime(home=home, sandbox="copy") as other:

@@ -14,9 +14,9 @@ from langgraph.types import Command, interrupt
 
 import ramify
 import ramify.graph
-from ramify import Sandbox, current_sandbox
+from ramify import Sandbox, current_sandbox, paths
 from ramify.runtime.langgraph.session import Invocation
-from tests.runtime.langgraph.lost import CONFIG, LOG, State, look, lose, maker, states, stopped
+from tests.runtime.langgraph.lost import CONFIG, LOG, State, collected, look, lose, maker, states, stopped
 
 pytestmark = pytest.mark.usefixtures("nothing_ran_again")
 
@@ -235,3 +235,38 @@ async def test_a_thread_of_async_graphs_in_nodes_is_edited(compile_graph: Any, s
     again = compile_graph(graph, checkpointer=saver)
     edited = ramify.graph.edit(again, CONFIG, lambda sandbox: (sandbox.path / "mine").write_text("mine"))
     assert ramify.graph.read(again, edited, "i") == b"said i? after ['hello.txt']"
+
+
+async def test_what_a_node_that_runs_again_stands_on_outlasts_a_collection(
+    compile_graph: Any, saver: Any, home: Path
+) -> None:
+    """A graph that its code calls, and that keeps no checkpoints: its states have no names, and its nodes may take
+    longer than any grace."""
+    beside: list[bool] = []
+
+    async def slow(state: State, sandbox: Sandbox) -> State:
+        LOG.append("slow")
+        if beside:
+            await collected(home)
+        (sandbox.path / "slow").write_text("slow")
+        return {}
+
+    async def call(state: State, sandbox: Sandbox) -> State:
+        LOG.append("call")
+        (sandbox.path / "before").write_text("before")
+        await inner.ainvoke({"said": []})
+        return {}
+
+    steps: Any = [("k", maker("k")), ("slow", slow)]
+    inner = StateGraph(State).add_sequence(steps).add_edge(START, "k").compile(checkpointer=False)
+    graph = StateGraph(State).add_sequence([("call", call), ("look", look)]).add_edge(START, "call")
+    app = compile_graph(graph, checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    lose(home, known[-1])
+    LOG.clear()
+    beside.append(True)
+    seen = (await compile_graph(graph, checkpointer=saver).ainvoke(None, CONFIG))["seen"]
+    assert [line.split(":")[0] for line in seen] == ["before", "hello.txt", "k", "slow"]
+    assert LOG == ["call", "k", "slow"]
+    assert not [*paths.locks(home).glob("kept/*")]

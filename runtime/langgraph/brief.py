@@ -1,0 +1,162 @@
+"""A value of a graph's state in one line for people: a message by who speaks and what, the rest as JSON begins.
+
+Both ends use it: the journal, of the user's own objects as a node returns them, and who lays a thread open later, of
+the JSON that is left of them. Of a large value only its beginning is looked at. No class of the user's is imported.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+_LONGEST = 80  # characters of a line, and of a text in it
+_ITEMS = 6  # of a container
+_DEPTH = 3
+_SPEAKERS = {"human", "user", "ai", "assistant", "system", "developer", "tool", "function", "chat", "remove"}
+
+
+def brief(value: object) -> str:
+    """The beginning of a value; "" for None. An update is told by its channels, a Command by its two parts."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return _line(value)
+    return _line(_command(value) if _is(value, "Command") else _update(value))
+
+
+def _update(value: object) -> str:
+    if is_message(value) or (told := _fields(value)) is None:
+        return _part(value, _DEPTH)
+    more = ["…"] if len(told) > _ITEMS else []
+    return ", ".join([*(f"{name}: {_channel(one)}" for name, one in islice(told.items(), _ITEMS)), *more])
+
+
+def messages_in(value: object) -> Sequence[Any]:
+    """The messages of a list that holds nothing else; of anything else none."""
+    return value if isinstance(value, list | tuple) and value and all(map(is_message, value)) else ()
+
+
+def is_message(value: object) -> bool:
+    """LangChain's, as an object or by its fields, or one as chat servers take it."""
+    if isinstance(value, Mapping):
+        return "content" in value and _speaker(value) in _SPEAKERS
+    return any(kind.__name__ == "BaseMessage" for kind in type(value).__mro__)
+
+
+def text_of(message: object) -> str:
+    """What a message says: its text, whole, and in a line of its own each tool that it calls."""
+    content = _field(message, "content")
+    if isinstance(content, list):  # of blocks, of which some are text
+        content = "".join(str(one.get("text", "")) if isinstance(one, Mapping) else str(one) for one in content)
+    calls = [f"calls {_call(one)}" for one in _field(message, "tool_calls") or ()]
+    return "\n".join([*([str(content)] if content else []), *calls])
+
+
+def line_of(message: object) -> str:
+    """Who speaks, and what: `ai: It is done.`, `tool search: 3 found`, `ai calls search(query="x")`."""
+    name = _field(message, "name")
+    who = _speaker(message) + (f" {name}" if name and isinstance(name, str) else "")
+    said = " ".join(text_of(message).split())
+    if not said:
+        return who
+    return f"{who} {said}" if said.startswith("calls ") and not _field(message, "content") else f"{who}: {said}"
+
+
+def _line(text: str) -> str:
+    begun = " ".join(text[: 4 * _LONGEST].split())
+    return begun if len(begun) <= _LONGEST else f"{begun[: _LONGEST - 1]}…"
+
+
+def _channel(value: object) -> str:
+    """Text as it is: the name of its channel stands before it."""
+    return _line(value) if isinstance(value, str) and value else _part(value, _DEPTH)
+
+
+def _part(value: object, depth: int) -> str:
+    if isinstance(value, Enum):
+        value = value.value
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return json.dumps(_line(value), ensure_ascii=False)
+    if is_message(value):
+        return _line(line_of(value))
+    if messages := messages_in(value):
+        last = _line(line_of(messages[-1]))
+        return last if len(messages) == 1 else f"{len(messages)} messages, last {last}"
+    if _is(value, "Command"):
+        return _between("()", iter([_command(value)]), 1, depth)
+    if (told := _fields(value)) is not None:
+        inside = (f"{name}: {_part(one, depth - 1)}" for name, one in told.items())
+        return _between("{}", inside, len(told), depth)
+    if isinstance(value, list | tuple | set | frozenset):
+        return _between("[]", (_part(one, depth - 1) for one in value), len(value), depth)
+    return _other(value)
+
+
+def _between(ends: str, parts: Iterable[str], number: int, depth: int) -> str:
+    if number and depth <= 0:
+        return f"{ends[0]}…{ends[1]}"
+    more = [f"… {number} in all"] if number > _ITEMS else []
+    return f"{ends[0]}{', '.join([*islice(parts, _ITEMS), *more])}{ends[1]}"
+
+
+def _speaker(message: object) -> str:
+    """As LangChain's `type` has it, that of a part of a streamed message included."""
+    named = _field(message, "type")
+    if not isinstance(named, str) or named == "message":
+        named = _field(message, "role")
+    return named.removesuffix("MessageChunk").lower() if isinstance(named, str) else ""
+
+
+def _call(call: object) -> str:
+    """`name(a=1)`, of LangChain's form and of the servers'."""
+    inner = _field(call, "function")
+    call = inner if isinstance(inner, Mapping) else call
+    args = _field(call, "args")
+    if isinstance(args, Mapping):
+        return f"{_field(call, 'name')}({', '.join(f'{name}={_part(one, 1)}' for name, one in args.items())})"
+    return f"{_field(call, 'name')}({_field(call, 'arguments') or ''})"
+
+
+def _command(command: Any) -> str:
+    goto = command.goto if isinstance(command.goto, list | tuple) else [command.goto]
+    to = ", ".join(one if isinstance(one, str) else str(getattr(one, "node", one)) for one in goto[:_ITEMS])
+    update = "" if command.update is None else _update(command.update)
+    return "; ".join(part for part in (update, f"goes to {to}" if to else "") if part)
+
+
+def _fields(value: object) -> Mapping[Any, object] | None:
+    """Of a mapping, a dataclass or a pydantic model, by name."""
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, type) or _is(value, "Command"):
+        return None
+    if is_dataclass(value):
+        return {one.name: getattr(value, one.name, None) for one in fields(value)}
+    names = getattr(type(value), "model_fields", None)
+    return {name: getattr(value, name, None) for name in names} if isinstance(names, dict) else None
+
+
+def _field(value: object, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+
+
+def _is(value: object, name: str) -> bool:
+    """One of LangGraph's own types, which need not be loaded to know it."""
+    return type(value).__name__ == name and type(value).__module__.startswith("langgraph.")
+
+
+def _other(value: object) -> str:
+    """An object by what its class says of it; by its class where that is nothing but an address."""
+    kind = type(value)
+    if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
+        return kind.__name__
+    try:
+        return _line(str(value))
+    except Exception:  # noqa: BLE001  the user's own code, and a line for people is no reason to fail
+        return kind.__name__
