@@ -15,8 +15,8 @@ from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo
 from ramify.runtime.calling import StepDef, call_inline
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.effects import Compensate, InFork, Outside, Reconcile
-from ramify.runtime.errors import NestedWorkflow, NotInARun
-from ramify.runtime.loading import canonical_module, file_ref
+from ramify.runtime.errors import NestedWorkflow, NotInARun, TargetNotFound
+from ramify.runtime.loading import canonical_module, file_ref, load_target
 from ramify.runtime.run import RunScope
 from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
 from ramify.runtime.scope import current_scope, is_in_a_run
@@ -225,11 +225,23 @@ class Workflow(Generic[P, R]):
         if scope.step is not None:
             raise NestedWorkflow(f"workflow {name!r} was called in step {scope.step.name!r}: call it from a workflow")
         theirs = scope.run.record.workspace
-        if self.workspace is not None and str(self.workspace.expanduser().resolve()) != theirs:
-            raise NestedWorkflow(
-                f"workflow {name!r} is declared for the workspace {self.workspace}, and was called in a run on "
-                f"{theirs or 'none'}: a run has one workspace; leave it out of the declaration, or run it by itself"
-            )
+        if self.workspace is None or str(self.workspace.expanduser().resolve()) == theirs:
+            return
+        if self._is_declared_as(scope.run.record.workflow):
+            return
+        at = "" if self.workspace.is_absolute() else f" (here {self.workspace.resolve()})"
+        raise NestedWorkflow(
+            f"workflow {name!r} is declared for the workspace {self.workspace}{at}, and was called in a run on "
+            f"{theirs or 'none'}: a run has one workspace; leave it out of the declaration, or run it by itself"
+        )
+
+    def _is_declared_as(self, ref: str) -> bool:
+        """For the same workspace as the workflow at `ref`, whose run this is: one that is named relative to the
+        current folder is the run's wherever the run is resumed."""
+        try:
+            return bool(load_target(ref).workspace == self.workspace)
+        except TargetNotFound:  # of a notebook, or of a function
+            return False
 
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same, blocking. Not from inside a running event loop."""

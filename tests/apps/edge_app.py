@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
-from ramify import Sandbox, fork, llm, step, workflow
+from ramify import Sandbox, fork, interrupt, llm, step, workflow
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.forks import Branches
 
@@ -303,3 +303,13 @@ async def late() -> str:
 @workflow
 async def bad_arguments() -> None:
     await touch("a", "b")  # type: ignore[call-arg]
+
+
+@workflow(workspace="relative")
+async def beside_its_folder(name: str) -> list[str]:
+    return await touches(name)
+
+
+@workflow(workspace="relative")
+async def asks_beside_its_folder() -> list[str]:
+    return await beside_its_folder(await interrupt("which?"))

@@ -21,6 +21,7 @@ from ramify.runtime.errors import (
     NotSerialisable,
     PlanMismatch,
     RunFailed,
+    RunWaiting,
 )
 from ramify.runtime.events import Noticed
 from ramify.runtime.records import OpStatus, RunStatus
@@ -173,6 +174,19 @@ async def test_a_workflow_in_a_workflow_is_part_of_its_run(runtime: Runtime, wor
 async def test_where_a_workflow_cannot_be_part_of_another(runtime: Runtime, workspace: Path, name: str) -> None:
     cause = await cause_of(runtime, getattr(edge_app, name), workspace=workspace)
     assert isinstance(cause, NestedWorkflow)
+
+
+async def test_a_workflow_in_a_workflow_goes_on_from_another_folder(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both are declared for one folder, relative to that where the run began."""
+    (tmp_path / "relative").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunWaiting):
+        await runtime.run(edge_app.asks_beside_its_folder)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert await runtime.resume(str(runtime.last_run_id), answer="d") == ["d"]
 
 
 @pytest.mark.parametrize("sealed", [True, False])
