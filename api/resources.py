@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
 from ramify import paths
@@ -23,15 +23,45 @@ _REACH_S = 3.0
 GivenBackend = Backend | Callable[[SnapshotStore, Path], Backend]
 
 
+_HIDDEN = "***@"
+
+
+def without_secrets(address: str) -> str:
+    """A model's address as runs keep it: `***` for a user and a password, no query. Raises `RunError` for one of
+    which nobody can tell what is secret."""
+    parts = urlsplit(address)
+    try:
+        _ = parts.port
+    except ValueError:
+        raise RunError(
+            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) has no port that can be read: in a user or "
+            "a password write / as %2F, ? as %3F, # as %23"
+        ) from None  # neither is shown: it may hold a password
+    _, at, host = parts.netloc.rpartition("@")
+    if not (at or parts.query or parts.fragment):
+        return address
+    return urlunsplit((parts.scheme, f"{_HIDDEN}{host}" if at else host, parts.path, "", ""))
+
+
 class Resources:
-    """An async context manager. One backend a name and one model a (server, model) pair, shared by all runs."""
+    """An async context manager. One backend a name and one model a (server, model) pair, shared by all runs.
+
+    `address`: of the model's server, as it was given; settings hold it `without_secrets`.
+    """
 
     def __init__(
-        self, home: Path, *, backend: GivenBackend | None, llm: LLMClient | None, api_key: str | None
+        self,
+        home: Path,
+        *,
+        backend: GivenBackend | None,
+        llm: LLMClient | None,
+        address: str | None,
+        api_key: str | None,
     ) -> None:
         self._home = home
         self._given_backend = backend
         self._given_llm = llm
+        self._address = address
         self._api_key = api_key
         self._stack = AsyncExitStack()
         self._backends: dict[str, Backend] = {}
@@ -87,18 +117,28 @@ class Resources:
                 "the program that began this run handed over a client of its own, which did not say whom it asks: "
                 "name the server (--base-url, Runtime(base_url=…)), or resume in that program, with Runtime(llm=…)"
             )
-        if settings.base_url is not None:
-            await _reach(settings.base_url)
+        upstream = None if settings.base_url is None else self._whole(settings.base_url)
+        if upstream is not None:
+            await _reach(upstream)
         from ramify.serving.gateway.server import LocalGateway
 
         gateway = await self._stack.enter_async_context(
-            LocalGateway(
-                home=self._home, upstream=settings.base_url, upstream_key=self._api_key, model=settings.model
-            )
+            LocalGateway(home=self._home, upstream=upstream, upstream_key=self._api_key, model=settings.model)
         )
         return await self._stack.enter_async_context(
-            LLMClient(gateway.base_url, model=settings.model, honours_seed=settings.base_url is None)
+            LLMClient(gateway.base_url, model=settings.model, honours_seed=upstream is None)
         )
+
+    def _whole(self, kept: str) -> str:
+        """The address that a run's settings mean."""
+        if self._address is not None and without_secrets(self._address) == kept:
+            return self._address
+        if urlsplit(kept).netloc.startswith(_HIDDEN):
+            raise LLMUnavailable(
+                f"the run was begun with a user and a password in its model's address, {kept}, and these are not "
+                "kept: name the whole address again (--base-url, $RAMIFY_BASE_URL, Runtime(base_url=…))"
+            )
+        return kept
 
 
 async def _reach(base_url: str) -> None:

@@ -22,7 +22,7 @@ from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, SnapshotId
-from ramify.resources import GivenBackend, Resources, environment, share_checked
+from ramify.resources import GivenBackend, Resources, environment, share_checked, without_secrets
 from ramify.runtime import codec, driver, ledger
 from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
@@ -61,8 +61,9 @@ class Runtime:
 
     `home`: where state is kept (see `ramify.paths.home`). `sandbox`: "namespaces" (the default), "copy" (no
     isolation), or a backend of your own. `base_url`: any OpenAI-compatible server; without it the embedded model is
-    started. `llm`: a client of your own, used as it is; its address and model are kept with its runs, without what is
-    secret, so that a resume without it asks the same. `observer`: hears every event of every run. `check_reuse`:
+    started. A user and a password in it are not kept: who resumes elsewhere names the whole address again. `llm`: a
+    client of your own, used as it is; its address and model are kept with its runs, without what is secret, so that a
+    resume without it asks the same. `observer`: hears every event of every run. `check_reuse`:
     the share, from 0 to 1, of what is taken over that is computed again all the same and compared; `WrongReuse`
     where it differs. `reuse_answers`: equal model calls have equal answers, whatever their temperature and seed
     (without it, at temperature 0 and with a seed that the server is known to honour).
@@ -92,10 +93,12 @@ class Runtime:
         given = None if sandbox is None or isinstance(sandbox, str) else sandbox
         name = sandbox if isinstance(sandbox, str) else getattr(given, "name", "custom") if given else env_sandbox
         self._chosen_sandbox = name  # None: nobody chose
-        self._named_url = base_url
+        address = base_url or env_url
+        self._named_url = None if base_url is None else without_secrets(base_url)
         whom = (None, None) if llm is None else getattr(llm, "whom", ("", None))
-        self._settings = Settings(name or "namespaces", base_url or env_url, model, *whom)
-        self._resources = Resources(self.home, backend=given, llm=llm, api_key=api_key or env_key)
+        kept = None if address is None else without_secrets(address)
+        self._settings = Settings(name or "namespaces", kept, model, *whom)
+        self._resources = Resources(self.home, backend=given, llm=llm, address=address, api_key=api_key or env_key)
         self._observers = [] if observer is None else [observer]
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())

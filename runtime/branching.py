@@ -202,5 +202,6 @@ def _here(stands: CheckpointRecord, said: OpRecord, theirs: CheckpointRecord | N
 
 
 def _effects(ledger: Iterable[EffectRecord], new: RunId, done: set[str]) -> list[EffectRecord]:
-    """Those whose steps are done in the fork too, with the keys under which they happened."""
-    return [replace(one, run_id=new) for one in ledger if one.key in done and one.status in _HAPPENED]
+    """Those whose steps are done in the fork too, with the keys under which they happened. The attempts before them
+    stay with the run that made them."""
+    return [replace(one, run_id=new, attempt=1) for one in ledger if one.key in done and one.status in _HAPPENED]

@@ -58,7 +58,7 @@ class Settings:
     """How a run was started, so that `ramify resume` can go on in the same way. No secrets."""
 
     sandbox: str = "namespaces"
-    base_url: str | None = None  # None: the embedded engine, or the program's own client
+    base_url: str | None = None  # without a password; None: the embedded engine, or the program's own client
     model: str | None = None
     client_url: str | None = None  # what a client that the program handed over asks; "" where it does not say
     client_model: str | None = None

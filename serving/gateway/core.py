@@ -21,6 +21,7 @@ from ramify.serving.gateway.metrics import Metrics
 from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas
 from ramify.serving.gateway.resume import resumable
+from ramify.serving.gateway.shapes import with_shape
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.sketch import LengthSketch
@@ -163,6 +164,8 @@ class Gateway:
         plain = without_tags(body)
         if to.alias is not None and plain.get("model", "default") == "default":
             plain["model"] = to.alias
+        if to.traits.llama_cpp:
+            plain = with_shape(plain)
         if not to.traits.reads_tags:
             return plain
         now = self.records.clock()

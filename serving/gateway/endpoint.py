@@ -26,13 +26,14 @@ from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, b
 from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
-from ramify.serving.gateway.shapes import check_shape, shape_in
+from ramify.serving.gateway.shapes import check_shape, must_call, shape_in
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
 from ramify.serving.refusal import from_line
 
 _LIVES = 3  # of engines that a call may have been in when they died
+_NO_TOOLS = "the embedded model's template has no place for tools, so that it never calls one: take another --model"
 STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
 
 
@@ -71,7 +72,7 @@ class Endpoint:
         body = await body_of(request)
         tags = tags_of(request, body)
         check_prompt(self._dialect, body)
-        check_shape(body, brittle=gateway.replicas.brittle)
+        check_shape(body, llama_cpp=gateway.replicas.llama_cpp)
         stream = _flag(body, "stream")
         if _flag(body, "background"):
             raise bad_request("background", "background: a call that outlives its connection has no slot here")
@@ -109,7 +110,8 @@ class Endpoint:
             close(call, Outcome.REFUSED)
             refusal = refused.refusal
             begun = "not gone on with" if call.chunks else "not started"
-            await self._fail(work, infeasible(f"{begun}: {refusal.reason}", refusal.earliest_feasible_s))
+            said = f"{begun}: {refusal.reason}{_of_an_old_run(call)}"
+            await self._fail(work, infeasible(said, refusal.earliest_feasible_s))
         except Aborted:
             close(call, Outcome.ABORTED)
             said = "its workflow called it off"
@@ -132,6 +134,8 @@ class Endpoint:
             with _interruptible(call):
                 async with gateway.admission.slot(call) as replica:
                     await gateway.hints.make_room(replica)
+                    if replica.traits.llama_cpp and must_call(work.body) and not await _of(replica).shows_tools():
+                        raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
                     await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()
@@ -285,6 +289,14 @@ def _interruptible(call: Call) -> Iterator[None]:
         if why is None or task is None or task.uncancel() > 0:
             raise
         raise why from None
+
+
+def _of_an_old_run(call: Call) -> str:
+    """Where the deadline was over before the call came: its client may use an id again."""
+    run = call.compound
+    if run is None or run.deadline is None or run.deadline > call.arrived or run.first_at == call.arrived:
+        return ""
+    return f"; compound_id {run.id!r} began {call.arrived - run.first_at:.0f} s ago: a new run needs one of its own"
 
 
 def _flag(body: Mapping[str, object], name: str) -> bool:

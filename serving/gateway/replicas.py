@@ -31,7 +31,7 @@ class Traits:
     can_resume: bool = False  # it goes on with an answer whose beginning it is given
     # What it has read stays for the next call. None: not ours to say; its server may be a gateway, which knows.
     keeps_prefixes: bool | None = None
-    brittle: bool = False  # llama.cpp, which shapes end that others can make (shapes.py)
+    llama_cpp: bool = False  # shapes end it that others can make, and some it overlooks (shapes.py)
 
 
 @dataclass
@@ -102,9 +102,9 @@ class Replicas:
         self._homes: OrderedDict[str, int] = OrderedDict()
 
     @property
-    def brittle(self) -> bool:
-        """May a call go to one that is?"""
-        return any(r.traits.brittle for r in self.all)
+    def llama_cpp(self) -> bool:
+        """May a call go to one that is this?"""
+        return any(r.traits.llama_cpp for r in self.all)
 
     def usable(self, now: float) -> list[Replica]:
         """Those that are up; where none is, those that have a process at all: their error is the answer then."""

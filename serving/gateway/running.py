@@ -199,4 +199,4 @@ def _maker(
 
     if spec.kind is EngineKind.VLLM:  # which breaks off and goes on by itself, and knows better when
         return vllm, Traits(reads_tags=True, keeps_prefixes="--no-enable-prefix-caching" not in settings.vllm_args)
-    return local, Traits(can_resume=settings.can_resume, keeps_prefixes=settings.prompt_cache, brittle=True)
+    return local, Traits(can_resume=settings.can_resume, keeps_prefixes=settings.prompt_cache, llama_cpp=True)

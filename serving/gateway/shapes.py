@@ -17,6 +17,7 @@ _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "ma
 _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")  # which llama.cpp counts in 32 bits
 _INT64 = 2**63
 _FAR = 10**15  # llama.cpp makes a bound of more digits, where there is none on its other side, without end
+_MADE = ("json_schema", "json_object")  # formats of a response that are a shape
 _OF_A_SHAPE = re.compile(r"JSON schema|grammar")  # in what an engine says of it
 # What is no syntax: an escaped character, a class (`[]` is an empty one: a schema's patterns are ECMA 262's); in a
 # grammar also what is quoted, and comments. One that is not closed goes to the end: a scan is to be linear.
@@ -29,18 +30,18 @@ _MOST = 2000  # references, rules of a grammar: it follows them by recursion, to
 _DEEPEST = 1000  # parentheses within each other: engines go down them on their stack
 
 
-def check_shape(body: Mapping[str, object], *, brittle: bool = False) -> None:
-    """Raises ApiError, naming the field. `brittle`: it may go to llama.cpp, which some shapes end that are good ones
+def check_shape(body: Mapping[str, object], *, llama_cpp: bool = False) -> None:
+    """Raises ApiError, naming the field. `llama_cpp`: it may go to one, which some shapes end that are good ones
     elsewhere."""
     for field in _FIELDS:
         for root in _roots(field, body.get(field)):
-            _check_references(field, root, _MOST if brittle else None)
+            _check_references(field, root, _MOST if llama_cpp else None)
         for at in _objects(body.get(field)):
             for least, most in _BOUNDS:
                 low, high = at.get(least), at.get(most)
                 if isinstance(low, int | float) and isinstance(high, int | float) and low > high:
                     raise _impossible(field, f"{least} {low} is above {most} {high}")
-            if brittle:
+            if llama_cpp:
                 _check_names(field, at)
                 _check_numbers(field, at)
             pattern = at.get("pattern")
@@ -48,9 +49,26 @@ def check_shape(body: Mapping[str, object], *, brittle: bool = False) -> None:
                 _check_syntax(field, _ATOM.sub(".", pattern))
     grammar = body.get("grammar")
     if isinstance(grammar, str):
-        if brittle and (rules := grammar.count("::=")) > _MOST:
+        if llama_cpp and (rules := grammar.count("::=")) > _MOST:
             raise bad_request("grammar", f"grammar: the embedded engine takes {_MOST} rules, not {rules}")
         _check_syntax("grammar", _TERMINAL.sub(lambda m: "." if m["comment"] is None else "", grammar))
+
+
+def with_shape(body: dict[str, object]) -> dict[str, object]:
+    """As llama.cpp reads it also from a response's body, whose `text` it does not look at."""
+    text = body.get("text")
+    asked = text.get("format") if isinstance(text, Mapping) else None
+    if "response_format" in body or not isinstance(asked, Mapping) or asked.get("type") not in _MADE:
+        return body
+    named = {name: value for name, value in asked.items() if name != "type"}
+    made = {"json_schema": named} if asked["type"] == "json_schema" else named
+    return {**body, "response_format": {"type": asked["type"], **made}}
+
+
+def must_call(body: Mapping[str, object]) -> bool:
+    """Must its answer be a call of one of its tools?"""
+    choice = body.get("tool_choice")
+    return bool(body.get("tools")) and (choice == "required" or isinstance(choice, Mapping))
 
 
 def shape_in(message: str, body: Mapping[str, object]) -> str | None:

@@ -53,6 +53,7 @@ class Upstream:
         self.hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
         self.queues = queues
         self._gateway: bool | None = None  # not known yet
+        self._tools: bool | None = None
         self.awake = AwakeClock()
         self._heard = 0.0  # when a part of any answer came last, or was seen to be in the making: by that clock
         self._worked: tuple[bytes, ...] = ()  # by the engine's own count
@@ -95,6 +96,18 @@ class Upstream:
             except ApiError:
                 return False
         return self._gateway
+
+    async def shows_tools(self) -> bool:
+        """Has its model's template a place for tools? llama.cpp says so, and is asked until it has answered."""
+        if self._tools is None:
+            try:
+                async with self.awake.timeout(_HEALTH_S):
+                    said = wire.parse_object((await self._asked("/props", _MOST_ERROR))[1])
+            except (TimeoutError, httpx.RequestError, wire.Malformed):
+                return True
+            caps = said.get("chat_template_caps")
+            self._tools = not isinstance(caps, Mapping) or caps.get("supports_tools") is not False
+        return self._tools
 
     async def lives(self) -> bool:
         """Does its server take connections, and not say itself that its engine is dead? One that is too busy to

@@ -13,7 +13,8 @@ import pytest
 import ramify
 from ramify import Runtime, Sandbox, llm, step, workflow
 from ramify.fork_engine.types import Snapshot
-from ramify.runtime.errors import RunFailed
+from ramify.resources import without_secrets
+from ramify.runtime.errors import RunError, RunFailed
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.copying import CopyBackend
 from ramify.serving.client import LLMClient
@@ -129,6 +130,47 @@ async def test_what_is_kept_of_a_client_is_no_secret(
         assert "geheim" not in str(settings)
         with pytest.raises(RunFailed, match=r"no server at http://127\.0\.0\.1:1:"):
             await runtime.resume(run)
+
+
+@pytest.mark.parametrize("named", ["by hand", "by the environment"])
+async def test_what_is_kept_of_an_address_is_no_secret(
+    home: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """Neither in the database nor in what is said; a process that is not told the address asks for it."""
+    async with ScriptedServer(ScriptedModel(lambda _: "it is me")) as server:
+        whole = server.base_url.replace("://", "://ada:geheim@") + "?key=geheim"
+        shown = server.base_url.replace("://", "://***@")
+        given = {"base_url": whole} if named == "by hand" else {}
+        if not given:
+            monkeypatch.setenv("RAMIFY_BASE_URL", whole)
+        async with Runtime(home=home, sandbox="copy", **given) as runtime:
+            with pytest.raises(RunFailed, match="no luck"):
+                await runtime.run(says)
+            run = str(runtime.last_run_id)
+            assert (await runtime.record()).settings.base_url == shown
+        monkeypatch.setenv("LUCK", "now")
+        monkeypatch.delenv("RAMIFY_BASE_URL", raising=False)
+        async with Runtime(home=home, sandbox="copy") as runtime:
+            with pytest.raises(
+                RunFailed, match=r"\*\*\*@127.*not kept: name the whole address again.*--base-url"
+            ) as failed:
+                await runtime.resume(run)
+            assert isinstance(failed.value.__cause__, LLMUnavailable)
+        async with Runtime(home=home, sandbox="copy", base_url=whole) as runtime:
+            assert await runtime.resume(run) == "it is me"
+            assert not (await runtime.record(run)).settings.mixed
+    assert [path.name for path in home.rglob("*") if path.is_file() and b"geheim" in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1/v1", "https://model.test", "https://model.test/@us/v1"])
+def test_an_address_without_secrets_is_kept_as_it_is(address: str) -> None:
+    assert without_secrets(address) == address
+
+
+def test_an_address_that_hides_where_its_password_ends_is_refused_and_not_shown(home: Path) -> None:
+    with pytest.raises(RunError, match="%2F") as refused:
+        Runtime(home=home, base_url="http://ada:ge/heim@model.test/v1")
+    assert "heim" not in str(refused.value)
 
 
 class Embedded:

@@ -157,6 +157,18 @@ async def test_each_attempt_at_an_effect_stays_in_the_ledger(runtime: Runtime, h
     assert left == [(0,), (0,)]
 
 
+async def test_a_fork_has_an_effect_that_it_took_over_once(runtime: Runtime, workspace: Path) -> None:
+    """The attempts before it are the other run's."""
+    run = await stop_in(runtime, effects_app.plain, "after", workspace)
+    await runtime.approve(run, "post", happened=False)
+    assert await runtime.resume(run) == "receipt for hi"
+    last = (await runtime.store.checkpoints(RunId(run)))[-1]
+    fork = await runtime.fork(last.id)
+    (theirs,) = await runtime.effects(fork.id, earlier=True)
+    (ours,) = await runtime.effects(run)
+    assert (ours.attempt, theirs.attempt, theirs.idempotency_key) == (2, 1, ours.idempotency_key)
+
+
 async def test_an_attempt_under_another_key_stays_beside_the_one_that_was_undone(
     runtime: Runtime, workspace: Path
 ) -> None:

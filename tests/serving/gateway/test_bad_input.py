@@ -249,19 +249,19 @@ NEAR = [
 ]
 
 
-@pytest.mark.parametrize("brittle", [False, True])
+@pytest.mark.parametrize("llama_cpp", [False, True])
 @pytest.mark.parametrize(("schema", "ends_it"), [*((one, True) for one in FAR), *((one, False) for one in NEAR)])
 async def test_what_ends_only_the_embedded_engine_is_refused_only_there(
-    schema: dict[str, object], ends_it: bool, brittle: bool
+    schema: dict[str, object], ends_it: bool, llama_cpp: bool
 ) -> None:
     """It lies behind this gateway, or another engine does, which can make such a shape."""
     model = ScriptedModel(lambda _: "ok")
-    replica = Replica(0, 1, Upstream("http://engine", transport=model), Traits(brittle=brittle))
+    replica = Replica(0, 1, Upstream("http://engine", transport=model), Traits(llama_cpp=llama_cpp))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(create_gateway([replica])), base_url="http://gateway"
     ) as client:
         response = await client.post(PATHS[0], json={**ASK, **shaped(schema)})
-    assert response.status_code == (400 if ends_it and brittle else 200)
+    assert response.status_code == (400 if ends_it and llama_cpp else 200)
     if response.status_code == 400:
         error = response.json()["error"]
         assert error["param"] == "response_format" and "the embedded engine" in error["message"]
@@ -390,7 +390,8 @@ async def test_a_shape_that_nothing_has_is_the_clients_also_where_that_is_found_
 
 @pytest.mark.parametrize(("rules", "status"), [(2000, 200), (2001, 400)])
 async def test_a_grammar_of_the_embedded_engine_has_so_many_rules(rules: int, status: int) -> None:
-    replica = Replica(0, 1, Upstream("http://engine", transport=ScriptedModel(lambda _: "ok")), Traits(brittle=True))
+    model = ScriptedModel(lambda _: "ok")
+    replica = Replica(0, 1, Upstream("http://engine", transport=model), Traits(llama_cpp=True))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(create_gateway([replica])), base_url="http://gateway"
     ) as client:

@@ -374,3 +374,19 @@ async def test_what_is_known_of_a_workflow_before_its_first_call_can_be_asked() 
         {"calls": 1, "prefill": 10, "output": 20, "tools_s": 0.0, "seconds": 1.0, "share": 0.25},
         {"calls": 2, "prefill": 30, "output": 40, "tools_s": 0.5, "seconds": 2.5, "share": 1.0},
     ]
+
+
+async def test_who_uses_a_runs_id_again_is_told_why_it_is_late() -> None:
+    """The deadline counts from the id's first call; what a later call says of it does not move it."""
+    now = [100.0]
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "a"), clock=lambda: now[0])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        said = []
+        for id_, seconds in (("run", 30), ("run", 300), ("other", 0)):
+            tags = {"compound_id": id_, "compound_deadline_s": seconds}
+            body = {"messages": [{"role": "user", "content": "hi"}], "vllm_xargs": tags}
+            said.append(await client.post("/v1/chat/completions", json=body))
+            now[0] += 40
+    assert [response.status_code for response in said] == [200, 422, 422]
+    again, own = (response.json()["error"]["message"] for response in said[1:])
+    assert "compound_id 'run' began 40 s ago: a new run needs one of its own" in again and "began" not in own

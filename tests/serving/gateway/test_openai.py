@@ -14,7 +14,7 @@ import pytest
 
 from ramify.serving.engine.types import EngineSpec
 from ramify.serving.gateway.app import create_gateway
-from ramify.serving.gateway.replicas import Replica
+from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.testing import Endpoint, ScriptedModel, ScriptedServer
@@ -200,3 +200,65 @@ async def test_tools_and_schemas_go_through_untouched() -> None:
     calls = [call for chunk in said for call in chunk.choices[0].delta.tool_calls or ()]
     assert [call.function.arguments for call in calls if call.function] == ["", '{"at":"finish_reason"}']
     assert ledger.model_extra is not None and ledger.model_extra["ramify"]["met"] is True
+
+
+def _llama_cpp(got: list[dict[str, object]], *, supports_tools: bool | None) -> Replica:
+    """As it answers, with a template that says so of tools, or nothing."""
+
+    def engine(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/props":
+            caps = {} if supports_tools is None else {"supports_tools": supports_tools}
+            return httpx.Response(200, json={"chat_template_caps": caps})
+        got.append(json.loads(request.content))
+        return httpx.Response(200, json={"id": "x", "choices": []})
+
+    upstream = Upstream("http://engine/v1", transport=httpx.MockTransport(engine))
+    return Replica(0, 1, upstream, Traits(llama_cpp=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            {"type": "json_schema", "name": "a", "strict": True, "schema": {"type": "object"}},
+            {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": {"type": "object"}}},
+        ),
+        ({"type": "json_object"}, {"type": "json_object"}),
+        ({"type": "text"}, None),
+        ("json", None),
+    ],
+)
+async def test_the_format_of_a_response_reaches_llama_cpp_where_it_looks_for_it(asked: object, told: object) -> None:
+    got: list[dict[str, object]] = []
+    app = create_gateway([_llama_cpp(got, supports_tools=None)])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        body = {"input": "hi", "text": {"format": asked}}
+        await client.post("/responses", json=body)
+        await client.post("/responses", json={**body, "response_format": {"its": 1}})
+    assert [body.get("response_format") for body in got] == [told, {"its": 1}]
+
+
+FORCED = ["required", {"type": "function", "function": {"name": "look"}}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "supports_tools", "status"),
+    [
+        *((choice, False, 400) for choice in FORCED),
+        *((choice, supports, 200) for choice in FORCED for supports in (True, None)),
+        ("auto", False, 200),
+        ("none", False, 200),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_that_must_end_in_a_tools_is_refused_where_the_model_is_never_shown_one(
+    choice: object, supports_tools: bool | None, status: int, stream: bool
+) -> None:
+    got: list[dict[str, object]] = []
+    app = create_gateway([_llama_cpp(got, supports_tools=supports_tools)])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        body = {"messages": ASK, "tools": TOOLS, "tool_choice": choice, "stream": stream}
+        response = await client.post("/chat/completions", json=body)
+    assert len(got) == (status == 200)
+    if status == 400:
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
