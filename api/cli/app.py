@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -146,6 +145,8 @@ class App:
 
 def _unusable(folder: Path) -> str | None:
     """Why nothing can be kept in a folder; None where it is there, or could be made. Nothing stays of the trial."""
+    import tempfile  # not by the commands that find their home
+
     there = next(one for one in (folder, *folder.parents) if os.path.lexists(one))
     try:
         if there == folder:
