@@ -13,6 +13,7 @@ import click
 from ramify import __version__, paths
 from ramify.cli.app import App, pass_app, say, say_all, say_json
 from ramify.cli.words import table
+from ramify.runtime.errors import StoreError
 
 if TYPE_CHECKING:
     from ramify.sandboxes.features import Capabilities
@@ -61,11 +62,19 @@ def _show(app: App, backends: tuple[Capabilities, ...]) -> None:
         say()
         _say_why(one)
     say()
-    say(f"home      {app.home}" + ("" if app.has_runs else " (no runs yet)"))
+    say(f"home      {app.home}" + ("" if app.has_runs else f" ({_why_no_runs(app)})"))
     for name, place in models_here(app).items():
         say(f"model     {name}: {place or 'not here: `ramify models pull`'}")
     for name, version in _versions().items():
         say(f"{name:<9} {version}")
+
+
+def _why_no_runs(app: App) -> str:
+    try:
+        app.need_place()
+    except StoreError as error:
+        return str(error)
+    return "no runs yet"
 
 
 def _say_why(one: Capabilities) -> None:

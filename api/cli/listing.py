@@ -29,9 +29,11 @@ def ls_command(app: App, limit: int, as_json: bool) -> None:
     \b
     Example: ramify ls -n 5
     """
-    if not app.has_runs:
+    if app.has_runs:
+        runs, tallies = app.look(lambda store: _read(store, limit))
+    else:
         app.need_place()
-    runs, tallies = app.look(lambda store: _read(store, limit)) if app.has_runs else ([], {})
+        runs, tallies = [], {}
     if as_json:
         say_json([_object(run, tallies[run.id], app.status(run)) for run in runs])
     elif not runs:

@@ -106,7 +106,7 @@ def _unaided(rows: Sequence[Row]) -> list[str]:
     for kind, each in kinds.items():
         why, more = f"did not answer ({each[0].rstrip('.')})", ""
         if kind in _LATE:
-            why, more = "had no time left to answer before the run's deadline", "; --deadline gives it more"
+            why, more = "had no time left to answer before the run's deadline", "; more time: --deadline 20m"
         lines.append(
             f"for {len(each)} of {len(rows)} programs the model {why}: "
             f"their edits were tried in the prior's order, without its votes{more}"

@@ -25,7 +25,10 @@ def brief(value: object) -> str:
         return ""
     if isinstance(value, str):
         return _line(value)
-    return _line(_command(value) if _is(value, "Command") else _update(value))
+    several = value if isinstance(value, list | tuple) else [value]
+    if several and all(_is(one, "Command") for one in several):  # of `create_agent`, one in a list
+        return _line(", ".join(_command(one) for one in islice(several, _ITEMS)))
+    return _line(_update(value))
 
 
 def _update(value: object) -> str:
@@ -85,9 +88,9 @@ def _part(value: object, depth: int) -> str:
         return json.dumps(_line(value), ensure_ascii=False)
     if is_message(value):
         return _line(line_of(value))
-    if messages := messages_in(value):
-        last = _line(line_of(messages[-1]))
-        return last if len(messages) == 1 else f"{len(messages)} messages, last {last}"
+    if isinstance(value, list | tuple) and messages_in([*value[:_ITEMS], *value[-1:]]):
+        last = _line(line_of(value[-1]))
+        return last if len(value) == 1 else f"{len(value)} messages, last {last}"
     if _is(value, "Command"):
         return _between("()", iter([_command(value)]), 1, depth)
     if (told := _fields(value)) is not None:

@@ -7,7 +7,7 @@ from examples.repair.report import RepairReport, Row
 LATE = "DeadlineInfeasible: the deadline of 600 s passed {} s ago, so the model is not asked."
 TOLD = """\
 for 2 of 4 programs the model had no time left to answer before the run's deadline: \
-their edits were tried in the prior's order, without its votes; --deadline gives it more
+their edits were tried in the prior's order, without its votes; more time: --deadline 20m
 for 1 of 4 programs the model did not answer (no weights: `ramify models pull`): \
 their edits were tried in the prior's order, without its votes"""
 
