@@ -4,8 +4,10 @@
 
 Points stand beside every commit, rename, flush, send and mount of the runtime and the fork engine (`crash.point`).
 With --json the last line is one object; `lost` and `duplicated` count effects at the receivers, `in_doubt` the doubts
-that were reported (and settled by asking the receiver). PostgreSQL is left out, and said so, where there is none.
-With --log, what a run that was stopped had done is taken from that file (its times are of the last part then).
+that were reported (and settled by asking the receiver), `killed_twice` the runs that were killed a second time while
+they went on: every other one, where it comes to the point that was drawn for that. PostgreSQL is left out, and said
+so, where there is none. With --log, what a run that was stopped had done is taken from that file (its times are of
+the last part then).
 """
 
 from __future__ import annotations
@@ -96,6 +98,7 @@ def _report(done: list[harness.Trial], known: Any, took_s: float) -> dict[str, A
     return {
         "rows": rows,
         "points": len(killed),
+        "killed_twice": sum(trial.killed_again for trial in done),
         "lost": lost,
         "duplicated": duplicated,
         "in_doubt": sum(t.in_doubt for t in done),

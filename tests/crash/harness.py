@@ -26,7 +26,7 @@ from typing import TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios
-from lives import LANGGRAPH, MADE_AGAIN, Left, Scenario, live, lose
+from lives import MADE_AGAIN, Left, Scenario, live, lose
 
 import ramify.runtime.driver
 import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork
@@ -35,6 +35,8 @@ from ramify.fork_engine import crash
 from ramify.runtime.records import RunStatus
 
 TELLS = {"hello": 1, "bye": 1}
+Kill = tuple[str, str, int]
+"""The file that tells of it, at which point, and when that is passed for which time."""
 
 
 @dataclass
@@ -43,7 +45,10 @@ class Trial:
     database: str  # "sqlite" or "postgresql"
     point: str = ""  # where it is killed; nowhere by itself
     nth: int = 0  # when it passes that point for this time
+    again: str = ""  # where the process is killed that goes on with it; nowhere by itself
+    again_nth: int = 0
     killed_at: str = ""  # the point's name; empty where the run ended before
+    killed_again: bool = False
     resumed: bool = False
     in_doubt: int = 0  # doubts that were reported, and settled by what the receiver has
     passed: list[str] = field(default_factory=list)  # the names of the points that it passed, in their order
@@ -64,7 +69,8 @@ def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None =
         trial.error = (folder / "error").read_text()
         return trial
     began = time.monotonic()
-    killed = _fork(lambda: _child(trial, folder, database, first=True), delay_s)
+    first, then = ("killed", trial.point, trial.nth), ("killed again", trial.again, trial.again_nth)
+    killed = _fork(lambda: _child(trial, folder, database, first), delay_s)
     trial.took_s = time.monotonic() - began
     point = folder / "killed"
     trial.killed_at = point.read_text() if point.exists() else ""
@@ -75,7 +81,11 @@ def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None =
         return trial
     if killed != 0:
         trial.resumed = True
-        if _fork(lambda: _child(trial, folder, database), None) != 0:
+        ended = _fork(lambda: _child(trial, folder, database, then), None)
+        trial.killed_again = (folder / "killed again").exists()
+        if trial.killed_again:
+            ended = _fork(lambda: _child(trial, folder, database), None)
+        if ended != 0:
             trial.error = (folder / "error").read_text() if (folder / "error").exists() else "killed"
             return trial
     said = json.loads((folder / "left").read_text())
@@ -90,8 +100,6 @@ def judge(trial: Trial, whole: Left) -> Trial:
         trial.wrong.append(f"no end: {trial.error[-2000:]}")
         return trial
     for name, expected in asdict(whole).items():
-        if name == "status" and trial.scenario in LANGGRAPH:
-            continue  # a thread that had ended when it was killed is not run again: LangGraph's checkpoint tells
         if (found := getattr(trial.left, name)) != expected:
             trial.wrong.append(f"{name}: {found} instead of {expected}")
     if whole.outbox:
@@ -114,14 +122,14 @@ def _fork(work: Callable[[], None], delay_s: float | None) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def _child(trial: Trial, folder: Path, database: str, *, begins: bool = False, first: bool = False) -> None:
-    """`begins`: what there is before the one that is killed, which is `first`."""
+def _child(trial: Trial, folder: Path, database: str, kill: Kill | None = None, *, begins: bool = False) -> None:
+    """`begins`: what there is before the first that is killed."""
     passed: list[str] = []
 
     def at(name: str) -> None:
         passed.append(name)
-        if first and name == trial.point and passed.count(name) == trial.nth:
-            (folder / "killed").write_text(name)
+        if kill is not None and (name, passed.count(name)) == kill[1:]:
+            (folder / kill[0]).write_text(name)
             os.kill(os.getpid(), signal.SIGKILL)
 
     scenarios.OUTBOX = folder / "outbox"
@@ -173,7 +181,8 @@ def _warm(folder: Path) -> None:
 
 
 def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
-    """`points` trials: each name in each scenario first, then every point as often as that makes, drawn by chance."""
+    """`points` trials: each name in each scenario first, then every point as often as that makes, drawn by chance.
+    Every other one is killed a second time, while it goes on."""
     chance = random.Random(seed)
     first, surely, every = [], [], []
     for (scenario, database), whole in known.items():
@@ -184,7 +193,12 @@ def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> li
             every += times
     others = [one for one in every if one not in first and one not in surely]
     drawn = [one for some in (first, surely, others) for one in chance.sample(some, len(some))]
-    return [replace(one, passed=[], wrong=[]) for one in itertools.islice(itertools.cycle(drawn), points)]
+    made = [replace(one, passed=[], wrong=[]) for one in itertools.islice(itertools.cycle(drawn), points)]
+    for one in made[1::2]:
+        passed = known[one.scenario, one.database].passed
+        one.again = chance.choice(passed)
+        one.again_nth = chance.randint(1, passed.count(one.again))
+    return made
 
 
 def until_killed(

@@ -24,12 +24,14 @@ import ramify.graph
 from ramify import Runtime, paths
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine import crash
+from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.collect import Marks, collect
 from ramify.runtime.errors import EffectInDoubt, RunError, RunFailed
+from ramify.runtime.langgraph.app import env_at
 from ramify.runtime.pins import Pins
-from ramify.runtime.records import EffectStatus, OpStatus, RunRecord
+from ramify.runtime.records import EffectStatus, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.testing import ScriptedBackend
 from ramify.serving.client import LLMClient
@@ -60,9 +62,12 @@ class Left:
     """What is there in the end, told so that two runs can be compared."""
 
     result: Any
-    rows: dict[str, int]  # DONE journal rows: how often each
+    rows: dict[str, int]  # DONE journal rows that were not taken over: how often each
     tree: str
     outbox: dict[str, int]
+    effects: dict[str, int]  # the ledger: how each effect stands
+    states: dict[str, int]  # the run's checkpoints, with what their files hold
+    history: list[Any]  # LangGraph's checkpoints of a thread, with the values and the files of each
     status: str
     problems: list[str]  # of the store, after a collection
 
@@ -101,20 +106,26 @@ async def _run_workflow(scenario: Scenario, folder: Path, database: str) -> tupl
         _model() as client,
         Runtime(home=folder / "home", database=database, sandbox=_backend, llm=client) as runtime,
     ):
-        known = await _known(runtime.store, folder)
-        if known is None:
+        begun = await _known(runtime.store, folder)
+        if begun is None:
             result = await runtime.run(function, NAMES, workspace=folder / "workspace")
         else:
-            result, doubts = await _resumed(runtime, known.id)
+            result, doubts = await _resumed(runtime, begun.id)
         run = await runtime.record()
-        checkpoints = [one for one in await runtime.store.checkpoints(run.id) if one.branch == "root"]
+        known = await runtime.store.checkpoints(run.id)
+        states = Counter(f"{one.branch} {one.label} {one.content_key}" for one in known)
+        effects = Counter(f"{one.step} {one.args_json} {one.status}" for one in await runtime.effects())
         rows = Counter(
-            f"{row.key} {row.result_digest}" for row in await runtime.journal() if row.status is OpStatus.DONE
+            f"{row.key} {row.result_digest}"
+            for row in await runtime.journal()
+            if row.status is OpStatus.DONE and row.reused_from is None
         )
         rows.update(f"{call.key} {call.result_digest}" for call in await runtime.llm_calls())
         outbox = Counter(text for _, text in scenarios.sent())
-        tree, problems = checkpoints[-1].content_key, await _problems(runtime.store, run, folder)
-        return Left(result, dict(rows), tree, dict(outbox), run.status.value, problems), doubts
+        tree = [one for one in known if one.branch == "root"][-1].content_key
+        problems = await _problems(runtime.store, run, folder)
+        kept = dict(rows), tree, dict(outbox), dict(effects), dict(states)
+        return Left(result, *kept, [], run.status.value, problems), doubts
 
 
 async def _resumed(runtime: Runtime, run_id: str) -> tuple[Any, int]:
@@ -163,7 +174,10 @@ def _graph(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
             else:  # the event loop must not wait: a thread of ours commits
                 state = asyncio.run(app.ainvoke(given, config))
         snapshot = ramify.graph.snapshot_of(app, config)
-    return asyncio.run(_left_of_graph(scenario, folder, database, state, snapshot)), 0
+        history = [
+            (one.metadata, one.next, one.values, env_at(app, one.config)) for one in app.get_state_history(config)
+        ]
+    return asyncio.run(_left_of_graph(scenario, folder, database, state, snapshot, history)), 0
 
 
 @contextlib.contextmanager
@@ -187,7 +201,9 @@ def _app(scenario: Scenario, folder: Path, database: str) -> Iterator[Any]:
         yield app
 
 
-async def _left_of_graph(scenario: Scenario, folder: Path, database: str, state: Any, snapshot: str) -> Left:
+async def _left_of_graph(
+    scenario: Scenario, folder: Path, database: str, state: Any, snapshot: str, history: list[Any]
+) -> Left:
     tree = SnapshotStore(folder / "home" / "store").get(SnapshotId(snapshot)).content_key
     async with RunStore(database, clock=time.time) as store:
         run = await _known(store, folder)
@@ -198,8 +214,33 @@ async def _left_of_graph(scenario: Scenario, folder: Path, database: str, state:
             if row.status is OpStatus.DONE and (scenario is not Scenario.ENTRYPOINT or row.kind in _KEPT)
         )
         rows.update(f"{call.request_digest} {call.result_digest}" for call in await store.llm(run.id))
+        known = await store.checkpoints(run.id)
+        states = {
+            f"{one.label} {one.content_key}": 1 for one in known
+        }  # of an entrypoint: made anew, under other names
         problems = await _problems(store, run, folder)
-    return Left(state["said"] if isinstance(state, dict) else state, dict(rows), tree, {}, run.status.value, problems)
+    # a thread that had ended when it was killed is not run again: LangGraph's checkpoint tells
+    status = RunStatus.DONE if run.status is RunStatus.RUNNING and not history[0][1] else run.status
+    result = state["said"] if isinstance(state, dict) else state
+    return Left(result, dict(rows), tree, {}, {}, states, _told(history, folder), status.value, problems)
+
+
+def _told(history: list[Any], folder: Path) -> list[Any]:
+    """After the collection: what a checkpoint of the thread stands on has to be there still."""
+    snapshots = SnapshotStore(paths.snapshots(folder / "home"))
+
+    def content(id: str) -> str:
+        try:
+            return snapshots.get(SnapshotId(id)).content_key
+        except SnapshotNotFound:  # in the scenarios that lose states; in the others no whole run has one
+            return "gone"
+
+    def world(env: Any) -> list[str]:
+        return (
+            [] if env is None else [content(id) for id in (env["snapshot"], *(one[0] for one in env.get("join", ())))]
+        )
+
+    return [[m["step"], m["source"], list(next), values, world(env)] for m, next, values, env in history]
 
 
 async def _problems(store: RunStore, run: RunRecord, folder: Path) -> list[str]:

@@ -56,7 +56,7 @@ async def add(sandbox: Sandbox, name: str, text: str) -> str:
 async def attempt(sandbox: Sandbox, name: str) -> str:
     await sandbox.run(f"add notes {name}")
     said = (await llm.chat(f"about {name}")).text
-    return (await sandbox.run(f"add {name} {said}")).stdout
+    return (await sandbox.run(f"add {name} {said}", reuse=True)).stdout
 
 
 @step(effect="irreversible", idempotent=True)

@@ -32,6 +32,7 @@ def test_killed_anywhere_and_resumed(tmp_path: Path) -> None:
     assert (report["lost"], report["duplicated"]) == (0, 0)
     if POINTS < ALL:
         return
+    assert report["killed_twice"] > POINTS // 10
     assert report["in_doubt"] > 0  # the receiver that honours no keys, killed between intent and result
     assert report["never_killed_at"] == []  # each name that a scenario passes, in each scenario, on each database
     assert set(report["killed_at"]) == EVERYWHERE
@@ -74,7 +75,20 @@ def test_every_point_is_killed_at() -> None:
     parts = ("runtime", "fork_engine", "sandboxes", "api")
     sources = [path for part in parts for path in (ROOT / part).rglob("*.py")]
     points = {name for path in sources for name in re.findall(r'crash\.point\("([^"]+)"\)', path.read_text())}
+    assert sum(path.read_text().count("crash.point(") for path in sources) == sum(
+        len(re.findall(r'crash\.point\("[^"]+"\)', path.read_text())) for path in sources
+    ), "a point whose name is not written where it is passed"
     assert points == EVERYWHERE - {"about to send", "sent"} | COLLECTION | CHECKOUT
+
+
+def test_a_runtime_that_loses_or_repeats_something_is_found_out(tmp_path: Path) -> None:
+    """Each of these is spoiled in one place: the comparison with an unkilled run names what."""
+    program = [sys.executable, str(Path(__file__).with_name("spoiled.py")), str(tmp_path)]
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=170, env=dict(os.environ))
+    assert ran.returncode == 0, ran.stderr
+    found: dict[str, list[str]] = json.loads(ran.stdout.splitlines()[-1])
+    assert len(found) > 5
+    assert {what: seen for what, seen in found.items() if what not in seen} == {}
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:

@@ -1,0 +1,85 @@
+"""Runtimes that lose or repeat something, killed and resumed: what the harness finds in each. Prints one JSON object.
+
+Usage: spoiled.py FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import harness
+from lives import Scenario
+
+from ramify.runtime.collect import Living
+from ramify.runtime.effects import Fence, Known
+from ramify.runtime.journal import Journal
+from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.records import EffectStatus
+
+
+async def _again(fence: Fence, before: object) -> None:
+    """What is in doubt is sent again."""
+
+
+async def _as_done(fence: Fence, before: object) -> Known:
+    """What is in doubt is taken for done."""
+    return Known('"receipt"', "nobody knows")
+
+
+def _unsettled(fence: Fence, result_json: str, note: str = "") -> Any:
+    """The ledger does not hear of the result."""
+    return replace(fence._changed(EffectStatus.DONE, result_json=result_json), status=EffectStatus.IN_DOUBT)
+
+
+def _not_served(journal: Journal, key: str) -> None:
+    """What a model has answered it is asked again."""
+
+
+def _nothing(histories: object) -> Living:
+    """A collection finds that nothing is alive."""
+    return Living()
+
+
+_put = Saver.aput
+
+
+async def _put_otherwise(saver: Saver, config: Any, checkpoint: Any, metadata: Any, versions: Any) -> Any:
+    """The thread's checkpoints say less than they were given."""
+    return await _put(saver, config, checkpoint, {**metadata, "step": 0}, versions)
+
+
+SPOILED: dict[str, tuple[str, Callable[..., Any], Scenario, str, int]] = {
+    "duplicated": ("ramify.runtime.effects.Fence._resolve", _again, Scenario.WITHOUT_KEYS, "sent", 1),
+    "lost": ("ramify.runtime.effects.Fence._resolve", _as_done, Scenario.WITHOUT_KEYS, "about to send", 1),
+    "effects": ("ramify.runtime.effects.Fence.done", _unsettled, Scenario.WITH_KEYS, "about to send", 2),
+    "rows": ("ramify.runtime.journal.Journal.served_llm", _not_served, Scenario.WITH_KEYS, "answer durable", 1),
+    "problems": ("ramify.runtime.collect.living", _nothing, Scenario.WITH_KEYS, "about to send", 2),
+    "history": ("ramify.runtime.langgraph.saver.Saver.aput", _put_otherwise, Scenario.GRAPH, "about to ask", 1),
+}
+"""What the harness is to see; what is put in which place; where it is killed."""
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    known = harness.wholes({"sqlite": None}, folder)
+    found = {}
+    for what, (place, by, scenario, point, nth) in SPOILED.items():
+        trial = harness.Trial(scenario, "sqlite", point, nth)
+        whole = known[scenario, "sqlite"].left
+        assert whole is not None
+        with mock.patch(place, by):
+            harness.judge(harness.run(trial, folder / what, None), whole)
+        seen = {one.partition(":")[0] for one in trial.wrong}
+        seen |= {name for name in ("lost", "duplicated") if getattr(trial, name)}
+        found[what] = sorted(seen) if trial.killed_at else ["not killed"]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
