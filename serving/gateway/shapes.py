@@ -26,6 +26,7 @@ _ATOM = re.compile(rf"\\.|{_CLASS}", re.DOTALL)
 _TERMINAL = re.compile(rf'"(?:\\.|[^"\\])*(?:"|\\?\Z)|{_CLASS}|#(?P<comment>[^\r\n]*)', re.DOTALL)
 _COUNT = re.compile(r"\s*\+?0*(\d+)")  # as C reads a number: what follows it is not looked at
 _LONGEST = 1000  # characters of a name: llama.cpp goes through it by recursion, as far as it is no ASCII
+_MEMORY, _TOKENS = "dry_penalty_last_n", 1_000_000  # 8 GB of tokens were taken for one call
 _MOST = 2000  # references, rules of a grammar: it follows them by recursion, too
 _DEEPEST = 1000  # parentheses within each other: engines go down them on their stack
 
@@ -47,6 +48,9 @@ def check_shape(body: Mapping[str, object], *, llama_cpp: bool = False) -> None:
             pattern = at.get("pattern")
             if isinstance(pattern, str):
                 _check_syntax(field, _ATOM.sub(".", pattern))
+    memory = body.get(_MEMORY)
+    if llama_cpp and isinstance(memory, int | float) and memory > _TOKENS:
+        raise bad_request(_MEMORY, f"{_MEMORY}: the embedded engine keeps room for as many: at most {_TOKENS}")
     grammar = body.get("grammar")
     if isinstance(grammar, str):
         if llama_cpp and (rules := grammar.count("::=")) > _MOST:

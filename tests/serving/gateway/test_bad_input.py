@@ -388,15 +388,25 @@ async def test_a_shape_that_nothing_has_is_the_clients_also_where_that_is_found_
     assert all(one.failures == 0 for one in replicas)
 
 
-@pytest.mark.parametrize(("rules", "status"), [(2000, 200), (2001, 400)])
-async def test_a_grammar_of_the_embedded_engine_has_so_many_rules(rules: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({"grammar": 'a ::= "x"\n' * 2000}, 200),
+        ({"grammar": 'a ::= "x"\n' * 2001}, 400),
+        ({"dry_penalty_last_n": 1_000_000}, 200),
+        ({"dry_penalty_last_n": 2**31 - 1}, 400),
+    ],
+    ids=["rules", "too many rules", "memory", "too long a memory"],
+)
+async def test_what_else_the_embedded_engine_has_no_room_for(more: dict[str, object], status: int) -> None:
     model = ScriptedModel(lambda _: "ok")
     replica = Replica(0, 1, Upstream("http://engine", transport=model), Traits(llama_cpp=True))
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(create_gateway([replica])), base_url="http://gateway"
     ) as client:
-        response = await client.post(PATHS[0], json={**ASK, "grammar": 'a ::= "x"\n' * rules})
+        response = await client.post(PATHS[0], json={**ASK, **more})
     assert response.status_code == status
+    assert status == 200 or response.json()["error"]["param"] in more
 
 
 async def test_what_there_is_not_is_named_with_what_there_is() -> None:
