@@ -14,13 +14,27 @@ from itertools import islice
 from typing import Any
 
 _LONGEST = 80  # characters of a line, and of a text in it
+_LOOKED_AT = 4 * _LONGEST  # of a text, whose white space goes
 _ITEMS = 6  # of a container
 _DEPTH = 3
+_GENERATED = (
+    "dataclasses.",
+    "reprlib.",
+    "pydantic.",
+    "langchain_core.",
+)  # where the methods that a class is given are from
 _SPEAKERS = {"human", "user", "ai", "assistant", "system", "developer", "tool", "function", "chat", "remove"}
 
 
 def brief(value: object) -> str:
     """The beginning of a value; "" for None. An update is told by its channels, a Command by its two parts."""
+    try:
+        return _brief(value)
+    except Exception:  # noqa: BLE001  the user's own code, and a line for people is no reason to fail
+        return type(value).__name__
+
+
+def _brief(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
@@ -46,31 +60,34 @@ def messages_in(value: object) -> Sequence[Any]:
 def is_message(value: object) -> bool:
     """LangChain's, as an object or by its fields, or one as chat servers take it."""
     if isinstance(value, Mapping):
-        return "content" in value and _speaker(value) in _SPEAKERS
+        said = value.get("content", value)
+        return (said is None or isinstance(said, str | list | tuple)) and _speaker(value) in _SPEAKERS
     return any(kind.__name__ == "BaseMessage" for kind in type(value).__mro__)
 
 
-def text_of(message: object) -> str:
-    """What a message says: its text, whole, and in a line of its own each tool that it calls."""
+def text_of(message: object, most: int | None = None) -> str:
+    """What a message says: its text, and in a line of its own each tool that it calls. `most`: of a text its first
+    characters, of tools the first few, all of which are looked at; without it, whole."""
     content = _field(message, "content")
-    if isinstance(content, list):  # of blocks, of which some are text
-        content = "".join(str(one.get("text", "")) if isinstance(one, Mapping) else str(one) for one in content)
-    calls = [f"calls {_call(one)}" for one in _field(message, "tool_calls") or ()]
-    return "\n".join([*([str(content)] if content else []), *calls])
+    if isinstance(content, list | tuple):  # of blocks, of which some are text
+        content = "".join(_block(one)[:most] for one in islice(content, most))
+    calls = _field(message, "tool_calls")
+    some = islice(calls, None if most is None else _ITEMS) if isinstance(calls, list | tuple) else ()
+    return "\n".join([*([str(content)[:most]] if content else []), *(f"calls {_call(one, most)}" for one in some)])
 
 
-def line_of(message: object) -> str:
+def line_of(message: object, most: int | None = None) -> str:
     """Who speaks, and what: `ai: It is done.`, `tool search: 3 found`, `ai calls search(query="x")`."""
     name = _field(message, "name")
     who = _speaker(message) + (f" {name}" if name and isinstance(name, str) else "")
-    said = " ".join(text_of(message).split())
+    said = " ".join(text_of(message, most).split())
     if not said:
         return who
     return f"{who} {said}" if said.startswith("calls ") and not _field(message, "content") else f"{who}: {said}"
 
 
 def _line(text: str) -> str:
-    begun = " ".join(text[: 4 * _LONGEST].split())
+    begun = " ".join(text[:_LOOKED_AT].split())
     return begun if len(begun) <= _LONGEST else f"{begun[: _LONGEST - 1]}…"
 
 
@@ -87,9 +104,9 @@ def _part(value: object, depth: int) -> str:
     if isinstance(value, str):
         return json.dumps(_line(value), ensure_ascii=False)
     if is_message(value):
-        return _line(line_of(value))
+        return _line(line_of(value, _LOOKED_AT))
     if isinstance(value, list | tuple) and messages_in([*value[:_ITEMS], *value[-1:]]):
-        last = _line(line_of(value[-1]))
+        last = _line(line_of(value[-1], _LOOKED_AT))
         return last if len(value) == 1 else f"{len(value)} messages, last {last}"
     if _is(value, "Command"):
         return _between("()", iter([_command(value)]), 1, depth)
@@ -116,14 +133,18 @@ def _speaker(message: object) -> str:
     return named.removesuffix("MessageChunk").lower() if isinstance(named, str) else ""
 
 
-def _call(call: object) -> str:
+def _block(block: object) -> str:
+    return str(block.get("text") or "") if isinstance(block, Mapping) else str(block)
+
+
+def _call(call: object, most: int | None) -> str:
     """`name(a=1)`, of LangChain's form and of the servers'."""
     inner = _field(call, "function")
     call = inner if isinstance(inner, Mapping) else call
     args = _field(call, "args")
     if isinstance(args, Mapping):
         return f"{_field(call, 'name')}({', '.join(f'{name}={_part(one, 1)}' for name, one in args.items())})"
-    return f"{_field(call, 'name')}({_field(call, 'arguments') or ''})"
+    return f"{_field(call, 'name')}({str(_field(call, 'arguments') or '')[:most]})"
 
 
 def _command(command: Any) -> str:
@@ -134,15 +155,26 @@ def _command(command: Any) -> str:
 
 
 def _fields(value: object) -> Mapping[Any, object] | None:
-    """Of a mapping, a dataclass or a pydantic model, by name."""
+    """Of a mapping, a dataclass or a pydantic model, by name: without what its class leaves out of its own `repr`,
+    which may be a secret. None where the class has written that `repr` itself."""
     if isinstance(value, Mapping):
         return value
-    if isinstance(value, type) or _is(value, "Command"):
+    kind = type(value)
+    if isinstance(value, type) or _is(value, "Command") or _has_own_words(kind):
         return None
     if is_dataclass(value):
-        return {one.name: getattr(value, one.name, None) for one in fields(value)}
-    names = getattr(type(value), "model_fields", None)
-    return {name: getattr(value, name, None) for name in names} if isinstance(names, dict) else None
+        return {one.name: getattr(value, one.name, None) for one in fields(value) if one.repr}
+    known = getattr(kind, "model_fields", None)
+    if not isinstance(known, dict):
+        return None
+    return {name: getattr(value, name, None) for name, one in known.items() if getattr(one, "repr", True)}
+
+
+def _has_own_words(kind: type) -> bool:
+    """Whether a class's own code, and not what `@dataclass` or pydantic gave it, says how it is written."""
+    written = (getattr(kind, name, None) for name in ("__str__", "__repr__", "__repr_args__"))
+    homes = (str(getattr(one, "__globals__", {}).get("__name__", "")) for one in written)
+    return any(home and not f"{home}.".startswith(_GENERATED) for home in homes)
 
 
 def _field(value: object, name: str) -> Any:
@@ -156,6 +188,8 @@ def _is(value: object, name: str) -> bool:
 
 def _other(value: object) -> str:
     """An object by what its class says of it; by its class where that is nothing but an address."""
+    if isinstance(value, bytes | bytearray):
+        value = value[:_LONGEST]
     kind = type(value)
     if kind.__str__ is object.__str__ and kind.__repr__ is object.__repr__:
         return kind.__name__

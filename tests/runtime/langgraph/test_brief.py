@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, RemoveMessage, ToolMessage
 from langgraph.types import Command, Send
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, SecretStr
 
 from ramify.runtime.langgraph.brief import brief, line_of, messages_in, text_of
 
@@ -23,6 +24,38 @@ class Found:
 
 class Plan(BaseModel):
     steps: list[str]
+
+
+@dataclass
+class Login:
+    user: str
+    key: str = field(default="hush", repr=False)
+
+
+class Account(BaseModel):
+    user: str = "ada"
+    key: str = Field("hush", repr=False)
+    token: SecretStr = SecretStr("hush")
+
+
+@dataclass
+class Veiled:
+    key: str = "hush"
+
+    def __repr__(self) -> str:
+        return "Veiled(***)"
+
+
+class Guarded(BaseModel):
+    key: str = "hush"
+
+    def __str__(self) -> str:
+        return "a key"
+
+
+class Torn(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("no")
 
 
 class Opaque:
@@ -60,10 +93,31 @@ class Broken:
         ({"deep": {"a": {"b": {"c": 1}}}}, "deep: {a: {b: {c: 1}}}"),
         ({"deeper": [[[[1]]]]}, "deeper: [[[[…]]]]"),
         ({"x": Opaque(), "y": Broken()}, "x: Opaque, y: Broken"),
+        (Torn(a=1), "Torn"),
+        ({"n": 10**5000}, "dict"),  # Python refuses to write it out
+        ({"role": "assistant", "content": None, "tool_calls": 3}, "assistant"),
+        ({"role": "user", "content": b"\xff"}, "role: user, content: b'\\xff'"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "user"),
     ],
 )
 def test_a_result_in_a_line(value: Any, said: str) -> None:
     assert brief(value) == said
+
+
+def test_what_a_class_leaves_out_of_its_own_words_is_left_out() -> None:
+    """It may be a secret, and the line goes to the terminal, the log of a build, the journal."""
+    assert brief(Login("ada")) == "user: ada"
+    assert brief({"of": [Login("ada"), Veiled()]}) == 'of: [{user: "ada"}, Veiled(***)]'
+    assert brief(Account()) == "user: ada, token: **********"
+    assert brief({"of": Guarded()}) == "of: a key"
+
+
+@pytest.mark.parametrize("content", ["word " * 4_000_000, [{"type": "text", "text": "word " * 4_000_000}]])
+def test_of_a_long_message_only_the_beginning_is_looked_at(content: Any) -> None:
+    began = time.perf_counter()
+    said = brief({"messages": [HumanMessage(content)]})
+    assert time.perf_counter() - began < 0.5  # a second where each word of it is
+    assert len(said) < 100 and said.endswith("…")
 
 
 def test_of_a_large_one_only_the_beginning_is_looked_at() -> None:
