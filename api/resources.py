@@ -34,7 +34,7 @@ def without_secrets(address: str) -> str:
         _ = parts.port
     except ValueError:
         raise RunError(
-            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) has no host or no port that can be read: in "
+            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) has no host or port that can be read: in "
             "a user or a password write / as %2F, ? as %3F, # as %23, letters beside ASCII by their UTF-8 bytes"
         ) from None  # neither is shown: it may hold a password
     if "@" in address and not parts.netloc:

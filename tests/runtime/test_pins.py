@@ -16,6 +16,10 @@ from ramify.runtime.pins import Pins
 ID = SnapshotId("a" * 64)
 
 
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 async def test_a_collection_waits_for_pins(tmp_path: Path) -> None:
     pins, order = Pins(tmp_path), list[str]()
 
@@ -69,16 +73,16 @@ def test_what_a_collection_takes_for_left_behind_is_kept_all_the_same(
         lock(fd, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = descriptors()
     with pins.keep(ID):
         assert (taken, pins.kept()) == ([set()], {ID})
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert descriptors() <= open_before
 
 
 def test_a_ground_keeps_the_newest_and_nothing_once_it_is_closed(tmp_path: Path) -> None:
     """A command may be under way still when its step has ended."""
     pins, other = Pins(tmp_path), SnapshotId("b" * 64)
-    open_before = len(os.listdir("/proc/self/fd"))
+    open_before = descriptors()
     ground = pins.ground()
     ground.moved(other)
     ground.moved(ID)
@@ -86,4 +90,4 @@ def test_a_ground_keeps_the_newest_and_nothing_once_it_is_closed(tmp_path: Path)
     ground.close()
     ground.moved(other)
     assert pins.kept() == set()
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert descriptors() <= open_before
