@@ -10,12 +10,14 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
+import lives
 import random_kills
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +60,19 @@ def test_as_many_are_killed_as_were_asked_for(tmp_path: Path, monkeypatch: pytes
         databases: dict[str, str | None] = {"sqlite": None}
         trials = harness.until_killed(known, databases, at, points=10, seed=1, workers=2, log=at / "log")
         assert sum(bool(trial.killed_at) for trial in trials) == killed
+
+
+async def test_a_trial_finds_its_run_however_many_began_since(tmp_path: Path) -> None:
+    """On a shared database, beside many workers."""
+    others = [SimpleNamespace(workspace=str(tmp_path / str(number) / "workspace")) for number in range(100)]
+    own = SimpleNamespace(workspace=str(tmp_path / "workspace"))
+
+    async def runs(limit: int | None = None) -> list[SimpleNamespace]:
+        return [*others, own][:limit]
+
+    store: Any = SimpleNamespace(runs=runs)
+    found: Any = await lives._known(store, tmp_path)
+    assert found is own
 
 
 EVERYWHERE = {
