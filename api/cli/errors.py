@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from types import TracebackType
+from typing import IO, Any
 
 import click
 
@@ -43,8 +44,8 @@ class Interrupted(click.ClickException):
     def __init__(self, run_id: str | None) -> None:
         super().__init__("interrupted" + (f"; `ramify resume {run_id}` goes on" if run_id else ""))
 
-    def show(self, file: object = None) -> None:
-        click.echo(f"ramify: {self.message}", err=True)
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"ramify: {self.message}", file, err=True)
 
 
 class TargetBroken(Exception):

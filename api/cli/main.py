@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -80,8 +81,9 @@ def run_command_line(arguments: list[str] | None = None) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
-        error.message = typed.complete(error.message)
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(typed.complete(said.getvalue()), err=True, nl=False)
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
