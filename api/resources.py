@@ -29,14 +29,18 @@ _HIDDEN = "***@"
 def without_secrets(address: str) -> str:
     """A model's address as runs keep it: `***` for a user and a password, no query. Raises `RunError` for one of
     which nobody can tell what is secret."""
-    parts = urlsplit(address)
     try:
+        parts = urlsplit(address)
         _ = parts.port
     except ValueError:
         raise RunError(
-            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) has no port that can be read: in a user or "
-            "a password write / as %2F, ? as %3F, # as %23"
+            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) has no host or port that can be read: in "
+            "a user or a password write / as %2F, ? as %3F, # as %23, letters beside ASCII by their UTF-8 bytes"
         ) from None  # neither is shown: it may hold a password
+    if "@" in address and not parts.netloc:
+        raise RunError(
+            "the model's address (base_url, --base-url, $RAMIFY_BASE_URL) does not begin with http:// or https://"
+        )  # nor here
     _, at, host = parts.netloc.rpartition("@")
     if not (at or parts.query or parts.fragment):
         return address

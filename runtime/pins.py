@@ -58,11 +58,8 @@ class Pins:
     @contextmanager
     def keep(self, id: SnapshotId) -> Iterator[None]:
         """A live world stands on this snapshot, and no row names it yet: no collection takes it. For any length."""
-        folder = self._folder / _KEPT
-        folder.mkdir(parents=True, exist_ok=True)
-        fd, name = tempfile.mkstemp(prefix=f"{id}.", dir=folder)
+        fd, name = self._locked_file(id)
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
             yield
         finally:
             Path(name).unlink(missing_ok=True)
@@ -90,6 +87,21 @@ class Pins:
         """For one live world."""
         return Ground(self)
 
+    def _locked_file(self, id: SnapshotId) -> tuple[int, str]:
+        folder = self._folder / _KEPT
+        folder.mkdir(parents=True, exist_ok=True)
+        while True:
+            fd, name = tempfile.mkstemp(prefix=f"{id}.", dir=folder)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH)
+                if os.fstat(fd).st_nlink:
+                    return fd, name
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                os.close(fd)
+                raise
+            os.close(fd)  # a collection met it before it was locked, and took it for left behind
+
     def _open(self, name: str) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
         return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -97,19 +109,23 @@ class Pins:
 
 class Ground:
     """The state that a live world was last sealed in: no row may name it, and the world goes on standing on it. No
-    collection takes it before the next one, or `close`."""
+    collection takes it before the next one, or `close`, after which it keeps nothing more."""
 
     def __init__(self, pins: Pins) -> None:
         self._pins = pins
         self._kept = ExitStack()
+        self._closed = False
 
     def moved(self, id: SnapshotId) -> None:
+        if self._closed:  # by the end of the step, whose command was under way: nobody would let go of it
+            return
         kept = ExitStack()
         kept.enter_context(self._pins.keep(id))
-        self.close()
+        self._kept.close()
         self._kept = kept
 
     def close(self) -> None:
+        self._closed = True
         self._kept.close()
 
 

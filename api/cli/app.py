@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ramify import paths
+from ramify.cli.typed import Typed
 from ramify.runtime import refs
 from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.locks import is_held
@@ -37,6 +39,7 @@ class App:
     home: Path
     clock: Callable[[], float] = time.time
     database_given: str | None = None
+    typed: Typed = field(default_factory=Typed)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         import asyncio
@@ -206,8 +209,10 @@ async def need_run(store: RunStore | Reader, text: str) -> RunRecord:
 
 
 def say(line: str = "", *, style: str = "", err: bool = False) -> None:
-    """A line; the style is left out where the output is no terminal, or NO_COLOR is set."""
-    click.echo(styled(line, style), err=err)
+    """A line of our own; the style is left out where the output is no terminal, or NO_COLOR is set."""
+    context = click.get_current_context(silent=True)
+    app = None if context is None else context.find_object(App)
+    click.echo(styled(line if app is None else app.typed.complete(line), style), err=err)
 
 
 def styled(text: str, style: str) -> str:
@@ -218,7 +223,20 @@ def styled(text: str, style: str) -> str:
 
 
 def say_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
+    try:
+        text = json.dumps(value, indent=2, allow_nan=False)
+    except ValueError:  # a figure that JSON has no word for
+        text = json.dumps(_finite(value), indent=2)
+    click.echo(text)
+
+
+def _finite(value: object) -> object:
+    """What is no number, or infinite, as text: few readers of JSON take a bare NaN."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {str(_finite(key)) if isinstance(key, float) else key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def say_all(lines: Sequence[str]) -> None:

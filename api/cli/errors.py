@@ -6,8 +6,12 @@ import os
 import sys
 import traceback
 from types import TracebackType
+from typing import IO, Any
 
 import click
+
+from ramify.cli.typed import Typed
+from ramify.cli.words import harmless
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 
@@ -40,8 +44,8 @@ class Interrupted(click.ClickException):
     def __init__(self, run_id: str | None) -> None:
         super().__init__("interrupted" + (f"; `ramify resume {run_id}` goes on" if run_id else ""))
 
-    def show(self, file: object = None) -> None:
-        click.echo(f"ramify: {self.message}", err=True)
+    def show(self, file: IO[Any] | None = None) -> None:
+        click.echo(f"ramify: {self.message}", file, err=True)
 
 
 class TargetBroken(Exception):
@@ -53,9 +57,9 @@ def is_ours(error: BaseException) -> bool:
     return any(module is not None and isinstance(error, getattr(module, name)) for module, name in known)
 
 
-def report(error: Exception) -> int:
+def report(error: Exception, typed: Typed | None = None) -> int:
     """Print what the user should read of an error; the exit status. Raises it again where it is a bug of ours,
-    or where RAMIFY_TRACEBACK asks for all of it."""
+    or where RAMIFY_TRACEBACK asks for all of it. `typed`: what the command line said of the place of the runs."""
     if os.environ.get("RAMIFY_TRACEBACK", "0") not in ("", "0"):
         raise error
     if isinstance(error, ModuleNotFoundError) and (name := str(error.name).partition(".")[0]) in EXTRAS:
@@ -68,18 +72,19 @@ def report(error: Exception) -> int:
         raise error
     doubt = error if hasattr(error, "doubtful_run") else error.__cause__
     if hasattr(doubt, "doubtful_run"):  # no line of the user's code is at fault: it says by itself what to do
-        _say(str(doubt))
+        _say(str(doubt), typed)
         return IN_DOUBT
     if isinstance(error, TargetBroken) or hasattr(error, "run_id"):  # the user's code is in it
         _show_users_frames(error)
-    _say(str(error))
+    _say(str(error), typed)
     if hasattr(error, "waiting_run"):
         return WAITING
     return INTERRUPTED if hasattr(error, "cancelled_run") else FAILED
 
 
-def _say(message: str) -> None:
-    click.echo(f"ramify: {message.strip()}", err=True)
+def _say(message: str, typed: Typed | None = None) -> None:
+    said = message if typed is None else typed.complete(message)
+    click.echo(harmless(f"ramify: {said.strip()}", sys.stderr), err=True)
 
 
 def _show_users_frames(error: Exception) -> None:
@@ -91,7 +96,8 @@ def _show_users_frames(error: Exception) -> None:
     if frames:
         click.echo("Traceback (most recent call last):", err=True)
         click.echo("".join(traceback.format_list(frames)).rstrip("\n"), err=True)
-        click.echo("".join(traceback.format_exception_only(cause)).splitlines()[0], err=True)
+        first = "".join(traceback.format_exception_only(cause)).splitlines()[0]
+        click.echo(harmless(first, sys.stderr), err=True)
     elif isinstance(cause, SyntaxError):
         click.echo("".join(traceback.format_exception_only(cause)).rstrip("\n"), err=True)
 

@@ -78,7 +78,7 @@ def explain_command(app: App, run: str, as_json: bool, target: str | None) -> No
             }
         )
         return
-    say_pages(_told(record, plan, stories, error, choices, changed))
+    say_pages(map(app.typed.complete, _told(record, plan, stories, error, choices, changed)))
 
 
 def _told(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +14,7 @@ from ramify import __version__, paths
 from ramify.cli.app import App
 from ramify.cli.commands import Commands
 from ramify.cli.errors import INTERRUPTED, report
+from ramify.cli.typed import Typed
 
 EPILOG = """\b
 A state is named as in git: @ is the newest run; RUN is a run's id or the
@@ -29,6 +32,13 @@ whole tracebacks, NO_COLOR=1 turns colours off.
 """
 
 
+class Folder(click.Path):
+    """Refuses "", as of a variable that is not set, which would be the current folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value, param, ctx) if value else self.fail("the name is empty", param, ctx)
+
+
 @click.group(
     cls=Commands,
     epilog=EPILOG,
@@ -37,7 +47,7 @@ whole tracebacks, NO_COLOR=1 turns colours off.
 @click.version_option(__version__, prog_name="ramify")
 @click.option(
     "--home",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Folder(path_type=Path, file_okay=False),
     help="Where runs and snapshots are kept.  [default: $RAMIFY_HOME or ~/.local/share/ramify]",
 )
 @click.option(
@@ -51,7 +61,9 @@ def cli(context: click.Context, home: Path | None, database: str | None) -> None
     """Fork, roll back, merge and resume the whole state of an agent."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         context.color = False
-    context.obj = App(paths.home(home), database_given=database)
+    typed = context.obj if isinstance(context.obj, Typed) else Typed()
+    typed.home, typed.database = home, database
+    context.obj = App(paths.home(home), database_given=database, typed=typed)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -63,12 +75,15 @@ def run_command_line(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a file's name that no terminal can show
+    typed = Typed()
     try:
-        status = cli.main(args=arguments, prog_name="ramify", standalone_mode=False)
+        status = cli.main(args=arguments, prog_name="ramify", standalone_mode=False, obj=typed)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except click.ClickException as error:
-        error.show()
+        said = io.StringIO()
+        error.show(said)
+        click.echo(typed.complete(said.getvalue()), err=True, nl=False)
         return error.exit_code
     except click.Abort:
         return INTERRUPTED
@@ -77,7 +92,7 @@ def run_command_line(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001  # `report` raises again what is not the user's to read
-        return report(error)
+        return report(error, typed)
 
 
 if __name__ == "__main__":

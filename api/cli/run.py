@@ -14,7 +14,7 @@ import click
 from ramify.cli.app import App, find, need_run, pass_app, say, say_json
 from ramify.cli.errors import Interrupted
 from ramify.cli.naming import run_names
-from ramify.cli.words import count
+from ramify.cli.words import count, harmless
 from ramify.runtime.errors import RunError, RunNotFound
 from ramify.runtime.records import DECORATORS, RunRecord, RunStatus
 
@@ -363,7 +363,7 @@ def _show(finished: Finished, choices: Choices) -> None:
     if run.frontend != DECORATORS:
         result = _in_short(result)
     if isinstance(result, str) or "__str__" in vars(type(result)):
-        say(str(result))
+        click.echo(harmless(str(result), sys.stdout))
     elif result is not None:
         say_json(plain(result))
     if finished.changes and not choices.quiet:

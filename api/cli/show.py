@@ -47,8 +47,8 @@ def show_command(app: App, state: str, as_json: bool) -> None:
     if as_json:
         say_json(_run_object(run, app.status(run), ops, calls))
         return
-    status = app.status(run)
-    facts = [*run_lines(run, status, tally, app.clock()), *effects_line(run, status, effects)]
+    status, complete = app.status(run), app.typed.complete
+    facts = [*run_lines(run, status, tally, app.clock()), *map(complete, effects_line(run, status, effects))]
     say_pages(_lines(facts, op_lines(ops), slo_lines(run, calls)))
 
 

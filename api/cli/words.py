@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Container, Iterable, Sequence
 from datetime import UTC, datetime
+from typing import TextIO
 
+_CONTROL = re.compile(r"\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _WIDEST = 48  # of what a column is padded for
 
 
@@ -66,6 +69,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Contai
 def fitted(text: str, width: int) -> str:
     """Clipped for who reads it on a terminal; whole in a pipe or a file, where any part may be looked for."""
     return clipped(text, width) if sys.stdout.isatty() else text
+
+
+def harmless(text: str, stream: TextIO) -> str:
+    """A model's or a user's text, of any lines: on a terminal without what would command it."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text) if stream.isatty() else text
 
 
 def clipped(text: str, width: int) -> str:

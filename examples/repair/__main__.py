@@ -15,6 +15,7 @@ import click
 from ramify import Runtime, paths
 from ramify.cli import errors
 from ramify.cli.progress import Progress
+from ramify.cli.typed import Typed
 
 from ..ending import command
 from .report import RepairReport
@@ -103,10 +104,10 @@ def main(
     try:
         report, run_id = asyncio.run(run())
     except KeyboardInterrupt:
-        click.echo("stopped: `ramify resume` goes on where it was", err=True)
+        click.echo(f"stopped: `{command('resume', home)}` goes on where it was", err=True)
         sys.exit(130)
     except Exception as error:  # noqa: BLE001  a bug of ours is raised again
-        sys.exit(errors.report(error))
+        sys.exit(errors.report(error, Typed(home)))
     if as_json:
         click.echo(
             json.dumps({"repaired": report.repaired, "rows": [dataclasses.asdict(row) for row in report.rows]})

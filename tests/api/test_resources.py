@@ -173,6 +173,22 @@ def test_an_address_that_hides_where_its_password_ends_is_refused_and_not_shown(
     assert "heim" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "ada:geheim@model.test/v1",  # the user is taken for the scheme
+        "http:ada:geheim@model.test/v1",
+        "http://ada:geheim@[::1/v1",
+        "http://ada:geheim\N{CARE OF}@model.test/v1",  # its normal form holds a slash
+    ],
+)
+def test_an_address_that_cannot_be_read_is_refused_and_not_shown(home: Path, address: str) -> None:
+    with pytest.raises(RunError, match="model's address") as refused:
+        Runtime(home=home, base_url=address)
+    assert "geheim" not in str(refused.value)
+    assert refused.value.__cause__ is None
+
+
 class Embedded:
     """In place of the gateway before the embedded engine."""
 

@@ -79,7 +79,7 @@ def run_and_kill(tmp_path: Path, env: dict[str, str], flow: str) -> None:
 def test_a_run_killed_in_its_first_effect_has_begun(tmp_path: Path, call: Call, env: dict[str, str]) -> None:
     """No row of the journal says so, the ledger does."""
     run_and_kill(tmp_path, env, "posts_first")
-    assert "effects    1 begun, not known whether done: post (`ramify effects " in call("show").stdout
+    assert "effects    1 begun, not known whether done: post (`ramify --home home effects " in call("show").stdout
     told = call("resume").stderr.splitlines()
     assert told[0].endswith(" goes on") and told[1].startswith("[root] ✗ post: in doubt"), told
 
@@ -91,7 +91,7 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert doubt.returncode == 4  # a person is asked: not 1, and not 3, whose answer is `resume --answer`
     assert doubt.stderr.count("nobody knows whether step 'post'") == 1, "once by the error, beside the step's line"
     assert "Traceback" not in doubt.stderr
-    assert f"ramify approve {run['id']} post" in doubt.stderr
+    assert f"ramify --home home approve {run['id']} post" in doubt.stderr
     assert "lies outside the code" not in doubt.stderr  # what it says first is what to do
     assert "had failed, nothing was left to stop" in call("cancel").stdout
     (effect,) = json.loads(call("effects", "--json").stdout)
@@ -102,7 +102,7 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert call("approve", "@", "post", "--again", "--result", "x").returncode == 2
     said = call("approve", "@", "post", "--done", "--result", "receipt 7")
     assert (said.returncode, "is taken as done" in said.stdout) == (0, True), said.stderr
-    assert f"ramify resume {run['id']}" in said.stdout
+    assert f"ramify --home home resume {run['id']}" in said.stdout
     assert call("resume", "-q").stdout == "receipt 7\n"
     assert outbox(tmp_path) == ["hi"]
 
@@ -132,7 +132,7 @@ def test_cancel_stops_a_run_that_can_be_resumed(tmp_path: Path, call: Call, env:
         assert time.monotonic() < until
     cancelled = call("cancel")
     assert cancelled.returncode == 0, cancelled.stderr
-    assert "ramify resume" in process.communicate(timeout=60)[1]
+    assert "ramify --home home resume" in process.communicate(timeout=60)[1]
     assert process.returncode == 130
     (run,) = json.loads(call("ls", "--json").stdout)
     assert run["status"] == "cancelled"
@@ -154,4 +154,4 @@ def test_the_ledger_of_a_run_that_is_not_there(call: Call) -> None:
     call("run", "flow.py:two_that_can_be_recalled", "--workspace", "workspace", "-q")
     assert [e["step"] for e in json.loads(call("effects", "--json").stdout)] == ["post_and_recall"] * 2
     missing = call("effects", "zzzz")
-    assert (missing.returncode, "ramify ls" in missing.stderr) == (1, True)
+    assert (missing.returncode, "ramify --home home ls" in missing.stderr) == (1, True)

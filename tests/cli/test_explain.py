@@ -146,4 +146,4 @@ def test_an_app_is_a_threads(ramify: Any, home: Any) -> None:
 def test_a_run_that_is_not_there(ramify: Any, home: Any) -> None:
     said = ramify("explain", "ffff")
     assert (said.status, said.out) == (1, "")
-    assert "ramify ls" in said.err
+    assert f"ramify --home {home.path} ls" in said.err

@@ -80,5 +80,5 @@ def test_a_fork_needs_a_checkpoint(ran: str, ramify: Any, tmp_path: Path) -> Non
     snapshot = ramify("show", f"{ran}~1", "--json").json["snapshot"]
     said = ramify("fork", snapshot[:12])
     assert (said.status, said.out) == (1, "")
-    assert "ramify log" in said.err
+    assert f"ramify --home {tmp_path / 'home'} log" in said.err
     assert ramify("fork", "@", "--files", tmp_path / "missing").status == 2

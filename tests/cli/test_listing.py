@@ -47,7 +47,7 @@ def test_a_run_is_interrupted_when_nobody_works_on_it(home: Any, ramify: Any, se
 def test_where_there_is_nothing_yet(ramify: Any, tmp_path: Any) -> None:
     said = ramify("ls")
     assert (said.status, said.out) == (0, "")
-    assert "ramify run" in said.err
+    assert f"ramify --home {tmp_path / 'home'} run" in said.err
     assert ramify("ls", "--json").json == []
     assert not (tmp_path / "home").exists()  # to look makes nothing
     said = ramify("show")

@@ -40,7 +40,7 @@ def test_log_as_json_tells_what_made_each(home: Any, ramify: Any) -> None:
 def test_log_of_a_bare_snapshot_is_refused(home: Any, ramify: Any) -> None:
     said = ramify("log", home.story.run.base_snapshot[:12])
     assert (said.status, said.out) == (1, "")
-    assert "ramify ls" in said.err
+    assert f"ramify --home {home.path} ls" in said.err
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_a_step_that_raises_shows_their_code_and_can_be_resumed(place: Path, cal
     assert f'File "{place}/flow.py"' in failed.stderr
     assert f"{os.sep}runtime{os.sep}" not in failed.stderr  # nothing of ours in the traceback
     (run,) = json.loads(call("ls", "--json").stdout)
-    assert f"ramify resume {run['id']}" in failed.stderr
+    assert f"ramify --home home resume {run['id']}" in failed.stderr
     (place / "open").write_text("")
     again = call("resume")
     assert (again.returncode, again.stdout) == (0, "passed\n"), again.stderr
@@ -128,7 +128,7 @@ def test_a_step_that_raises_shows_their_code_and_can_be_resumed(place: Path, cal
     assert "] write" not in again.stderr  # what was done is not done again
     nothing_left = call("resume")
     assert nothing_left.returncode == 1
-    assert "ramify ls" in nothing_left.stderr
+    assert "ramify --home home ls" in nothing_left.stderr
     once_more = call("resume", run["id"], "--quiet")
     assert (once_more.stdout, once_more.stderr) == ("passed\n", "")
 
@@ -151,7 +151,7 @@ def test_ctrl_c_is_130_and_says_how_to_go_on(place: Path, call: Call) -> None:
     out, err = process.communicate(timeout=60)
     (run,) = json.loads(call("ls", "--json").stdout)
     assert (process.returncode, out, run["status"]) == (130, "", "cancelled")
-    assert err.splitlines()[-1] == f"ramify: interrupted; `ramify resume {run['id']}` goes on"
+    assert err.splitlines()[-1] == f"ramify: interrupted; `ramify --home home resume {run['id']}` goes on"
     assert "Traceback" not in err
 
 

@@ -185,10 +185,10 @@ def test_an_interrupt_is_answered(program: Program, ramify: Any, tmp_path: Path)
     assert (tmp_path / "done" / "last").read_text() == "yes"
 
 
-def test_what_has_changed_between_the_nodes_since_is_told(program: Program, ramify: Any) -> None:
+def test_what_has_changed_between_the_nodes_since_is_told(program: Program, ramify: Any, tmp_path: Path) -> None:
     ran = program.invoke("t")
     told = ramify("explain", ran).out
-    assert f"name it, `ramify explain {ran} --app FILE.py:NAME`" in told
+    assert f"name it, `ramify --home {tmp_path / 'home'} explain {ran} --app FILE.py:NAME`" in told
     assert "are what the plan was compiled from" in ramify("explain", ran, "--app", program.target).out
     program.change("return END", 'return "write" if len(state["log"]) < 2 else END')
     told = ramify("explain", ran, "--app", program.target).out

@@ -32,7 +32,7 @@ def test_tree_as_json(home: Any, ramify: Any) -> None:
 def test_tree_of_a_state_is_refused(home: Any, ramify: Any) -> None:
     said = ramify("tree", "@~1")
     assert (said.status, said.out) == (1, "")
-    assert "ramify ls" in said.err
+    assert f"ramify --home {home.path} ls" in said.err
 
 
 def files(folder: Path) -> dict[str, bytes]:

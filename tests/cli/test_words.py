@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from ramify.cli.words import age, clipped, count, fitted, seconds, table
+from ramify.cli.words import age, clipped, count, fitted, harmless, seconds, table
 
 
 @pytest.mark.parametrize(
@@ -55,3 +57,10 @@ def test_in_a_pipe_nothing_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_clipped() -> None:
     assert (clipped("abc", 3), clipped("abcd", 3)) == ("abc", "ab…")
+
+
+def test_on_a_terminal_a_models_text_moves_no_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "two\n\tlines,\r\n\N{FAMILY} é\x1b[2J\r\x07\x9b1m"
+    assert harmless(text, sys.stdout) == text, "in a pipe as it is"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert harmless(text, sys.stdout) == "two\n\tlines,\r\n\N{FAMILY} é�[2J���1m"

@@ -272,6 +272,7 @@ def _model() -> LLMClient:
 
 
 async def _known(store: RunStore, folder: Path) -> RunRecord | None:
-    """The trial's run, where its first row was committed before the kill."""
-    runs = [run for run in await store.runs(limit=8) if run.workspace == str(folder / "workspace")]
+    """The trial's run, where its first row was committed before the kill. Of all: where trials share a database, any
+    number of others may have begun since."""
+    runs = [run for run in await store.runs() if run.workspace == str(folder / "workspace")]
     return runs[0] if runs else None

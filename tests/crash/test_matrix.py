@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 import harness
+import lives
+import random_kills
 
 ROOT = Path(__file__).parents[2]
 POINTS = int(os.environ.get("RAMIFY_CRASH_POINTS", "60"))
@@ -58,6 +62,19 @@ def test_as_many_are_killed_as_were_asked_for(tmp_path: Path, monkeypatch: pytes
         assert sum(bool(trial.killed_at) for trial in trials) == killed
 
 
+async def test_a_trial_finds_its_run_however_many_began_since(tmp_path: Path) -> None:
+    """On a shared database, beside many workers."""
+    others = [SimpleNamespace(workspace=str(tmp_path / str(number) / "workspace")) for number in range(100)]
+    own = SimpleNamespace(workspace=str(tmp_path / "workspace"))
+
+    async def runs(limit: int | None = None) -> list[SimpleNamespace]:
+        return [*others, own][:limit]
+
+    store: Any = SimpleNamespace(runs=runs)
+    found: Any = await lives._known(store, tmp_path)
+    assert found is own
+
+
 EVERYWHERE = {
     *("written", "noted", "placed", "snapshot", "flushed", "cleared", "indexed"),  # the fork engine's
     *("rows numbered", "batch taken", "layers flushed", "transaction begun", "rows written", "batch committed"),
@@ -81,20 +98,39 @@ def test_every_point_is_killed_at() -> None:
     assert points == EVERYWHERE - {"about to send", "sent"} | COLLECTION | CHECKOUT
 
 
+@pytest.mark.timeout(600)
 def test_a_runtime_that_loses_or_repeats_something_is_found_out(tmp_path: Path) -> None:
     """Each of these is spoiled in one place: the comparison with an unkilled run names what."""
     program = [sys.executable, str(Path(__file__).with_name("spoiled.py")), str(tmp_path)]
-    ran = subprocess.run(program, capture_output=True, text=True, timeout=170, env=dict(os.environ))
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=590, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr
     found: dict[str, list[str]] = json.loads(ran.stdout.splitlines()[-1])
     assert len(found) > 5
     assert {what: seen for what, seen in found.items() if what not in seen} == {}
 
 
+def test_random_moments_lie_within_the_run_on_a_machine_that_was_slower_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_s = 0.1
+
+    def run(trial: harness.Trial, folder: Path, database: str | None, delay_s: float) -> harness.Trial:
+        return replace(trial, resumed=delay_s < ends_s)
+
+    monkeypatch.setattr(harness, "run", run)
+    monkeypatch.setattr(harness, "judge", lambda trial, whole: trial)
+    took, chance = dict.fromkeys(harness.Scenario, 10 * ends_s), random.Random(7)
+    whole: Any = "what an unkilled run leaves"
+    tried = [random_kills.until_killed(s, whole, tmp_path, took, chance) for s in harness.Scenario for _ in range(2)]
+    assert sum(trials[-1].resumed for trials in tried) > len(tried) // 2
+    assert any(len(trials) > 1 for trials in tried)
+
+
+@pytest.mark.timeout(600)
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     """Beside the named points: wherever SIGKILL falls."""
     program = [sys.executable, str(Path(__file__).with_name("random_kills.py")), str(tmp_path), "12"]
-    ran = subprocess.run(program, capture_output=True, text=True, timeout=170, env=dict(os.environ))
+    ran = subprocess.run(program, capture_output=True, text=True, timeout=590, env=dict(os.environ))
     assert ran.returncode == 0, ran.stderr
     trials = [json.loads(line) for line in ran.stdout.splitlines()]
     assert [trial["wrong"] for trial in trials if trial["wrong"]] == []

@@ -200,4 +200,4 @@ def test_ctrl_c_waits_for_no_synchronous_step(tmp_path: Path) -> None:
     finally:
         child.kill()
     assert child.returncode == 130
-    assert "ramify resume" in said
+    assert f"ramify --home {tmp_path / 'home'} resume" in said
