@@ -31,7 +31,7 @@ def test_for_people(ramify: Any, tmp_path: Any) -> None:
     assert works.startswith("works here")
     assert "copy, isolates files: no. commands run as you" in said.out
     assert f"home      {tmp_path}/home (no runs yet)" in said.out.splitlines()
-    assert "ramify models pull" in said.out
+    assert f"ramify --home {tmp_path}/home models pull" in said.out
 
 
 def test_a_machine_without_namespaces(ramify: Any, monkeypatch: Any) -> None:

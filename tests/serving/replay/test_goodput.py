@@ -18,6 +18,7 @@ from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.made_up import read_workload
 from tests.serving.replay.test_evaluation import result
 
+KEY = "0123456789abcdef01234567"
 _PATH = Path(__file__).parents[3] / "benchmarks" / "goodput.py"
 _SPEC = importlib.util.spec_from_file_location("goodput", _PATH)
 assert _SPEC is not None and _SPEC.loader is not None
@@ -188,7 +189,7 @@ def test_what_a_report_was_made_of_is_not_replayed_again_elsewhere(
 
 
 @pytest.mark.parametrize(
-    "line", ["no JSON", "[]", '{"key": "../../a", "result": RESULT}', '{"key": "a", "result": {}}']
+    "line", ["no JSON", "[]", '{"key": "../../a", "result": RESULT}', f'{{"key": "{KEY}", "result": {{}}}}']
 )
 def test_results_of_another_shape_are_refused_and_none_is_taken(
     asked: list[Job],
@@ -201,7 +202,7 @@ def test_results_of_another_shape_are_refused_and_none_is_taken(
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     good = result(Job("fcfs", "trace.jsonl"), 0.9).to_json()
     results = tmp_path / "results.jsonl.gz"
-    results.write_text(f'{{"key": "b", "result": {good}}}\n' + line.replace("RESULT", good))
+    results.write_text(f'{{"key": "{KEY}", "result": {good}}}\n' + line.replace("RESULT", good))
     out = tmp_path / "out"
     assert run(monkeypatch, "--quick", "--trace", trace, "--out", out, "--results", results) == 1
     assert f"{results}: line 2 is no replay's result" in capsys.readouterr().err
