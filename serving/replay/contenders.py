@@ -111,8 +111,13 @@ ABLATED: tuple[Contender, ...] = (
 )
 # No scheduler: what the LP bound leaves out never comes to it. What it meets, a schedule of this very engine meets:
 # so much of the bound is there to be had (docs/decisions/280).
+# Nothing is kept for what may come: all of it is known to fit.
 CLAIRVOYANT = Contender(
-    "clairvoyant", _CONCORD, _TRUE, ours=True, about="concord-oracle, and only what the LP bound serves comes to it"
+    "clairvoyant",
+    partial(_CONCORD, reserve=1.0),
+    _TRUE,
+    ours=True,
+    about="concord-oracle without a reserve, and only what the LP bound serves comes to it",
 )
 CLAIRVOYANT_CAPACITY = 0.98  # share of the GPU's time that its LP may fill: what is finer than a bin needs the rest
 ALL = (*BASELINES, *OURS, *ABLATED, CLAIRVOYANT)

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ramify.serving.replay.contenders import CLAIRVOYANT, contender
+from ramify.serving.replay.contenders import CLAIRVOYANT, CLAIRVOYANT_CAPACITY, contender
 from ramify.serving.replay.score import Score, Tail
 from ramify.serving.replay.sources import code_digest, modules_digest
 from ramify.serving.replay.steps import SHIPPED, load
@@ -91,7 +91,9 @@ def _score(raw: Mapping[str, Any]) -> Score:
 @lru_cache(maxsize=64)
 def _code(name: str) -> str:
     own = code_digest(contender(name))
-    return own + modules_digest(["ramify.serving.replay.bounds.lp"]) if name == CLAIRVOYANT.name else own
+    if name != CLAIRVOYANT.name:
+        return own
+    return own + modules_digest(["ramify.serving.replay.bounds.lp"], repr(CLAIRVOYANT_CAPACITY))
 
 
 @lru_cache(maxsize=64)
