@@ -141,6 +141,15 @@ class Table:
         sets = [set(self.seeds(job.but(contender=name))) for name in (job.contender, *others)]
         return sorted(set.intersection(*sets))
 
+    def alike(self, jobs: Sequence[Job]) -> tuple[Table, list[Job], list[int]]:
+        """For figures that stand beside each other: results of the seeds that all of `jobs` have, those jobs, and the
+        seeds. Where there is none, the seed that most of them have, and those that have it."""
+        seeds = [set(self.seeds(job)) for job in jobs]
+        shared = set.intersection(*seeds) if seeds else set[int]()
+        if not shared and (every := sorted(set[int]().union(*seeds))):
+            shared = {max(every, key=lambda seed: sum(seed in own for own in seeds))}
+        return self.of(shared), [job for job, own in zip(jobs, seeds, strict=True) if own >= shared], sorted(shared)
+
     def of(self, seeds: Iterable[int]) -> Table:
         """These seeds' results alone: so that a mean of one contender can be held against a mean of another."""
         wanted = frozenset(seeds)

@@ -72,7 +72,8 @@ def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequenc
 
 
 def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
-    """Programs that were met, and tokens of use, by when they came."""
+    """Programs that were met, and tokens of use, by when they came, of the seeds that all have."""
+    table, jobs, _ = table.alike(jobs)
 
     def draw(axes: Sequence[Axes]) -> None:
         for job in jobs:
@@ -94,7 +95,8 @@ def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
 
 
 def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
-    """50th percentile as a bar, 95th as the mark behind it; logarithmic, as in the thesis."""
+    """50th percentile as a bar, 95th as the mark behind it; logarithmic, as in the thesis. Of the seeds all have."""
+    table, jobs, _ = table.alike(jobs)
     ordered = list(jobs)[::-1]
 
     def draw(axes: Sequence[Axes]) -> None:

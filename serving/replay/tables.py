@@ -13,6 +13,7 @@ from ramify.serving.replay.rows import FIGURES
 from ramify.serving.replay.score import Score, Tail
 
 KINDS = ("latency", "deadline", "compound")
+DEFAULT = "concord"  # whom the others are held against
 # What the thesis looks at (figure 6.6): of whom, and where it stands in a score.
 LATENCIES: Mapping[str, tuple[str, str]] = {
     "TTFT, latency-sensitive": ("ttft", "latency"),
@@ -46,8 +47,10 @@ def _cell(text: str) -> str:
 
 
 def goodput(table: Table, jobs: Sequence[Job]) -> Lines:
-    """Goodput of requests, tokens and workflows, attainment by class, throughput: the best first."""
-    head = ("", "requests", "tokens", "workflows", *KINDS, "tokens a second", "refused", "preempted", "seeds")
+    """Goodput of requests, tokens and workflows, attainment by class, throughput: the best first. Means are over each
+    contender's own seeds; by how much the default is ahead is over those that both have."""
+    ahead = f"{DEFAULT} is ahead by"
+    head = ("", "requests", ahead, "tokens", "workflows", *KINDS, "tokens a second", "refused", "preempted", "seeds")
     best_first = sorted(jobs, key=lambda job: -table.estimate(job, FIGURES["request"]).mean)
     return Lines(head, tuple(_goodput(table, job) for job in best_first))
 
@@ -58,7 +61,9 @@ def _goodput(table: Table, job: Job) -> tuple[str, ...]:
     workflows = shown(table.estimate(job, FIGURES["workflow"]), scores) if attained[2] else ""
     return (
         job.contender,
-        *(shown(table.estimate(job, FIGURES[name]), scores) for name in ("request", "token")),
+        shown(table.estimate(job, FIGURES["request"]), scores),
+        _ahead(table, job),
+        shown(table.estimate(job, FIGURES["token"]), scores),
         workflows,
         *(f"{fmean(values):.3f}" if values else "" for values in attained),
         f"{table.estimate(job, FIGURES['throughput']).mean:.0f}",
@@ -68,8 +73,18 @@ def _goodput(table: Table, job: Job) -> tuple[str, ...]:
     )
 
 
+def _ahead(table: Table, job: Job) -> str:
+    ours = job.but(contender=DEFAULT)
+    both = [] if job == ours else table.paired(ours, job.contender)
+    if not both:
+        return ""
+    by = table.difference(ours, job.contender, FIGURES["request"])
+    return f"{by.mean:+.3f} ± {by.half:.3f}" if len(both) > 1 else f"{by.mean:+.3f}"
+
+
 def latencies(table: Table, jobs: Sequence[Job]) -> Lines:
-    """50th and 95th percentile, in seconds, by kind of request, of those that came so far."""
+    """50th and 95th percentile, in seconds, by kind of request, of those that came so far. Of the seeds all have."""
+    table, jobs, seeds = table.alike(jobs)
     lines = []
     for job in jobs:
         cells = []
@@ -78,7 +93,7 @@ def latencies(table: Table, jobs: Sequence[Job]) -> Lines:
             digits = 3 if figure == "tbt" else 2
             cells.append("" if tail is None else f"{tail.p50:.{digits}f} / {tail.p95:.{digits}f}")
         lines.append((job.contender, *cells))
-    return Lines(("P50 / P95, s", *LATENCIES), tuple(lines))
+    return Lines((f"P50 / P95, s; {_of(seeds)}", *LATENCIES), tuple(lines))
 
 
 def tail_of(scores: Iterable[Score], figure: str, kind: str) -> Tail | None:
@@ -109,7 +124,8 @@ def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
 
 
 def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
-    """Programs met, and tokens of use, of those that arrive in each part of the window."""
+    """Programs met, and tokens of use, of those that arrive in each part of the window. Of the seeds all have."""
+    table, jobs, seeds = table.alike(jobs)
     starts = sorted({at for job in jobs for at, _, _ in course(table.scores(job))})
     chunks = [starts[i * len(starts) // parts : (i + 1) * len(starts) // parts] for i in range(parts)]
     chunks = [chunk for chunk in chunks if chunk]
@@ -121,7 +137,11 @@ def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
             there = [points[at] for at in chunk if at in points]
             cells.append(f"{fmean(m for m, _ in there):.2f} / {fmean(t for _, t in there):.2f}" if there else "")
         lines.append((job.contender, *cells))
-    return Lines(("programs / tokens", *(f"from {chunk[0]:g} s" for chunk in chunks)), tuple(lines))
+    return Lines((f"programs / tokens; {_of(seeds)}", *(f"from {chunk[0]:g} s" for chunk in chunks)), tuple(lines))
+
+
+def _of(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
 
 
 def course(scores: Iterable[Score]) -> list[tuple[float, float, float]]:

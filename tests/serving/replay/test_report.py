@@ -70,17 +70,20 @@ def test_plots_are_in_the_page_and_beside_it(results: list[Result], tmp_path: Pa
 def test_all_three_goodputs_and_every_class_stand_in_each_line() -> None:
     table = Table([result(BASE, 0.7), result(BASE.but(seed=1), 0.9), result(BASE.but(contender="fcfs"), 0.2)])
     lines = goodput(table, [BASE.but(contender="fcfs"), BASE])
-    assert lines.head[1:7] == ("requests", "tokens", "workflows", "latency", "deadline", "compound")
+    assert lines.head[1:5] == ("requests", "concord is ahead by", "tokens", "workflows")
+    assert lines.head[5:8] == ("latency", "deadline", "compound")
     ours, stock = lines.lines
-    assert ours[:3] == ("concord", "0.800 ± 1.271", "0.800 ± 1.271") and ours[-1] == "2"
-    assert stock[:3] == ("fcfs", "0.200", "0.200"), "one seed has no interval"
+    assert ours[:4] == ("concord", "0.800 ± 1.271", "", "0.800 ± 1.271") and ours[-1] == "2"
+    assert stock[:4] == ("fcfs", "0.200", "+0.500", "0.200"), "one seed has no interval, and is held against itself"
 
 
 def test_percentiles_are_the_seeds_means_and_of_nobody_there_are_none() -> None:
     one, other, none = result(BASE, 0.7), result(BASE.but(seed=1), 0.7), result(BASE.but(contender="fcfs"), 0.0)
     other = replace(other, score=replace(other.score, ttft={"latency": Tail(0.3, 0.6, 5)}))
     none = replace(none, score=replace(none.score, ttft={"latency": Tail(0.0, 0.0, 0)}))
-    found = latencies(Table([one, other, none]), [BASE, BASE.but(contender="fcfs")])
+    also = result(BASE.but(contender="fcfs", seed=1), 0.0)
+    none, also = (replace(it, score=replace(it.score, ttft=none.score.ttft)) for it in (none, also))
+    found = latencies(Table([one, other, none, also]), [BASE, BASE.but(contender="fcfs")])
     assert found.head[1] == "TTFT, latency-sensitive"
     assert [line[1] for line in found.lines] == ["0.20 / 0.40", ""]
 
@@ -99,5 +102,19 @@ def test_the_course_over_time_is_the_seeds_mean() -> None:
         (30.0, *[pytest.approx(0.6)] * 2),
     ]
     found = over_time(table, [BASE])
-    assert found.head == ("programs / tokens", "from 0 s", "from 30 s")
+    assert found.head == ("programs / tokens; seeds 0, 1", "from 0 s", "from 30 s")
     assert found.lines == (("concord", "0.60 / 0.60", "0.60 / 0.60"),)
+
+
+def test_what_stands_beside_each_other_over_time_is_of_the_same_seeds() -> None:
+    """Two contenders that do alike on each seed look alike, though one of them has a hard seed more."""
+    other = BASE.but(contender="fcfs")
+    table = Table([result(BASE, 0.9), result(BASE.but(seed=1), 0.1), result(other, 0.9)])
+    found = over_time(table, [BASE, other])
+    assert found.head[0] == "programs / tokens; seed 0"
+    assert [line[1] for line in found.lines] == ["0.90 / 0.90"] * 2
+    apart = Table(
+        [result(BASE, 0.9), result(other.but(seed=1), 0.1), result(BASE.but(contender="plas", seed=1), 0.2)]
+    )
+    found = over_time(apart, [BASE, other, BASE.but(contender="plas")])
+    assert found.head[0] == "programs / tokens; seed 1" and [line[0] for line in found.lines] == ["fcfs", "plas"]
