@@ -89,7 +89,7 @@ class Gateway:
         """Of the engine that works on it, or would most quickly."""
         if call.entered is not None:
             return self.replicas.all[call.replica].model.step
-        return self.replicas.capacity(self.records.clock()).step
+        return self.replicas.fastest(self.records.clock()).model.step
 
     async def hint(self, body: Mapping[str, object]) -> HintResult:
         """Have an idle engine read what calls will begin with."""

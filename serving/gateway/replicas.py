@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from ramify.serving.gateway.estimates import Service, ServiceModel
 from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.policy.together import as_one
 from ramify.serving.policy.types import Capacity, RequestView
 
 _K = 2  # replicas compared for a call, of those with a free slot (the power of K choices)
@@ -120,17 +121,21 @@ class Replicas:
     def capacity(
         self, now: float, *, can_cancel: bool = True, leaving: Mapping[int, int] = MappingProxyType({})
     ) -> Capacity:
-        """All that are up as one engine, as fast as the fastest: refusals rest on what is possible, not likely.
-        `leaving`: by replica, how many of those that run are on their way out."""
+        """All that are up as one engine, each slot as fast as the fastest one's: refusals rest on what is possible,
+        not likely. `leaving`: by replica, how many of those that run are on their way out."""
         here = self.usable(now)
-        fastest = min(here or self.all, key=lambda r: r.model.step.step_ms(1, 0))
+        fastest, slots = self.fastest(now), sum(r.slots for r in here)
         return Capacity(
-            slots=sum(r.slots for r in here),
+            slots=slots,
             running=max(0, sum(r.running - leaving.get(r.index, 0) for r in here)),
-            step=fastest.model.step,
+            step=as_one(fastest.model.step, max(1.0, slots / max(1, fastest.slots))),
             can_preempt=bool(here) and all(r.traits.can_resume for r in here),
             can_cancel=can_cancel,
         )
+
+    def fastest(self, now: float) -> Replica:
+        """Of those that are up; of all where none is."""
+        return min(self.usable(now) or self.all, key=lambda r: r.model.step.step_ms(1, 0))
 
     def place(self, call: RequestView, now: float, affinity: str | None, avoid: frozenset[int]) -> Replica | None:
         """A replica with a free slot: its siblings' or its prefix's where that is one, else the better of a few.

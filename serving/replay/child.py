@@ -42,6 +42,7 @@ def run(job: Job, folder: Path) -> Result:
     from ramify.serving.replay.bounds.lp import chosen
     from ramify.serving.replay.contenders import CLAIRVOYANT, CLAIRVOYANT_CAPACITY, contender
     from ramify.serving.replay.engine import replay
+    from ramify.serving.replay.fleet import replay_fleet
     from ramify.serving.replay.lengths import Told
     from ramify.serving.replay.score import score
     from ramify.serving.replay.workload import programs, seconds_a_program
@@ -56,7 +57,10 @@ def run(job: Job, folder: Path) -> Result:
     told = Told([arrival.call.output for arrival in trace.arrivals], job.seed)
     come = chosen(made, setting, CLAIRVOYANT_CAPACITY) if job.contender == CLAIRVOYANT.name else made
     cpu, wall = time.process_time(), time.perf_counter()
-    replayed = replay(come, contender(job.contender), setting, told, folder)
+    if job.behind_one_queue:
+        replayed = replay_fleet(come, contender(job.contender), setting, told, folder)
+    else:
+        replayed = replay(come, contender(job.contender), setting, told, folder)
     spent = time.process_time() - cpu, time.perf_counter() - wall
     came = {program.id for program in come}
     replayed.outcomes += [Outcome(program, (), False, None) for program in made if program.id not in came]

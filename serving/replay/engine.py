@@ -93,7 +93,7 @@ class _Replay:
         context = max((call.prompt + call.output for p in programs for call in p.calls), default=1) + 1
         if context > setting.kv_tokens:
             raise TooLong(context, setting.kv_tokens)
-        context = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
+        context = self._context = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
         self._engines = [_engine(contender, setting, context, folder, brisk) for _ in range(setting.replicas)]
         self._due = [(p.at, i, 0) for i, p in enumerate(programs)]  # arrival, program, stage
         heapq.heapify(self._due)
@@ -148,7 +148,9 @@ class _Replay:
                 priority = dict(engine.priorities).get(program.kind, 0)
             else:
                 tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
-            self._engines[replica].add(name, _prompt(call, number, place), call.output, tags, priority, at)
+            # As vLLM has it where a client names no limit: all that the context has room for.
+            limit = self._context - call.prompt
+            self._engines[replica].add(name, _prompt(call, number, place), call.output, tags, priority, at, limit)
             self._flights[name] = flight
             self._inside[replica] += 1
             course.open.add(name)

@@ -87,23 +87,28 @@ class BareEngine:
         tags: Mapping[str, object] | None = None,
         priority: int = 0,
         at: float | None = None,
+        limit: int | None = None,
     ) -> None:
-        """A request arrives (now, if not `at`, while the last step ran), and will generate `max_tokens`."""
+        """A request arrives (now, if not `at`, while the last step ran), and will generate `max_tokens`.
+
+        `limit`: what its client asked for at most, where it ends sooner of itself: that tells nobody how long it
+        will be."""
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=dict(tags or {}))
+        asked = max_tokens if limit is None else max(limit, max_tokens)
+        params = SamplingParams(max_tokens=asked, ignore_eos=True, extra_args=dict(tags or {}))
         self.tokens[name] = []
-        self.scheduler.add_request(
-            self._request(
-                name,
-                list(prompt),
-                params,
-                None,
-                arrival_time=self.now if at is None else at,
-                priority=priority,
-                block_hasher=self._hasher,
-            )
+        request = self._request(
+            name,
+            list(prompt),
+            params,
+            None,
+            arrival_time=self.now if at is None else at,
+            priority=priority,
+            block_hasher=self._hasher,
         )
+        self.scheduler.add_request(request)
+        request.max_tokens = max_tokens  # made-up tokens have no end of text among them: here it ends
 
     def step(self, count: int = 1) -> list[str]:
         """The requests that have ended in these steps, well or not."""

@@ -18,6 +18,7 @@ from ramify.serving.gateway.estimates import PromptSizes, Service, ServiceModel
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import RequestId, RequestView, StepModel
+from ramify.serving.policy.work import decode_gpu_s, pace_of, prefill_s
 from ramify.serving.testing import Fault, ScriptedModel
 from ramify.serving.types import ChatRequest
 
@@ -52,6 +53,29 @@ def test_a_faster_replica_is_chosen_until_it_is_full() -> None:
     assert chosen == [1, 1, 0, 0, None]
     assert both.capacity(0.0).step.base_ms == pytest.approx(10)
     assert (both.capacity(0.0).slots, both.capacity(0.0).running) == (4, 4)
+
+
+def test_four_engines_are_one_that_does_four_times_as_much_in_the_time() -> None:
+    """What a policy reckons with: the pace of a full batch, and the time of all engines that a call takes."""
+    one, four = Replicas([replica(0, 64)]), Replicas([replica(i, 64) for i in range(4)])
+    alone, all_four = one.capacity(0.0), four.capacity(0.0)
+    assert all_four.slots == 4 * alone.slots
+    context = 64 * 1300
+    assert pace_of(all_four, 4 * context, 256) == pytest.approx(pace_of(alone, context, 64))
+    for capacity, share in ((alone, 1.0), (all_four, 0.25)):
+        decode = decode_gpu_s(capacity.step, capacity.slots, 1000, 200)
+        assert decode == pytest.approx(share * decode_gpu_s(StepModel(), 64, 1000, 200))
+        assert prefill_s(capacity.step, 1000) == pytest.approx(share * prefill_s(StepModel(), 1000))
+
+
+def test_unlike_engines_are_as_many_as_the_slots_of_the_fastest() -> None:
+    fast, slow = replica(0, 64), replica(1, 16)
+    for _ in range(10):
+        fast.answered(ms(10))
+        slow.answered(ms(40))
+    both = Replicas([fast, slow]).capacity(0.0)
+    assert both.slots == 80
+    assert both.step.step_ms(80, 0) == pytest.approx(fast.model.step.step_ms(64, 0))
 
 
 def test_who_would_wait_inside_one_engine_goes_to_another_that_is_idle() -> None:

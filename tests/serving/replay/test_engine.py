@@ -4,22 +4,33 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ramify.serving.policy.table import make_policy
-from ramify.serving.policy.types import SloClass
+from ramify.serving.policy.types import Finished, Policy, RequestView, SloClass, Verdict, View
 from ramify.serving.replay.child import run
 from ramify.serving.replay.contenders import contender as named
 from ramify.serving.replay.engine import Replayed, replay
 from ramify.serving.replay.errors import TooLong
+from ramify.serving.replay.fleet import replay_fleet
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.lengths import Told
 from ramify.serving.replay.score import score
-from ramify.serving.replay.types import Call, Contender, Knowledge, Program, ProgramId, Setting, Stage, Stock
+from ramify.serving.replay.types import (
+    Call,
+    Contender,
+    Knowledge,
+    Lengths,
+    Program,
+    ProgramId,
+    Setting,
+    Stage,
+    Stock,
+)
 
 pytestmark = [
     pytest.mark.vllm,
@@ -108,6 +119,61 @@ def test_two_replicas_share_what_comes(tmp_path: Path) -> None:
     one = played(programs, FCFS, tmp_path)
     two = played(programs, FCFS, tmp_path, replace(SETTING, replicas=2))
     assert max(o.ended or 0.0 for o in two.outcomes) < 0.7 * max(o.ended or 0.0 for o in one.outcomes)
+
+
+@dataclass
+class Nosy:
+    """Concord, which keeps what it was shown."""
+
+    seen: dict[int, RequestView] = field(default_factory=dict)
+    inner: Policy = field(default_factory=partial(make_policy, "concord"))
+
+    def decide(self, view: View, now: float) -> Verdict:
+        self.seen |= {one.id: one for one in (*view.waiting, *view.running)}
+        return self.inner.decide(view, now)
+
+    def observe(self, done: Finished) -> None:
+        self.inner.observe(done)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_no_policy_can_tell_from_a_limit_how_long_an_answer_will_be(tmp_path: Path, replicas: int) -> None:
+    """A call that generates 40 tokens and one that generates 400 look alike, unless their lengths are told."""
+    policy = Nosy()
+    blind = Contender("nosy", lambda: policy, Knowledge(lengths=Lengths.MEAN))
+    programs = [single(i, 0.1 * i, 40 if i % 2 else 400) for i in range(8)]
+    setting = replace(SETTING, replicas=replicas)
+    replayed = (replay_fleet if replicas > 1 else replay)(programs, blind, setting, Told([40, 400], 0), tmp_path)
+    assert [one.calls[0].generated for one in replayed.outcomes] == [400, 40] * 4
+    assert len(policy.seen) == 8
+    told = {(one.max_tokens, one.sketch and one.sketch.quantile(0.5)) for one in policy.seen.values()}
+    assert len(told) == 1
+    ((limit, _),) = told
+    assert limit is not None and limit > 400
+
+
+def test_one_queue_before_engines_binds_a_call_when_it_may_begin(tmp_path: Path) -> None:
+    """Two engines, one of which has the longer calls: who waits goes to the one that is free first."""
+    setting = replace(SETTING, slots=1, replicas=2)
+    programs = [single(0, 0.0, 900), single(1, 0.0, 50), *[single(i, 0.01 * i, 50) for i in range(2, 10)]]
+    replayed = replay_fleet(programs, CONCORD, setting, Told([10, 100, 1000], 0), tmp_path)
+    assert all(one.met for one in replayed.outcomes)
+    long, *short = [one.ended or 0.0 for one in replayed.outcomes]
+    assert max(short) < long, "all of them passed by the long one"
+    again = replay_fleet(programs, CONCORD, setting, Told([10, 100, 1000], 0), tmp_path)
+    assert again.outcomes == replayed.outcomes
+
+
+def test_behind_one_queue_who_cannot_be_met_is_refused_and_siblings_leave(tmp_path: Path) -> None:
+    setting = replace(SETTING, slots=1, replicas=2)
+    wide = (Stage(tuple(Call(100, 3000) for _ in range(4))),)
+    hopeless = Program(ProgramId(0), 0.0, SloClass.COMPOUND, wide, deadline_s=20.0)
+    replayed = replay_fleet([hopeless, single(1, 0.1, 20)], CONCORD, setting, Told([10, 3000], 0), tmp_path)
+    given_up, met = replayed.outcomes
+    assert met.met and not given_up.met
+    assert len(given_up.calls) == 4 and any(call.refused for call in given_up.calls)
+    with pytest.raises(TypeError, match="fcfs has no policy"):
+        replay_fleet([hopeless], FCFS, setting, Told([10], 0), tmp_path)
 
 
 def test_an_agents_long_prompt_is_served_and_one_beyond_the_kv_is_said_to_be(tmp_path: Path) -> None:
