@@ -60,7 +60,7 @@ class ConcordOptions:
     preempt_margin: float = 0.1  # a displaced request's density must be exceeded by this share
     contested_margin: float = 3.0  # the same where not all can be met, and it is worth no more than the other
     headroom: float = 2.0  # nobody is left out while so many times the work that is here could be met
-    reserve: float = 3.0  # when it can not, as much is kept as could be met if it were so many times the work
+    reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work
     refuse: bool = True  # else what cannot be met goes last
     pace_streams: bool = False  # a stream ahead of its schedule may stand aside for as long as it is ahead
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
