@@ -131,11 +131,17 @@ class Table:
     def best_baseline(
         self, job: Job, figure: Callable[[Score], float], among: Sequence[Contender] = PUBLISHED
     ) -> str:
-        """The one that `job`'s contender is least ahead of, each over the seeds that both have; "" where none ran.
-        Those that are not ours, per-call oracle SRPT included: program-level SRPT is ours but for its name, and has a
-        row of its own."""
-        apart = {one.name: self.difference(job, one.name, figure).mean for one in among if self.paired(job, one.name)}
-        return min(apart, key=lambda name: apart[name], default="")
+        """The one that `job`'s contender is least ahead of; "" where none ran. Who ran fewer seeds is held against
+        the best of the others over the seeds that both have: a hard seed that one of them lacks tells nothing. Those that
+        are not ours, per-call oracle SRPT included: program-level SRPT is ours but for its name, and has a row of its
+        own."""
+        best = ""
+        ran = [one.name for one in among if self.paired(job, one.name)]
+        for name in sorted(ran, key=lambda name: -len(self.paired(job, name))):
+            both = self.of(self.paired(job, name, best) if best else self.paired(job, name))
+            if not best or both.difference(job, name, figure).mean < both.difference(job, best, figure).mean:
+                best = name
+        return best
 
     def paired(self, job: Job, *others: str) -> list[int]:
         """The seeds that `job`'s contender and all of `others` have in its circumstances."""

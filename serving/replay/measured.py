@@ -92,7 +92,8 @@ def read_run(folder: Path) -> Run:
     lasted = max(row.last for row in rows) - min(row.queued for row in rows)
     if max(row.queued - at for row, at in zip(rows, arrivals, strict=True)) > lasted:
         raise BadTrace(
-            folder, f"requests.jsonl: arrival_time is not in the seconds of queued_ts: the run took {lasted:g} of them"
+            folder,
+            f"requests.jsonl: arrival_time is not in the seconds of queued_ts: the run took {lasted:g} of them",
         )
     served = [
         Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin)

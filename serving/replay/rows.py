@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TypedDict
 
-from ramify.serving.replay.baselines import BASELINES
+from ramify.serving.replay.baselines import BASELINES, PUBLISHED
 from ramify.serving.replay.bounds.shares import Bounds
 from ramify.serving.replay.contenders import CLAIRVOYANT
 from ramify.serving.replay.evaluation import TARGET_LOADS, Table
@@ -122,7 +122,8 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
         ours, theirs = mean.mean, table.of(both).estimate(job.but(contender=best), figure).mean
         share = bounds.of(job, both)
         bound = share.whole if figure is whole else share.request
-        note = f"concord {mean}, {best} {theirs:.3f}, LP bound {bound:.3f}"
+        ran = sum(1 for one in PUBLISHED if table.paired(job, one.name))
+        note = f"concord {mean}, {best} {theirs:.3f}, LP bound {bound:.3f}; the best of {ran} of {len(PUBLISHED)}"
         closed = (ours - theirs) / (bound - theirs) if bound - theirs > 0.005 else None
         if closed is None:
             note += "; the best baseline is at the bound within half a point: no gap to close"

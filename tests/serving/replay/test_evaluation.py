@@ -121,6 +121,17 @@ def test_what_has_fewer_seeds_is_compared_over_those(base: Job) -> None:
     assert gap["ours"] == pytest.approx((0.6 - 0.4) / (1.0 - 0.4))
 
 
+def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -> None:
+    """EDF ran the easy seed alone, where SRPT, which ran both, was better still."""
+    results = [result(base.but(seed=i), level) for i, level in enumerate((0.98, 0.90))]
+    results += [result(base.but(contender="srpt-oracle-gpu", seed=i), level) for i, level in enumerate((0.93, 0.80))]
+    easy = [result(base.but(contender="edf-feasible"), 0.92)]
+    table = Table([*results, *easy])
+    assert table.best_baseline(base, lambda score: score.request) == "srpt-oracle-gpu"
+    stronger = Table([*results, result(base.but(contender="edf-feasible"), 0.95)])
+    assert stronger.best_baseline(base, lambda score: score.request) == "edf-feasible"
+
+
 def test_what_a_clairvoyant_reached_is_held_against_the_same_baseline(base: Job) -> None:
     levels = {"concord": 0.8, "srpt-oracle": 0.6, "clairvoyant": 0.85}
     results = [result(base.but(contender=name), level) for name, level in levels.items()]
@@ -242,5 +253,5 @@ def test_one_seed_has_no_interval(base: Job) -> None:
 
 def test_an_interpreter_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAMIFY_VLLM_PYTHON", "/nowhere/python")
-    with pytest.raises(NoVllm, match="/nowhere/python is no Python that has vLLM .*RAMIFY_VLLM_PYTHON"):
+    with pytest.raises(NoVllm, match=r"/nowhere/python is no Python that has vLLM .*RAMIFY_VLLM_PYTHON"):
         pool.Child()

@@ -229,7 +229,9 @@ def test_a_page_that_cannot_be_written_is_one_line(
     assert capsys.readouterr().err.startswith("goodput: ")
 
 
-@pytest.mark.parametrize("broken", ["[]", "[[0, 9, 9], [1, -5, 9]]", '[[0, 9, 9], [1, 9, "a"]]', "[[0, 9, 9], [1, NaN, 9]]"])
+@pytest.mark.parametrize(
+    "broken", ["[]", "[[0, 9, 9], [1, -5, 9]]", '[[0, 9, 9], [1, 9, "a"]]', "[[0, 9, 9], [1, NaN, 9]]"]
+)
 def test_what_was_generated_and_spoilt_is_refused(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "made-up.json"
     path.write_text(f'{{"generated": "x", "arrivals": {broken}, "sessions": []}}')
