@@ -51,7 +51,7 @@ def main() -> int:
         parser.error("--repeats and --requests are 2 at least: one run has no spread")
     try:
         rows = _live(asked) if asked.live else _measured(asked)
-    except ServingError as error:
+    except (ServingError, OSError) as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 1
     for row in rows:

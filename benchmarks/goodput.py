@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="only this section; repeatable")
     parser.add_argument("--contender", action="append", help="only this one; repeatable")
     parser.add_argument("--load", action="append", type=float, help="only this load; repeatable")
-    parser.add_argument("--seeds", type=_count, default=5)
+    parser.add_argument("--seeds", type=_count, help="so many (5; 2 with --quick)")
     parser.add_argument("--seconds", type=_seconds, help="of arrivals in each replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=_count, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
@@ -88,13 +88,13 @@ def main() -> int:
         if asked.report:
             update(asked.report, results, rows)
             pack(asked.report.with_suffix(".jsonl.gz"), results)
+        report(results, rows, wanted, asked)
     except (ReplayError, OSError) as error:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("goodput: cut short; what was done is kept, and the same command goes on from there", file=sys.stderr)
         return 130
-    report(results, rows, wanted, asked)
     return 0
 
 
@@ -117,7 +117,11 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     read_workload(trace)
     seconds = asked.seconds or (150.0 if asked.quick else 600.0)
     base = Job("concord", str(trace), seconds=seconds, steps=str(asked.steps))
-    sections = evaluation.quick(base) if asked.quick else evaluation.sections(base, range(asked.seeds))
+    sections = (
+        evaluation.quick(base, range(asked.seeds or 2))
+        if asked.quick
+        else evaluation.sections(base, range(asked.seeds or 5))
+    )
     names = [section.name for section in sections]
     if unknown := [name for name in asked.only or () if name not in names]:
         raise ReplayError(f"no section is called {', '.join(unknown)}: there are {', '.join(names)}")

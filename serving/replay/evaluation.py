@@ -48,9 +48,10 @@ class Section:
 class Estimate:
     mean: float
     half: float  # of the 95 % interval; 0 with one seed: not known
+    seeds: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} ± {self.half:.3f}"
+        return f"{self.mean:.3f} ± {self.half:.3f}" if self.seeds > 1 else f"{self.mean:.3f} (one seed)"
 
 
 def names() -> list[str]:
@@ -84,9 +85,9 @@ def sections(base: Job, seeds: Sequence[int]) -> list[Section]:
     ]
 
 
-def quick(base: Job) -> list[Section]:
-    """Load 1.1, 150 s, two seeds, every policy."""
-    jobs = tuple(base.but(contender=name, seed=seed, load=1.1) for seed in (0, 1) for name in (*names(), HIDDEN.name))
+def quick(base: Job, seeds: Sequence[int] = (0, 1)) -> list[Section]:
+    """Load 1.1, every policy."""
+    jobs = tuple(base.but(contender=name, seed=seed, load=1.1) for seed in seeds for name in (*names(), HIDDEN.name))
     return [Section("load", jobs)]
 
 
@@ -181,8 +182,8 @@ class Table:
 
 def _estimate(values: Sequence[float]) -> Estimate:
     if not values:
-        return Estimate(float("nan"), float("nan"))
+        return Estimate(float("nan"), float("nan"), 0)
     if len(values) == 1:
-        return Estimate(values[0], 0.0)
+        return Estimate(values[0], 0.0, 1)
     t = _T95[min(len(values) - 2, len(_T95) - 1)]
-    return Estimate(fmean(values), t * stdev(values) / sqrt(len(values)))
+    return Estimate(fmean(values), t * stdev(values) / sqrt(len(values)), len(values))

@@ -137,14 +137,16 @@ def again(run: Run, step: StepModel, folder: Path, upto: int | None = None) -> t
 
     log = StepLog(step)
     context = max(r.prompt + r.output for r in run.requests) + 16
-    # As many as all slots could fill twice; in all there is no more than the run's requests.
-    blocks = 1 + min(
-        2 * run.slots * -(-context // 16), sum(-(-(r.prompt + r.output) // 16) + 1 for r in run.requests)
+    size = run.block_size
+    # Where the run does not say: as many as all slots could fill twice; in all there is no more than its requests.
+    blocks = run.blocks or 1 + min(
+        2 * run.slots * -(-context // size), sum(-(-(r.prompt + r.output) // size) + 1 for r in run.requests)
     )
     settings = BareSettings(
         slots=run.slots,
         room=0,
         blocks=blocks,
+        block_size=size,
         step_tokens=run.step_tokens,
         context=context,
         concord=None,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from pathlib import Path
 from random import Random
 
@@ -83,8 +83,11 @@ def read_workload(path: Path) -> Trace:
     if path.is_file() and path.suffix == ".json" and (whole := text(path)).startswith(f'{{"{_MARK}"'):
         try:
             raw = json.loads(whole)
-            arrivals = tuple(Arrival(at / 1000, Call(prompt, answer)) for at, prompt, answer in raw["arrivals"])
-            return Trace(path.name, arrivals, tuple(Session(tuple(map(_turn, one))) for one in raw["sessions"]))
+            arrivals = tuple(Arrival(at / 1000, _call(prompt, answer)) for at, prompt, answer in raw["arrivals"])
+            sessions = tuple(Session(tuple(map(_turn, one))) for one in raw["sessions"])
+            if len(arrivals) < 2 or not all(session.turns for session in sessions):
+                raise ValueError(f"{len(arrivals)} arrivals, or a session without turns")
+            return Trace(path.name, arrivals, sessions)
         except MISSHAPEN as error:
             raise BadTrace(path, f"is not what was generated: {error!r}; remove it, and it is made anew") from error
     return trace.read(path)
@@ -92,7 +95,15 @@ def read_workload(path: Path) -> Trace:
 
 def _turn(raw: tuple[float, list[tuple[int, int]]]) -> Turn:
     gap_s, calls = raw
-    return Turn(tuple(Call(prompt, answer) for prompt, answer in calls), gap_s)
+    if not calls or not 0 <= gap_s < inf:
+        raise ValueError(f"a turn of {len(calls)} calls after {gap_s} s")
+    return Turn(tuple(_call(prompt, answer) for prompt, answer in calls), gap_s)
+
+
+def _call(prompt: int, answer: int) -> Call:
+    if not all(isinstance(length, int) and 1 <= length <= _LONGEST for length in (prompt, answer)):
+        raise ValueError(f"lengths of {prompt} and {answer} tokens")
+    return Call(prompt, answer)
 
 
 def _singles(chance: Random, count: int, seconds: float) -> list[tuple[int, int, int]]:

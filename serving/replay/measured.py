@@ -1,8 +1,9 @@
 """Measured runs of vLLM as files.
 
 A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling and
-enable_chunked_prefill where they are false) and `requests.jsonl`, gzipped or not: for each request its lengths and
-when it arrived, was queued, and gave its first and last token.
+enable_chunked_prefill where they are false; `kv_cache`, if there: num_gpu_blocks and block_size, without which its KV
+is taken as large enough for all slots) and `requests.jsonl`, gzipped or not: for each request its lengths and when it
+arrived, was queued, and gave its first and last token.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class Run:
     requests: tuple[Served, ...]
     overlap: bool = True  # a step was scheduled while the one before it ran, as with --async-scheduling
     chunked_prefill: bool = True
+    blocks: int | None = None  # of its KV; None: not known, and taken as enough
+    block_size: int = 16
 
 
 def read_run(folder: Path) -> Run:
@@ -60,12 +63,17 @@ def read_run(folder: Path) -> Run:
         slots, step_tokens = int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])
         overlap, chunked = engine.get("async_scheduling"), engine.get("enable_chunked_prefill")
         engines = int(engine.get("data_parallel_size") or 1)
+        kv = json.loads(meta).get("kv_cache") or {}
+        blocks = None if kv.get("num_gpu_blocks") is None else int(kv["num_gpu_blocks"])
+        block_size = int(kv.get("block_size") or 16)
     except MISSHAPEN as error:
         raise BadTrace(folder, f"meta.json names no engine: {error!r}; it has engine_kwargs, {_ENGINE}") from error
     if not 1 <= slots <= step_tokens:
         raise BadTrace(folder, f"meta.json: {slots} sequences in steps of {step_tokens} tokens: no vLLM runs so")
     if engines != 1:
         raise BadTrace(folder, f"meta.json: {engines} engines side by side (data_parallel_size): replayed is one")
+    if block_size < 1:
+        raise BadTrace(folder, f"meta.json: kv_cache has blocks of {block_size} tokens")
     rows = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
@@ -81,12 +89,24 @@ def read_run(folder: Path) -> Run:
     offset = min((row.queued - row.arrived for row in rows if row.arrived is not None), default=0.0)
     arrivals = [row.queued if row.arrived is None else row.arrived + offset for row in rows]
     begin = min(arrivals)
+    lasted = max(row.last for row in rows) - min(row.queued for row in rows)
+    if max(row.queued - at for row, at in zip(rows, arrivals, strict=True)) > lasted:
+        raise BadTrace(
+            folder, f"requests.jsonl: arrival_time is not in the seconds of queued_ts: the run took {lasted:g} of them"
+        )
     served = [
         Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin)
         for row, at in zip(rows, arrivals, strict=True)
     ]
     in_order = tuple(sorted(served, key=lambda one: one.arrived))
-    run = Run(folder.name, slots, step_tokens, in_order, overlap is not False, chunked is not False)
+    run = Run(
+        folder.name, slots, step_tokens, in_order, overlap is not False, chunked is not False, blocks, block_size
+    )  # fmt: skip
+    longest = max(one.prompt + one.output for one in in_order)
+    if blocks is not None and longest > (blocks - 1) * block_size:
+        raise BadTrace(
+            folder, f"meta.json: a KV of {blocks} blocks of {block_size} tokens cannot hold a request of {longest}"
+        )
     return _timed(folder, run)
 
 

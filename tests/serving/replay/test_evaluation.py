@@ -226,3 +226,21 @@ def test_without_vllm_a_replay_says_so(monkeypatch: pytest.MonkeyPatch, base: Jo
     monkeypatch.setattr(pool, "interpreter", nowhere)
     with pytest.raises(NoVllm, match="make vllm-cpu"):
         pool.run_all([base], tmp_path / "kept", lambda *_: None)
+
+
+def test_behind_program_level_srpt_is_missed_however_few_the_seeds(base: Job) -> None:
+    results = [result(base.but(seed=i), level) for i, level in enumerate((0.80, 0.85))]
+    results += [result(base.but(contender="program-srpt", seed=i), level) for i, level in enumerate((0.82, 0.89))]
+    rows = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
+    row = rows["load 1.1, loose: not behind program-level SRPT"]
+    assert (row["ours"], row["met"]) == (pytest.approx(-0.03), False)
+
+
+def test_one_seed_has_no_interval(base: Job) -> None:
+    assert str(Table([result(base, 0.9)]).estimate(base, lambda s: s.request)) == "0.900 (one seed)"
+
+
+def test_an_interpreter_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_VLLM_PYTHON", "/nowhere/python")
+    with pytest.raises(NoVllm, match="/nowhere/python is no Python that has vLLM .*RAMIFY_VLLM_PYTHON"):
+        pool.Child()

@@ -12,6 +12,7 @@ import pytest
 from ramify.serving.replay import plots, pool
 from ramify.serving.replay.contenders import HIDDEN
 from ramify.serving.replay.document import BEGIN, END
+from ramify.serving.replay.errors import BadTrace
 from ramify.serving.replay.evaluation import names
 from ramify.serving.replay.files import text
 from ramify.serving.replay.jobs import Job
@@ -207,3 +208,30 @@ def test_results_of_another_shape_are_refused_and_none_is_taken(
     assert run(monkeypatch, "--quick", "--trace", trace, "--out", out, "--results", results) == 1
     assert f"{results}: line 2 is no replay's result" in capsys.readouterr().err
     assert not asked and not list((out / "results").iterdir())
+
+
+def test_quick_takes_the_seeds_that_are_asked_for(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    some = ["--quick", "--trace", trace, "--out", tmp_path / "out", "--contender", "fcfs"]
+    assert run(monkeypatch, *some, "--seeds", 1) == 0
+    assert [job.seed for job in asked] == [0]
+
+
+def test_a_page_that_cannot_be_written_is_one_line(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    (tmp_path / "out" / "quick.json").mkdir(parents=True)
+    some = ["--quick", "--trace", trace, "--out", tmp_path / "out", "--contender", "fcfs"]
+    assert run(monkeypatch, *some) == 1
+    assert capsys.readouterr().err.startswith("goodput: ")
+
+
+@pytest.mark.parametrize("broken", ["[]", "[[0, 9, 9], [1, -5, 9]]", '[[0, 9, 9], [1, 9, "a"]]', "[[0, 9, 9], [1, NaN, 9]]"])
+def test_what_was_generated_and_spoilt_is_refused(tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "made-up.json"
+    path.write_text(f'{{"generated": "x", "arrivals": {broken}, "sessions": []}}')
+    with pytest.raises(BadTrace, match="remove it, and it is made anew"):
+        read_workload(path)

@@ -136,3 +136,20 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, broken: str) -> Non
         read_run(tmp_path)
     with pytest.raises(BadTrace, match=r"neither meta\.json nor meta\.json\.gz"):
         read_run(tmp_path / "elsewhere")
+
+
+def test_the_kv_that_the_run_had_is_the_replays(tmp_path: Path) -> None:
+    written(tmp_path, rows())
+    assert read_run(tmp_path).blocks is None
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps({**meta, "kv_cache": {"num_gpu_blocks": 40, "block_size": 32}}))
+    assert (read_run(tmp_path).blocks, read_run(tmp_path).block_size) == (40, 32)
+    (tmp_path / "meta.json").write_text(json.dumps({**meta, "kv_cache": {"num_gpu_blocks": 4, "block_size": 16}}))
+    with pytest.raises(BadTrace, match="a KV of 4 blocks of 16 tokens cannot hold a request of 119"):
+        read_run(tmp_path)
+
+
+def test_arrivals_in_another_unit_are_refused(tmp_path: Path) -> None:
+    some = [{**one, "arrival_time": one["arrival_time"] * 1000} for one in rows()]
+    with pytest.raises(BadTrace, match="arrival_time is not in the seconds of queued_ts"):
+        read_run(written(tmp_path, some))
