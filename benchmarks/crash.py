@@ -7,7 +7,8 @@ With --json the last line is one object; `lost` and `duplicated` count effects a
 that were reported (and settled by asking the receiver), `killed_twice` the runs that were killed a second time while
 they went on: every other one, where it comes to the point that was drawn for that. PostgreSQL is left out, and said
 so, where there is none. With --log, what a run that was stopped had done is taken from that file (its times are of
-the last part then).
+the last part then). Such a log is of the code, the seed and the databases that it was begun with: with others it is
+refused, with exit status 2; --points may grow.
 """
 
 from __future__ import annotations
@@ -40,13 +41,22 @@ def main() -> int:
     parser.add_argument(
         "--workers", type=int, default=2 * (os.cpu_count() or 1), help="trials at once: each waits half of its time"
     )
-    parser.add_argument("--log", type=Path, help="where each trial's line is kept; go on with those that it lacks")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        help="where each trial's line is kept; go on with those that it lacks, "
+        "by the same code, --seed and --databases",
+    )
     parser.add_argument("--databases", default="sqlite,postgresql")
     parser.add_argument(
         "--folder", type=Path, help="where homes are made (default: in memory where that is a folder)"
     )
     given = parser.parse_args()
-    report = measure(given, given.points or (QUICK if given.quick else USUAL))
+    try:
+        report = measure(given, given.points or (QUICK if given.quick else USUAL))
+    except harness.OtherLog as other:
+        print(f"crash.py: {other}", file=sys.stderr)
+        return 2
     print(json.dumps(report) if given.json else _told(report))
     return 1 if report["failures"] else 0
 
@@ -67,6 +77,7 @@ def measure(given: argparse.Namespace, points: int) -> dict[str, Any]:
         known = harness.wholes(databases, folder)
         begun = time.monotonic()
         log = given.log or folder / "trials"
+        harness.begin_log(log, known, given.seed)
         how = {"points": points, "seed": given.seed, "workers": given.workers, "log": log}
         done = harness.until_killed(known, databases, folder, **how)
         return _report(done, known, time.monotonic() - begun)

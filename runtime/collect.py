@@ -128,6 +128,8 @@ def _add(found: Living, history: History) -> None:
     # What is named and made by nothing that can be done again stays.
     named_here = {id for row in history.ops for id in (row.snapshot_in, row.snapshot_out) if id is not None}
     named_here |= {one.snapshot_id for one in history.checkpoints}
+    # Where a node stood as it took in a fork of its world: the merge is done again from it; no other row names it.
+    named_here |= {SnapshotId(row.attrs["ours"]) for row in history.ops if "ours" in row.attrs}
     found.roots |= named_here - found.candidates.keys()
 
 

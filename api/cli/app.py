@@ -21,7 +21,7 @@ from ramify.cli.typed import Typed
 from ramify.runtime import refs
 from ramify.runtime.errors import RunNotFound, StoreError
 from ramify.runtime.locks import is_held
-from ramify.runtime.records import CheckpointRecord, RunRecord, RunStatus
+from ramify.runtime.records import DOUBTFUL, CheckpointRecord, EffectStatus, RunRecord, RunStatus
 
 if TYPE_CHECKING:
     from ramify.browse.history import History
@@ -135,7 +135,9 @@ class App:
 
     def status(self, run: RunRecord) -> str:
         """A run's status; "interrupted" where the row says running and no process works on it, unless it is a
-        thread's that has nothing left to run."""
+        thread's that has nothing left to run; "in doubt" where it ended with one that nobody has settled since."""
+        if run.status is RunStatus.FAILED and (run.error or "").startswith("EffectInDoubt: "):
+            return EffectStatus.IN_DOUBT.value if self._has_doubts(run) else run.status.value
         if run.status is not RunStatus.RUNNING or is_held(paths.locks(self.home), run.id):
             return run.status.value
         if run.thread_id is not None:
@@ -144,6 +146,12 @@ class App:
             if has_ended(self.database, run):
                 return RunStatus.DONE.value
         return INTERRUPTED
+
+    def _has_doubts(self, run: RunRecord) -> bool:
+        from ramify.runtime.store.reader import at_once, reading
+
+        with reading(self.database) as reader:
+            return any(effect.status in DOUBTFUL for effect in at_once(reader.effects(run.id)))
 
 
 def _unusable(folder: Path) -> str | None:

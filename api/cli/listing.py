@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def ls_command(app: App, limit: int, as_json: bool) -> None:
     """The runs, newest first.
 
-    A run is "interrupted" where its process ended before it did: `ramify resume` goes on with it.
+    A run is "interrupted" where its process ended before it did: `ramify resume` goes on with it. It is "in doubt"
+    where nobody knows whether an effect of it happened: `ramify effects` lists that, `ramify approve` settles it.
 
     \b
     Example: ramify ls -n 5

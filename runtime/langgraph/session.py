@@ -202,7 +202,7 @@ class Session:
                 if not invocation.looks and run_id in self._runs:
                     self._runs[run_id].stands = _outcome(invocation, error)
                 self._users[run_id].discard(invocation)
-                if self._users[run_id]:
+                if run_id in self._runs and self._users[run_id]:
                     await self._runs[run_id].write_noted()
                 if not self._users[run_id] and run_id in self._runs:
                     run = self._runs.pop(run_id)
@@ -287,8 +287,9 @@ class Session:
         async with self._lock:  # who is entering has entered
             self._closed = True
         try:
-            for run in list(self._runs.values()):
-                await run.close(RunStatus.CANCELLED, "the app was closed")
+            for run_id, run in list(self._runs.items()):
+                looked_at = all(one.looks for one in self._users[run_id])
+                await run.close(*(run.stands if looked_at else (RunStatus.CANCELLED, "the app was closed")))
             self._runs.clear()
         finally:
             self._closing.set()
@@ -306,6 +307,8 @@ class Session:
                 self._runs[run_id] = await self._open(services, invocation, run_id, new)
                 self._users[run_id] = set()
             run = self._runs[run_id]
+            if not invocation.looks:  # it may have been opened by who only looks
+                await run.goes_on()
             self._users[run_id].add(invocation)
             self.last_run_id = run_id
             if run_id not in invocation.calls:
@@ -329,7 +332,7 @@ class Session:
                 raise
             launch = Launch(self.plan, (), {}, self._workspace, self._deadline_s, run_id, invocation.thread)
             record, skipped = await create(services, launch)
-        return await GraphRun.open(services, record, self.plan, skipped)
+        return await GraphRun.open(services, record, self.plan, skipped, looks=invocation.looks)
 
     async def _run_id(self, invocation: Invocation, task: Task) -> RunId:
         """Which run a thread without a world belongs to: a new one, the same however often its start is repeated."""

@@ -103,6 +103,7 @@ class GraphRun:
         self.again: Callable[[Any, Task], None] | None = None  # asked before a node's code runs, where one runs again
         self.came_back = False  # it was ended on the way, and no world of it has been mounted since
         self.stands = (record.status, record.error or "")  # how its last invocation ended
+        self._goes_on = False  # else it is only looked at, and its row says how it stands
         self.with_checkpoints = False  # LangGraph's are committed with the rows, and follow those of finished nodes
         self._supersteps: dict[str, Superstep] = {}
         self._loop = asyncio.get_running_loop()
@@ -122,21 +123,25 @@ class GraphRun:
 
     @classmethod
     async def open(
-        cls, services: Services, record: RunRecord, plan: Plan, skipped: tuple[Skipped, ...] = ()
+        cls,
+        services: Services,
+        record: RunRecord,
+        plan: Plan,
+        skipped: tuple[Skipped, ...] = (),
+        *,
+        looks: bool = False,
     ) -> GraphRun:
-        """Take a run over from where its journal ends. Raises `RunLocked` where another process works on it."""
+        """Take a run over from where its journal ends; `looks`: it stays as it stands until it `goes_on`. Raises
+        `RunLocked` where another process works on it."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(working_on(services.locks, services.store, record.id))
             ops = await services.store.ops(record.id)
             llm = await services.store.llm(record.id)
             resumed = bool(ops or llm) or record.status is not RunStatus.RUNNING
             came_back = resumed and record.status is not RunStatus.DONE
-            stood = record.status, record.error or ""
-            mixed = mixing(record, services.settings)
-            if record.status is not RunStatus.RUNNING or mixed is not None:
-                change = RunUpdate(status=RunStatus.RUNNING, settings=mixed)
-                await services.store.commit(record.id, update=change)
-                record = replace(record, status=RunStatus.RUNNING, settings=mixed or record.settings)
+            if (mixed := mixing(record, services.settings)) is not None:
+                await services.store.commit(record.id, update=RunUpdate(settings=mixed))
+                record = replace(record, settings=mixed)
             journal = Journal(
                 services.store,
                 record,
@@ -147,12 +152,23 @@ class GraphRun:
                 emit=services.emit,
             )
             run = cls(services, record, plan, journal)
-            run.came_back, run.stands = came_back, stood
+            run.came_back = came_back
             for row in ops:
                 run._remember(row)
+            if not looks:
+                await run.goes_on()
             run._stack = stack.pop_all()
-        services.emit(RunStarted(record, resumed=resumed, skipped=skipped))
+        services.emit(RunStarted(run.record, resumed=resumed, skipped=skipped))
         return run
+
+    async def goes_on(self) -> None:
+        """From here on its row says that it runs."""
+        if self._goes_on:
+            return
+        self._goes_on = True  # also where the caller is cancelled, who hears of it when the row is written
+        if self.record.status is not RunStatus.RUNNING:
+            await self.services.store.commit(self.record.id, update=RunUpdate(status=RunStatus.RUNNING))
+            self.record = replace(self.record, status=RunStatus.RUNNING)
 
     @cached_property
     def reuse(self) -> Reuse:
@@ -162,12 +178,16 @@ class GraphRun:
         return made
 
     async def close(self, status: RunStatus, error: str = "") -> None:
+        """One that was only looked at stands as it stood, whatever is said."""
+        end = RunUpdate(status=status, error=error)
+        if not self._goes_on:
+            status, end = self.stands[0], RunUpdate()
         async with self._stack:
             await self.worlds.close()
             if self._writing is not None:
                 await asyncio.wait([self._writing])
             await self.write_noted()
-            await self.journal.finish(RunUpdate(status=status, error=error))
+            await self.journal.finish(end)
             self.journal.close()
             self.services.emit(RunEnded(self.record, status))
 

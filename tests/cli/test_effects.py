@@ -95,7 +95,8 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     assert "lies outside the code" not in doubt.stderr  # what it says first is what to do
     assert "had failed, nothing was left to stop" in call("cancel").stdout
     (effect,) = json.loads(call("effects", "--json").stdout)
-    assert (effect["step"], effect["status"]) == ("post", "in doubt")
+    assert (effect["step"], effect["status"], run["status"]) == ("post", "in doubt", "in doubt")
+    assert " in doubt\n" in call("show").stdout and " in doubt " in call("ls").stdout
     assert "in doubt" in call("effects").stdout
     assert call("approve", "@", "post").returncode == 2
     assert call("approve", "@", "post", "--done", "--again").returncode == 2
@@ -103,6 +104,7 @@ def test_a_kill_a_doubt_and_a_persons_word(tmp_path: Path, call: Call, env: dict
     said = call("approve", "@", "post", "--done", "--result", "receipt 7")
     assert (said.returncode, "is taken as done" in said.stdout) == (0, True), said.stderr
     assert f"ramify --home home resume {run['id']}" in said.stdout
+    assert json.loads(call("ls", "--json").stdout)[0]["status"] == "failed"  # settled: nothing is in doubt any more
     assert call("resume", "-q").stdout == "receipt 7\n"
     assert outbox(tmp_path) == ["hi"]
 

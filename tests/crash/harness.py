@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import io
 import itertools
 import json
@@ -22,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 sys.path.insert(0, str(Path(__file__).parent))
 import scenarios
@@ -34,6 +35,7 @@ from ramify.compiler.pipeline import compile_graph, compile_workflow  # noqa: F4
 from ramify.fork_engine import crash
 from ramify.runtime.records import RunStatus
 
+_OURS = ("ramify", "harness", "scenarios", "lives")
 TELLS = {"hello": 1, "bye": 1}
 Kill = tuple[str, str, int]
 """The file that tells of it, at which point, and when that is passed for which time."""
@@ -224,6 +226,46 @@ def until_killed(
     return done
 
 
+class OtherLog(Exception):
+    """A log whose trials are not of this code, or not of this plan of kills."""
+
+
+def begin_log(log: Path, known: dict[tuple[Scenario, str], Trial], seed: int) -> None:
+    """Bind a log by its first line to the code, the seed and the databases. It keeps the points that the kills are
+    drawn from, too: their number varies a little (siblings share commits), and who goes on has to draw the same.
+
+    `known` gets those points where the log is there already. Raises `OtherLog` where that is of something else.
+    """
+    of: dict[str, object] = {"code": _code(), "seed": seed, "databases": sorted({where for _, where in known})}
+    if not log.exists() or not log.stat().st_size:
+        passed = {f"{scenario} {where}": whole.passed for (scenario, where), whole in known.items()}
+        log.write_text(json.dumps({"of": of, "passed": passed}) + "\n")
+        return
+    with log.open() as file, contextlib.suppress(ValueError):
+        first = json.loads(file.readline())
+        there = first.get("of", {}) if isinstance(first, dict) else {}
+        other = sorted(name for name in of if there.get(name) != of[name])
+        if not other:
+            for (scenario, where), whole in known.items():
+                whole.passed = first["passed"][f"{scenario} {where}"]
+            return
+        raise OtherLog(f"{log} was begun with other {', '.join(other)}: name a new file, or remove it to begin anew")
+    raise OtherLog(f"{log} is no log of trials: name a new file")
+
+
+def _code() -> str:
+    """The digest of what a trial runs: the modules of ours that are loaded, which after the unkilled runs is all."""
+    ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS}
+    files = {name: Path(module.__file__) for name, module in ours.items() if getattr(module, "__file__", None)}
+    told = [f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}" for name in sorted(files)]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def _in(log: Path) -> list[dict[str, Any]]:
+    """The trials of a log."""
+    return [said for line in log.read_text().splitlines() if "number" in (said := json.loads(line))]
+
+
 def in_parallel(
     trials: Sequence[Trial],
     known: dict[tuple[Scenario, str], Trial],
@@ -234,7 +276,7 @@ def in_parallel(
 ) -> Iterator[Trial]:
     """The trials, judged, by forked workers. `log`: a line a trial; those that it has already are not done again."""
     log.touch()
-    done = {json.loads(line)["number"] for line in log.read_text().splitlines()}
+    done = {said["number"] for said in _in(log)}
     left = [(number, trial) for number, trial in enumerate(trials) if number not in done]
     for worker in range(workers):
         if os.fork() == 0:
@@ -248,8 +290,7 @@ def in_parallel(
     codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)]  # of all: nobody is left behind
     if any(codes):
         raise RuntimeError("a worker failed: see above")
-    for line in log.read_text().splitlines():
-        said = json.loads(line)
+    for said in _in(log):
         if said.pop("number") < len(trials):
             yield Trial(**{**said, "scenario": Scenario(said["scenario"])})
 

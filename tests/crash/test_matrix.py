@@ -62,6 +62,28 @@ def test_as_many_are_killed_as_were_asked_for(tmp_path: Path, monkeypatch: pytes
         assert sum(bool(trial.killed_at) for trial in trials) == killed
 
 
+def test_a_log_is_of_one_code_and_one_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(*passed: str, where: str = "sqlite") -> dict[Any, harness.Trial]:
+        return {(harness.Scenario.GRAPH, where): harness.Trial(harness.Scenario.GRAPH, where, passed=[*passed])}
+
+    log, again = tmp_path / "log", known("there")
+    harness.begin_log(log, known("there", "there"), 1)
+    harness.begin_log(log, again, 1)
+    ((_, whole),) = again.items()
+    assert whole.passed == ["there", "there"]  # the kills are drawn as they were
+    with pytest.raises(harness.OtherLog, match="log was begun with other seed: "):
+        harness.begin_log(log, again, 2)
+    with pytest.raises(harness.OtherLog, match="other databases: "):
+        harness.begin_log(log, known("there", where="postgresql"), 1)
+    monkeypatch.setattr(harness, "_code", lambda: "another")
+    with pytest.raises(harness.OtherLog, match="other code, seed: "):
+        harness.begin_log(log, again, 2)
+    for text in ('{"number": 0}\n', "what", "[]"):  # of an older harness, and none at all
+        log.write_text(text)
+        with pytest.raises(harness.OtherLog):
+            harness.begin_log(log, again, 1)
+
+
 async def test_a_trial_finds_its_run_however_many_began_since(tmp_path: Path) -> None:
     """On a shared database, beside many workers."""
     others = [SimpleNamespace(workspace=str(tmp_path / str(number) / "workspace")) for number in range(100)]

@@ -21,7 +21,7 @@ class RunRow:
     workflow: str
     workspace: str
     sandbox: str
-    status: str  # RunStatus, or "interrupted"
+    status: str  # RunStatus, "interrupted" or "in doubt"
     created_at: float
     updated_at: float
     deadline_s: float | None

@@ -270,3 +270,34 @@ async def test_what_a_node_that_runs_again_stands_on_outlasts_a_collection(
     assert [line.split(":")[0] for line in seen] == ["before", "hello.txt", "k", "slow"]
     assert LOG == ["call", "k", "slow"]
     assert not [*paths.locks(home).glob("kept/*")]
+
+
+async def test_what_a_merge_inside_a_node_stands_on_outlasts_a_collection(
+    compile_graph: Any, saver: Any, home: Path
+) -> None:
+    """The node's world was written to while the graph that it calls ran on a fork of it: no checkpoint has that."""
+    beside: list[Sandbox] = []
+
+    async def both(state: State, sandbox: Sandbox) -> State:
+        LOG.append("both")
+        (sandbox.path / "inside").write_text("inside")
+        (beside[-1].path / "beside").write_text("beside")
+        return {}
+
+    async def call(state: State, sandbox: Sandbox) -> State:
+        LOG.append("call")
+        beside.append(sandbox)
+        await inner.ainvoke({"said": []})
+        return {}
+
+    inner = StateGraph(State).add_sequence([("both", both)]).add_edge(START, "both").compile()
+    graph = StateGraph(State).add_sequence([("call", call), ("look", look)]).add_edge(START, "call")
+    app = compile_graph(graph, checkpointer=saver)
+    known = await stopped(app)
+    app.close()
+    await collected(home)
+    lose(home, known[-1])
+    LOG.clear()
+    seen = (await compile_graph(graph, checkpointer=saver).ainvoke(None, CONFIG))["seen"]
+    assert [line.split(":")[0] for line in seen] == ["beside", "hello.txt", "inside"]
+    assert LOG == []  # merged again, of what is there

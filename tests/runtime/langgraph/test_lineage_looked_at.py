@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,68 @@ async def test_a_thread_that_waits_still_waits_when_its_files_were_looked_at(
     later = compile_graph(fan(), checkpointer=saver)
     assert ramify.graph.read(later, CONFIG, "m")
     assert kept(later).runs[0].status is RunStatus.WAITING
+
+
+async def test_a_thread_that_waits_says_so_while_it_is_looked_at(compile_graph: Any, saver: Any, kept: Any) -> None:
+    """So who looks may be killed."""
+    app = compile_graph(fan(), checkpointer=saver)
+    await stopped(app)
+    app.close()
+    later = compile_graph(fan(), checkpointer=saver)
+    said: list[RunStatus] = []
+
+    def change(sandbox: Any) -> None:
+        (sandbox.path / "mine").write_text("mine")
+        said.append(kept(later).runs[0].status)
+
+    ramify.graph.edit(later, CONFIG, change)
+    assert said == [RunStatus.WAITING]
+    assert kept(later).runs[0].status is RunStatus.WAITING
+
+
+@pytest.mark.timeout(60)
+async def test_a_thread_that_goes_on_while_it_is_looked_at_runs(compile_graph: Any, saver: Any, kept: Any) -> None:
+    app = compile_graph(fan(), checkpointer=saver)
+    await stopped(app)
+    app.close()
+    later = compile_graph(fan(), checkpointer=saver)
+    said: list[RunStatus] = []
+
+    def change(sandbox: Any) -> None:
+        said.append(kept(later).runs[0].status)
+        asyncio.run(later.ainvoke(None, CONFIG))
+        said.append(kept(later).runs[0].status)
+
+    ramify.graph.edit(later, CONFIG, change)
+    assert said == [RunStatus.WAITING, RunStatus.RUNNING]  # the second until who looks lets go of it
+    assert kept(later).runs[0].status is RunStatus.DONE
+
+
+@pytest.mark.timeout(60)
+async def test_an_app_that_is_closed_while_somebody_looks_leaves_the_thread_as_it_stood(
+    compile_graph: Any, saver: Any, kept: Any
+) -> None:
+    app = compile_graph(fan(), checkpointer=saver)
+    await stopped(app)
+    app.close()
+    later = compile_graph(fan(), checkpointer=saver)
+    looking, closed = threading.Event(), threading.Event()
+
+    def change(sandbox: Any) -> None:
+        looking.set()
+        closed.wait(2)  # the portal waits for its threads as it stops
+
+    def edit() -> None:
+        with pytest.raises(BaseException):  # noqa: B017  # cancelled, or its world is gone
+            ramify.graph.edit(later, CONFIG, change)
+
+    reader = threading.Thread(target=edit)
+    reader.start()
+    assert await asyncio.to_thread(looking.wait, 20)
+    threading.Timer(0.5, closed.set).start()
+    await asyncio.to_thread(later.close)
+    await asyncio.to_thread(reader.join)
+    assert kept(compile_graph(fan(), checkpointer=saver)).runs[0].status is RunStatus.WAITING
 
 
 @pytest.mark.timeout(60)

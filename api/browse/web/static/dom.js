@@ -63,7 +63,7 @@ export function chip(text, look = '') {
 }
 
 export const STATUS_LOOKS = {
-  running: 'accent live', waiting: 'accent', done: 'good', failed: 'bad', interrupted: 'bad', cancelled: 'bad',
+  running: 'accent live', waiting: 'accent', done: 'good', failed: 'bad', interrupted: 'bad', 'in doubt': 'bad', cancelled: 'bad',
 };
 
 /** Facts as pairs; those whose value is null or "" are left out. */
