@@ -132,9 +132,9 @@ class Table:
         self, job: Job, figure: Callable[[Score], float], among: Sequence[Contender] = PUBLISHED
     ) -> str:
         """The one that `job`'s contender is least ahead of; "" where none ran. Who ran fewer seeds is held against
-        the best of the others over the seeds that both have: a hard seed that one of them lacks tells nothing. Those
-        that are not ours, per-call oracle SRPT included: program-level SRPT is ours but for its name, and has a row of
-        its own."""
+        the best of the others over the seeds that both have: a hard seed that one lacks tells nothing. Those
+        that are not ours, per-call oracle SRPT included: program-level SRPT is ours but for its name, and has a row
+        of its own."""
         best = ""
         ran = [one.name for one in among if self.paired(job, one.name)]
         for name in sorted(ran, key=lambda name: -len(self.paired(job, name))):
