@@ -77,24 +77,26 @@ async def test_who_reads_what_is_not_made_again_is_told_why(compile_graph: Any, 
     assert LOG == []
 
 
+async def waiting(compile_graph: Any, saver: Any) -> Any:
+    """An app whose thread waits, begun by another."""
+    app = compile_graph(fan(), checkpointer=saver)
+    await stopped(app)
+    app.close()
+    return compile_graph(fan(), checkpointer=saver)
+
+
 async def test_a_thread_that_waits_still_waits_when_its_files_were_looked_at(
     compile_graph: Any, saver: Any, kept: Any
 ) -> None:
     """Its siblings are merged for it."""
-    app = compile_graph(fan(), checkpointer=saver)
-    await stopped(app)
-    app.close()
-    later = compile_graph(fan(), checkpointer=saver)
+    later = await waiting(compile_graph, saver)
     assert ramify.graph.read(later, CONFIG, "m")
     assert kept(later).runs[0].status is RunStatus.WAITING
 
 
 async def test_a_thread_that_waits_says_so_while_it_is_looked_at(compile_graph: Any, saver: Any, kept: Any) -> None:
     """So who looks may be killed."""
-    app = compile_graph(fan(), checkpointer=saver)
-    await stopped(app)
-    app.close()
-    later = compile_graph(fan(), checkpointer=saver)
+    later = await waiting(compile_graph, saver)
     said: list[RunStatus] = []
 
     def change(sandbox: Any) -> None:
@@ -108,10 +110,7 @@ async def test_a_thread_that_waits_says_so_while_it_is_looked_at(compile_graph: 
 
 @pytest.mark.timeout(60)
 async def test_a_thread_that_goes_on_while_it_is_looked_at_runs(compile_graph: Any, saver: Any, kept: Any) -> None:
-    app = compile_graph(fan(), checkpointer=saver)
-    await stopped(app)
-    app.close()
-    later = compile_graph(fan(), checkpointer=saver)
+    later = await waiting(compile_graph, saver)
     said: list[RunStatus] = []
 
     def change(sandbox: Any) -> None:
@@ -128,10 +127,7 @@ async def test_a_thread_that_goes_on_while_it_is_looked_at_runs(compile_graph: A
 async def test_an_app_that_is_closed_while_somebody_looks_leaves_the_thread_as_it_stood(
     compile_graph: Any, saver: Any, kept: Any
 ) -> None:
-    app = compile_graph(fan(), checkpointer=saver)
-    await stopped(app)
-    app.close()
-    later = compile_graph(fan(), checkpointer=saver)
+    later = await waiting(compile_graph, saver)
     looking, closed = threading.Event(), threading.Event()
 
     def change(sandbox: Any) -> None:
