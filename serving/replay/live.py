@@ -18,9 +18,10 @@ from statistics import fmean
 
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay.errors import BadProbe, BadTrace
-from ramify.serving.replay.fidelity import again
 from ramify.serving.replay.measured import Run, Served
 from ramify.serving.replay.probe import Endpoint
+from ramify.serving.replay.rerun import again
+from ramify.serving.replay.timing import Held
 from ramify.serving.replay.trace import Trace
 from ramify.serving.replay.types import Setting
 from ramify.serving.replay.workload import Mix, Workload, programs, seconds_a_program
@@ -148,7 +149,11 @@ def replayed(asks: Sequence[Ask], step: StepModel, frame: Frame, folder: Path) -
     """The same through vLLM's own scheduler and KV cache manager, on the clock of `step`."""
     asked = tuple(Served(ask.prompt, ask.output, ask.at, ask.at, ask.at) for ask in asks)
     run = Run("live", frame.slots, frame.step_tokens, asked, frame.overlap, frame.chunked_prefill)
-    return again(run, step, folder)[0]
+
+    def step_ms(held: Held) -> float:
+        return step.step_ms(held.sequences, held.context, held.prefill)
+
+    return again(run, step_ms, folder)[0]
 
 
 def compared(live: Sequence[Sequence[Served]], replay: Sequence[Served]) -> list[Figure]:

@@ -1,9 +1,10 @@
 """Measured runs of vLLM as files.
 
 A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling and
-enable_chunked_prefill where they are false; `kv_cache`, if there: num_gpu_blocks and block_size, without which its KV
-is taken as large enough for all slots) and `requests.jsonl`, gzipped or not: for each request its lengths and when it
-arrived, was queued, and gave its first and last token.
+enable_chunked_prefill where they are false; data_parallel_size with enable_expert_parallel where several engines
+shared the requests; `kv_cache`, if there: num_gpu_blocks and block_size, without which its KV is taken as large
+enough for all slots) and `requests.jsonl`, gzipped or not: for each request its lengths and when it arrived, was
+queued, and gave its first and last token.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from ramify.serving.replay.errors import BadTrace
 from ramify.serving.replay.files import LONGEST, MISSHAPEN, text
 
+_MOST_ENGINES = 64
 _ENGINE = "max_num_seqs and max_num_batched_tokens"
 _FIELDS = "input_toks, output_toks, queued_ts, first_token_ts, last_token_ts"
 
@@ -53,6 +55,7 @@ class Run:
     chunked_prefill: bool = True
     blocks: int | None = None  # of its KV; None: not known, and taken as enough
     block_size: int = 16
+    engines: int = 1  # beside each other, in step with each other
 
 
 def read_run(folder: Path) -> Run:
@@ -70,8 +73,16 @@ def read_run(folder: Path) -> Run:
         raise BadTrace(folder, f"meta.json names no engine: {error!r}; it has engine_kwargs, {_ENGINE}") from error
     if not 1 <= slots <= step_tokens:
         raise BadTrace(folder, f"meta.json: {slots} sequences in steps of {step_tokens} tokens: no vLLM runs so")
-    if engines != 1:
-        raise BadTrace(folder, f"meta.json: {engines} engines side by side (data_parallel_size): replayed is one")
+    if not 1 <= engines <= _MOST_ENGINES:
+        raise BadTrace(
+            folder, f"meta.json: {engines} engines side by side (data_parallel_size); at most {_MOST_ENGINES}"
+        )
+    if engines > 1 and engine.get("enable_expert_parallel") is not True:
+        raise BadTrace(
+            folder,
+            f"meta.json: {engines} engines side by side (data_parallel_size) without enable_expert_parallel: whether "
+            "their steps wait for each other is not said",
+        )
     if block_size < 1:
         raise BadTrace(folder, f"meta.json: kv_cache has blocks of {block_size} tokens")
     rows = []
@@ -101,8 +112,16 @@ def read_run(folder: Path) -> Run:
     ]
     in_order = tuple(sorted(served, key=lambda one: one.arrived))
     run = Run(
-        folder.name, slots, step_tokens, in_order, overlap is not False, chunked is not False, blocks, block_size
-    )  # fmt: skip
+        folder.name,
+        slots,
+        step_tokens,
+        in_order,
+        overlap is not False,
+        chunked is not False,
+        blocks,
+        block_size,
+        engines,
+    )
     longest = max(one.prompt + one.output for one in in_order)
     if blocks is not None and longest > (blocks - 1) * block_size:
         raise BadTrace(

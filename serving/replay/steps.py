@@ -62,24 +62,29 @@ def fit(spans: Sequence[Span], like: StepModel) -> StepModel:
     towards `like`, made slower or faster as a whole to match. A term that would come out negative is 0. Raises
     BadSteps for fewer spans than terms.
     """
-    import numpy as np
-
     if len(spans) < len(_NAMES):
         raise BadSteps(f"{len(spans)} measured spans: a step-time model of {len(_NAMES)} terms needs as many")
-    prior = np.array([getattr(like, name) for name in _NAMES])
-    sums = np.array([(s.steps, s.sequences, s.kcontext, s.prefill) for s in spans])
-    rows = sums * prior / np.array([s.seconds * 1000 for s in spans])[:, None]
+    sums = [(s.steps, s.sequences, s.kcontext, s.prefill) for s in spans]
+    return StepModel(*least(sums, [s.seconds * 1000 for s in spans], [getattr(like, name) for name in _NAMES]))
+
+
+def least(sums: Sequence[Sequence[float]], took: Sequence[float], like: Sequence[float]) -> list[float]:
+    """Costs, none negative, so that each row of `sums` times them comes to what it `took`: as `fit` says."""
+    import numpy as np
+
+    prior = np.array(like)
+    rows = np.array(sums) * prior / np.array(took)[:, None]
     whole = rows.sum(axis=1)
     factor = float(whole.sum() / (whole @ whole))  # `like`, so many times slower, fits best
-    pull = np.sqrt(_PULL * len(spans)) * np.eye(len(_NAMES))
-    kept = list(range(len(_NAMES)))
+    pull = np.sqrt(_PULL * len(rows)) * np.eye(len(prior))
+    kept = list(range(len(prior)))
     while True:
         matrix = np.vstack([rows[:, kept], pull[:, kept]])
-        goal = np.concatenate([np.ones(len(spans)), factor * pull.diagonal()])
+        goal = np.concatenate([np.ones(len(rows)), factor * pull.diagonal()])
         found, *_ = np.linalg.lstsq(matrix, goal, rcond=None)
         if found.min() >= 0:
             break
         kept.pop(int(found.argmin()))
-    values = dict.fromkeys(_NAMES, 0.0)
-    values.update({_NAMES[at]: float(value * prior[at]) for at, value in zip(kept, found, strict=True)})
-    return StepModel(**values)
+    values = np.zeros(len(prior))
+    values[kept] = found * prior[kept]
+    return [float(value) for value in values]

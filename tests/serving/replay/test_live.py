@@ -139,8 +139,8 @@ def test_single_requests_are_compared_where_means_are_the_same() -> None:
     assert (ttft.live_apart, ttft.replay_apart) == pytest.approx((0.4, 0.2))
 
 
-def frame(**more: bool) -> Frame:
-    return Frame(slots=1, step_tokens=4096, **{"overlap": False, "chunked_prefill": False, **more})
+def frame(slots: int = 1, **more: bool) -> Frame:
+    return Frame(slots=slots, step_tokens=4096, **{"overlap": False, "chunked_prefill": False, **more})
 
 
 @pytest.mark.vllm
@@ -151,11 +151,17 @@ def test_a_replays_times_are_its_step_models(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         first, second = replayed(asks, step, frame(), tmp_path)
-        _, later = replayed(asks, step, frame(overlap=True), tmp_path)
+        _, ahead = replayed(asks, step, frame(overlap=True), tmp_path)
+        beside = [*asks, Ask(0.02, 101, 40)][::-1]
+        soon, late = (
+            replayed([replace(ask, at=0.0) for ask in beside], step, frame(2, overlap=overlap), tmp_path)[2]
+            for overlap in (False, True)
+        )
         long = replayed([Ask(0.0, 6000, 2)], step, frame(chunked_prefill=True), tmp_path)
     assert (first.first, first.last) == pytest.approx((0.11, 0.13))
     assert (second.first, second.last) == pytest.approx((0.19, 0.20)), "one slot: it begins when the first has ended"
-    assert later.first > second.first, "an engine that schedules ahead fills a slot a step later"
+    assert ahead == second, "what was scheduled ahead holds nothing, and takes no time"
+    assert late.first == pytest.approx(soon.first + 0.01), "an engine that schedules ahead fills a slot a step later"
     assert long[0].first == pytest.approx(6.018), "two steps for a prompt of more than one holds"
 
 

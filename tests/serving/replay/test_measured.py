@@ -108,7 +108,9 @@ def test_what_is_no_run_is_refused_with_its_line(
         ({}, "meta.json names no engine.*max_num_seqs"),
         ([], "meta.json names no engine"),
         ({**ENGINE, "max_num_seqs": None}, "meta.json names no engine"),
-        ({**ENGINE, "data_parallel_size": 4}, "4 engines side by side"),
+        ({**ENGINE, "data_parallel_size": 4}, "4 engines side by side.*whether their steps wait for each other"),
+        ({**ENGINE, "data_parallel_size": 65, "enable_expert_parallel": True}, "65 engines side by side.*at most 64"),
+        ({**ENGINE, "data_parallel_size": -1}, "-1 engines side by side"),
         ({**ENGINE, "data_parallel_size": "many"}, "meta.json names no engine"),
         ({**ENGINE, "max_num_seqs": 0}, "0 sequences in steps of 256 tokens"),
         ({**ENGINE, "max_num_batched_tokens": 3}, "4 sequences in steps of 3 tokens"),
@@ -123,6 +125,12 @@ def test_an_engine_that_cannot_be_is_refused(tmp_path: Path, engine: Any, said: 
 def test_how_the_engine_scheduled_is_as_its_arguments_say(tmp_path: Path, said: bool | None) -> None:
     run = read_run(written(tmp_path, rows(), {**ENGINE, "async_scheduling": said, "enable_chunked_prefill": said}))
     assert (run.overlap, run.chunked_prefill) == ((False, False) if said is False else (True, True))
+
+
+def test_engines_that_share_experts_are_one_run(tmp_path: Path) -> None:
+    assert read_run(written(tmp_path, rows())).engines == 1
+    engine = {**ENGINE, "data_parallel_size": 2, "enable_expert_parallel": True}
+    assert read_run(written(tmp_path, rows(), engine)).engines == 2
 
 
 @pytest.mark.parametrize("broken", ["cut", "garbled", "no text"])
