@@ -5,8 +5,9 @@ The engines are vLLM's own schedulers and never have more calls than slots. What
 here: see KV, pause, preempt, or bound a step's prompts (docs/decisions/048). vLLM's own scheduler alone, as a
 contender, has a balancer in front that binds each call as it comes (`_Balanced`).
 
-The policy is asked when a call comes and when one ends, at the time of the engine where that is. An engine in the middle
-of a step is ahead of the others: so the times of two decisions may lie the wrong way round, by no more than a step.
+The policy is asked when a call comes and when one ends, at the time of the engine where that is. An engine in the
+middle of a step is ahead of the others: so the times of two decisions may lie the wrong way round, by no more than a
+step.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class _Fleet(_Replay):
         brisk: bool,
     ) -> None:
         if isinstance(contender.engine, Stock):
-            raise TypeError(f"{contender.name} has no policy that could stand before engines: `_Balanced` is its fleet")
+            raise TypeError(f"{contender.name} has no policy that could stand before engines: it has a balancer")
         super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, brisk)
         self._policy = contender.engine()
         self._views = Views(lambda _: 0, _REFRESH)

@@ -38,7 +38,7 @@ BASELINES: tuple[Contender, ...] = (
         "edf-feasible-preempting", partial(edf, 0.1, True), _CALLS, about="the same, which displaces what runs"
     ),
     Contender(
-        "edf-plan", partial(edf, 0.5), _PLAN, about="EDF that refuses by the median what no longer fits, stages included"
+        "edf-plan", partial(edf, 0.5), _PLAN, about="EDF that refuses by medians what cannot be met, stages included"
     ),
     Contender("edf-plan-preempting", partial(edf, 0.5, True), _PLAN, about="the same, which displaces what runs"),
     Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, which refuses likewise"),
