@@ -57,7 +57,7 @@ def run(job: Job, folder: Path) -> Result:
     told = Told([arrival.call.output for arrival in trace.arrivals], job.seed)
     come = chosen(made, setting, CLAIRVOYANT_CAPACITY) if job.contender == CLAIRVOYANT.name else made
     cpu, wall = time.process_time(), time.perf_counter()
-    if job.behind_one_queue:
+    if job.replicas > 1:
         replayed = replay_fleet(come, contender(job.contender), setting, told, folder)
     else:
         replayed = replay(come, contender(job.contender), setting, told, folder)

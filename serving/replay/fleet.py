@@ -3,7 +3,11 @@
 A call waits at the gateway until the policy lets it in, and is bound only then, to the engine with the fewest calls.
 The engines are vLLM's own schedulers and never have more calls than slots. What a gateway cannot do, nobody does
 here: see KV, pause, preempt, or bound a step's prompts (docs/decisions/048). vLLM's own scheduler alone, as a
-contender, has a balancer in front that binds each call as it comes (`engine.py`).
+contender, has a balancer in front that binds each call as it comes (`_Balanced`).
+
+The policy is asked when a call comes and when one ends, at the time of the engine where that is. An engine in the
+middle of a step is ahead of the others: so the times of two decisions may lie the wrong way round, by no more than a
+step.
 """
 
 from __future__ import annotations
@@ -32,8 +36,9 @@ _REFRESH = 16  # tokens after which a call that runs is looked at anew, as the p
 def replay_fleet(
     programs: Sequence[Program], contender: Contender, setting: Setting, told: Told, folder: Path
 ) -> Replayed:
-    """As `engine.replay` does, for a policy and several engines."""
-    return _Fleet(programs, contender, setting, told, folder).run()
+    """As `engine.replay` does, for several engines."""
+    kind = _Balanced if isinstance(contender.engine, Stock) else _Fleet
+    return kind(programs, contender, setting, told, folder, brisk=True).run()
 
 
 @dataclass(slots=True)
@@ -73,13 +78,29 @@ class _Door:
     ids: dict[str, RequestId] = field(default_factory=dict)
 
 
+class _Balanced(_Replay):
+    """vLLM's own scheduler, several times: a call goes to the one with the fewest calls, as it comes."""
+
+    def _add(self, number: int, stage: int, at: float) -> None:
+        for engine, inside in zip(self._engines, self._inside, strict=True):
+            if not inside:
+                engine.now = max(engine.now, at)  # it has stood still since its last call
+        super()._add(number, stage, at)
+
+
 class _Fleet(_Replay):
     def __init__(
-        self, programs: Sequence[Program], contender: Contender, setting: Setting, told: Told, folder: Path
+        self,
+        programs: Sequence[Program],
+        contender: Contender,
+        setting: Setting,
+        told: Told,
+        folder: Path,
+        brisk: bool,
     ) -> None:
         if isinstance(contender.engine, Stock):
-            raise TypeError(f"{contender.name} has no policy that could stand before engines: engine.replay has it")
-        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, brisk=True)
+            raise TypeError(f"{contender.name} has no policy that could stand before engines: it has a balancer")
+        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, brisk)
         self._policy = contender.engine()
         self._views = Views(lambda _: 0, _REFRESH)
         self._door = _Door()

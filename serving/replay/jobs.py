@@ -14,7 +14,7 @@ from ramify.serving.replay.contenders import CLAIRVOYANT, CLAIRVOYANT_CAPACITY, 
 from ramify.serving.replay.score import Score, Tail
 from ramify.serving.replay.sources import code_digest, modules_digest
 from ramify.serving.replay.steps import SHIPPED, load
-from ramify.serving.replay.types import Setting, Stock
+from ramify.serving.replay.types import Setting
 from ramify.serving.replay.workload import SLOS, Arrivals, Mix, Workload
 
 
@@ -53,14 +53,9 @@ class Job:
         return cls(**{**raw, "mix": tuple(raw["mix"])})
 
     @property
-    def behind_one_queue(self) -> bool:
-        """Several engines, and a policy before all of them (`fleet.py`)."""
-        return self.replicas > 1 and not isinstance(contender(self.contender).engine, Stock)
-
-    @property
     def key(self) -> str:
         """Under which its result is kept: other code, another trace or another step model is another key."""
-        return self.key_for(_code(self.contender, self.behind_one_queue))
+        return self.key_for(_code(self.contender, self.replicas > 1))
 
     def key_for(self, code: str) -> str:
         """The same for what `code`, a digest, makes of these circumstances."""

@@ -2,7 +2,7 @@
 
 Each is told what its paper assumes and nothing less: a predictor's lengths for those that use any, the plan for those
 that look at programs. Parameters are the papers' own where a paper names them; which were varied here, and what came
-of it, is in docs/decisions/136 and 302.
+of it, is in docs/decisions/136, 302 and 307.
 """
 
 from __future__ import annotations
@@ -37,6 +37,10 @@ BASELINES: tuple[Contender, ...] = (
     Contender(
         "edf-feasible-preempting", partial(edf, 0.1, True), _CALLS, about="the same, which displaces what runs"
     ),
+    Contender(
+        "edf-plan", partial(edf, 0.5), _PLAN, about="EDF that refuses by medians what cannot be met, stages included"
+    ),
+    Contender("edf-plan-preempting", partial(edf, 0.5, True), _PLAN, about="the same, which displaces what runs"),
     Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, which refuses likewise"),
     Contender("ltr", LearningToRank, _CALLS, about="learning to rank: the shortest answer by a ListMLE head"),
     Contender(

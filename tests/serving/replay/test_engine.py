@@ -172,8 +172,14 @@ def test_behind_one_queue_who_cannot_be_met_is_refused_and_siblings_leave(tmp_pa
     given_up, met = replayed.outcomes
     assert met.met and not given_up.met
     assert len(given_up.calls) == 4 and any(call.refused for call in given_up.calls)
-    with pytest.raises(TypeError, match="fcfs has no policy"):
-        replay_fleet([hopeless], FCFS, setting, Told([10], 0), tmp_path)
+
+
+def test_an_engine_that_has_stood_still_gives_no_token_before_its_call_came(tmp_path: Path) -> None:
+    """One of two is busy from the start, the other has nothing until 5 s."""
+    programs = [single(0, 0.0, 3000), single(1, 5.0, 20)]
+    replayed = replay_fleet(programs, FCFS, replace(SETTING, replicas=2), Told([20, 3000], 0), tmp_path)
+    call = replayed.outcomes[1].calls[0]
+    assert call.first is not None and call.first > call.arrived == 5.0
 
 
 def test_an_agents_long_prompt_is_served_and_one_beyond_the_kv_is_said_to_be(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_a_result_reads_back_and_its_key_is_of_all_that_it_depends_on(base: Job)
 def test_rows_and_page_say_what_was_missed(base: Job, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     results = [result(base.but(seed=i), 0.9) for i in range(2)]
-    results += [result(base.but(contender=name, seed=i), 0.6) for name in ("fcfs", "srpt-oracle") for i in range(2)]
+    results += [result(base.but(contender=name, seed=i), 0.6) for name in ("fcfs", "edf-plan") for i in range(2)]
     rows = rows_of(Table(results), base, Bounds())
     by_name = {row["name"]: row for row in rows}
     fcfs = by_name["load 1.1, loose: requests against FCFS"]
@@ -109,9 +109,9 @@ def test_a_short_run_says_that_its_targets_are_for_a_longer_one(
 
 
 def test_what_has_fewer_seeds_is_compared_over_those(base: Job) -> None:
-    """The second seed is the harder one, which FCFS and one SRPT have not run: they must gain nothing by that."""
+    """The second seed is the harder one, which FCFS and EDF have not run: they must gain nothing by that."""
     results = [result(base.but(seed=0), 0.9), result(base.but(seed=1), 0.3)]
-    results += [result(base.but(contender=name, seed=0), 0.6) for name in ("fcfs", "srpt-oracle-gpu")]
+    results += [result(base.but(contender=name, seed=0), 0.6) for name in ("fcfs", "edf-plan")]
     results += [result(base.but(contender="plas", seed=i), level) for i, level in enumerate((0.7, 0.1))]
     by_name = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
     assert by_name["load 1.1, loose: requests against FCFS"]["ours"] == pytest.approx(0.9 / 0.6)
@@ -133,7 +133,7 @@ def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -
 
 
 def test_what_a_clairvoyant_reached_is_held_against_the_same_baseline(base: Job) -> None:
-    levels = {"concord": 0.8, "srpt-oracle": 0.6, "clairvoyant": 0.85}
+    levels = {"concord": 0.8, "edf-plan": 0.6, "clairvoyant": 0.85}
     results = [result(base.but(contender=name), level) for name, level in levels.items()]
     by_name = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
     reached = by_name["load 1.1, loose: share of the gap to what a clairvoyant reached closed, whole run"]
