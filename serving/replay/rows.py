@@ -17,7 +17,7 @@ from ramify.serving.replay.types import Contender
 _CLASSES = ("latency", "deadline", "compound")
 # Forms of one baseline: the best that ran counts.
 _PLAS, _LTR = ("plas", "plas-preempting", "atlas"), ("ltr", "ltr-preempting")
-_PROGRAMS = ("program-srpt", "program-srpt-preempting")
+_PROGRAMS = ("program-srpt", "program-srpt-preempting", "program-srpt-paced")
 _STRONGEST = "edf-plan"  # of those that are not ours: without it no gap is said
 _TARGETS_S = 600.0  # the runs that the targets are for: in a short one an overload has not come far
 # Concord by what it takes for goodput: programs, tokens, calls.

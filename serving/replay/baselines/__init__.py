@@ -16,6 +16,7 @@ from ramify.serving.replay.baselines.laxity import least_laxity
 from ramify.serving.replay.baselines.ltr import LearningToRank
 from ramify.serving.replay.baselines.plas import Plas, PlasOptions
 from ramify.serving.replay.baselines.program_srpt import ProgramSrpt
+from ramify.serving.replay.baselines.program_srpt_paced import PacedProgramSrpt
 from ramify.serving.replay.baselines.srpt import srpt
 from ramify.serving.replay.types import Contender, Knowledge, Lengths, Stock, Structure
 
@@ -77,6 +78,9 @@ BASELINES: tuple[Contender, ...] = (
         partial(ProgramSrpt, displace=0.2),
         _PLAN,
         about="the same, which displaces what runs for what is a fifth shorter",
+    ),
+    Contender(
+        "program-srpt-paced", PacedProgramSrpt, _PLAN, about="the same, with Concord's pace, and refusing by medians"
     ),
     Contender("program-srpt-oracle", ProgramSrpt, _TRUE, about="the same with true lengths"),
 )

@@ -14,6 +14,7 @@ from ramify.serving.replay.baselines.ltr import LearningToRank
 from ramify.serving.replay.baselines.ordered import Ordered
 from ramify.serving.replay.baselines.plas import Plas
 from ramify.serving.replay.baselines.program_srpt import ProgramSrpt
+from ramify.serving.replay.baselines.program_srpt_paced import PacedProgramSrpt
 from ramify.serving.replay.contenders import OURS, contender
 from ramify.serving.replay.types import Knowledge, Lengths, Stock, Structure
 from tests.serving.policy.views import NOW, running, view
@@ -41,6 +42,7 @@ def policy(name: str) -> Policy:
         ("srpt-oracle", Ordered, Lengths.ORACLE, Structure.HIDDEN),
         ("srpt-oracle-gpu", Ordered, Lengths.ORACLE, Structure.HIDDEN),
         ("program-srpt", ProgramSrpt, Lengths.PREDICTED, Structure.PLAN),
+        ("program-srpt-paced", PacedProgramSrpt, Lengths.PREDICTED, Structure.PLAN),
         ("program-srpt-oracle", ProgramSrpt, Lengths.ORACLE, Structure.ORACLE),
         ("concord", Concord, Lengths.PREDICTED, Structure.PLAN),
         ("concord-oracle", Concord, Lengths.ORACLE, Structure.ORACLE),
@@ -71,6 +73,7 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
             "edf-plan-preempting",
             "plas-preempting",
             "program-srpt-preempting",
+            "program-srpt-paced",
             "plas",
             "atlas",
         ),
@@ -83,6 +86,7 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
     assert {one.name for one in BASELINES} - {one.name for one in PUBLISHED} == {
         "program-srpt",
         "program-srpt-preempting",
+        "program-srpt-paced",
         "program-srpt-oracle",
     }
 
