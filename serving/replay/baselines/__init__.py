@@ -79,9 +79,7 @@ BASELINES: tuple[Contender, ...] = (
         _PLAN,
         about="the same, which displaces what runs for what is a fifth shorter",
     ),
-    Contender(
-        "program-srpt-paced", PacedProgramSrpt, _PLAN, about="the same, with Concord's pace, and refusing by medians"
-    ),
+    Contender("program-srpt-paced", PacedProgramSrpt, _PLAN, about="the same, with Concord's pace"),
     Contender("program-srpt-oracle", ProgramSrpt, _TRUE, about="the same with true lengths"),
 )
 

@@ -19,7 +19,7 @@ _MOST = 0.7  # of the GPU's time, as far as the pace goes by it
 class PacedProgramSrpt(ProgramSrpt):
     """`refuse`: the quantile of the length for saying that a call cannot be met."""
 
-    def __init__(self, refuse: float = 0.5) -> None:
+    def __init__(self, refuse: float = 0.1) -> None:
         super().__init__(refuse=refuse)
         self._book = self._paced = _PacedBook(0.5, refuse, 120.0, 1.0)
         self._at = 0.0
