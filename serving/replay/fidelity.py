@@ -66,11 +66,12 @@ def fitted(run: Run, upto: int, folder: Path, start: Timing) -> Timing:
     off says nothing of single terms. Then half the way to each fit, since a timing moves the schedule under it.
     """
     measured = run.requests[:upto]
-    pace = fmean(one.tpot for one in measured)
+    paced = [n for n, one in enumerate(measured) if one.output > 1]  # a single token has no pace
+    pace = fmean(measured[n].tpot for n in paced)
     step = start
     for _ in range(_SCALINGS):
         replayed, _ = again(run, step.ms, folder, upto)
-        step = step.scaled(pace / fmean(one.tpot for one in replayed))
+        step = step.scaled(pace / fmean(replayed[n].tpot for n in paced))
     like = step
     for _ in range(_ROUNDS):
         replayed, log = again(run, step.ms, folder, upto)
@@ -80,11 +81,11 @@ def fitted(run: Run, upto: int, folder: Path, start: Timing) -> Timing:
             break
     # The least squares of single requests need not hit their mean: what is left of it is taken off all terms alike.
     replayed, _ = again(run, step.ms, folder, upto)
-    return step.scaled(pace / fmean(one.tpot for one in replayed))
+    return step.scaled(pace / fmean(replayed[n].tpot for n in paced))
 
 
 def _fit(measured: Sequence[Served], replayed: Sequence[Served], log: StepLog, like: Timing) -> Timing:
-    told = [n for n, one in enumerate(measured) if one.last > one.first]
+    told = [n for n, one in enumerate(measured) if one.output > 1 and one.last > one.first]
     kept = [n for n in told if str(n) not in log.preempted]
     if len(kept) < len(astuple(like)):
         kept = told

@@ -43,6 +43,15 @@ class Served:
         return (self.last - self.first) / max(1, self.output - 1)
 
 
+# What would change a schedule, and how it may stand in the file.
+_NOT_REPLAYED: Mapping[str, tuple[object, ...]] = {
+    "speculative_config": ({},),
+    "pipeline_parallel_size": (1,),
+    "scheduling_policy": ("fcfs",),
+    "long_prefill_token_threshold": (0,),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """A measured run, its requests in the order of their arrival."""
@@ -67,8 +76,9 @@ def read_run(folder: Path) -> Run:
         overlap, chunked = engine.get("async_scheduling"), engine.get("enable_chunked_prefill")
         engines = int(engine.get("data_parallel_size") or 1)
         kv = json.loads(meta).get("kv_cache") or {}
-        blocks = None if kv.get("num_gpu_blocks") is None else int(kv["num_gpu_blocks"])
-        block_size = int(kv.get("block_size") or 16)
+        known = kv.get("num_gpu_blocks", engine.get("num_gpu_blocks_override"))
+        blocks = None if known is None else int(known)
+        block_size = int(kv.get("block_size") or engine.get("block_size") or 16)
     except MISSHAPEN as error:
         raise BadTrace(folder, f"meta.json names no engine: {error!r}; it has engine_kwargs, {_ENGINE}") from error
     if not 1 <= slots <= step_tokens:
@@ -83,6 +93,9 @@ def read_run(folder: Path) -> Run:
             f"meta.json: {engines} engines side by side (data_parallel_size) without enable_expert_parallel: whether "
             "their steps wait for each other is not said",
         )
+    for name, usual in _NOT_REPLAYED.items():
+        if engine.get(name) not in (None, *usual):
+            raise BadTrace(folder, f"meta.json: {name} is {str(engine[name])[:60]!r}: such an engine is not replayed")
     if block_size < 1:
         raise BadTrace(folder, f"meta.json: kv_cache has blocks of {block_size} tokens")
     rows = []
@@ -106,11 +119,11 @@ def read_run(folder: Path) -> Run:
             folder,
             f"requests.jsonl: arrival_time is not in the seconds of queued_ts: the run took {lasted:g} of them",
         )
-    served = [
-        Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin)
-        for row, at in zip(rows, arrivals, strict=True)
-    ]
-    in_order = tuple(sorted(served, key=lambda one: one.arrived))
+    # Who came at the same instant was queued one after the other, and the file may be in any order.
+    came = sorted(zip(rows, arrivals, strict=True), key=lambda one: (one[1], one[0].queued))
+    in_order = tuple(
+        Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin) for row, at in came
+    )
     run = Run(
         folder.name,
         slots,

@@ -157,6 +157,34 @@ def test_the_kv_that_the_run_had_is_the_replays(tmp_path: Path) -> None:
         read_run(tmp_path)
 
 
+def test_who_came_at_once_was_queued_one_after_the_other(tmp_path: Path) -> None:
+    """Whatever the order of the file."""
+    burst = [{**row, "arrival_time": _EPOCH, "queued_ts": 500.0 + 0.001 * i} for i, row in enumerate(rows())]
+    shuffled = [burst[i] for i in (7, 2, 9, 0, 5, 1, 8, 3, 6, 4)]
+    assert [one.prompt for one in read_run(written(tmp_path, shuffled)).requests] == [100 + i for i in range(10)]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"speculative_config": {"method": "ngram"}},
+        {"pipeline_parallel_size": 2},
+        {"scheduling_policy": "priority"},
+        {"long_prefill_token_threshold": 512},
+    ],
+)
+def test_an_engine_whose_schedule_would_be_another_is_refused(tmp_path: Path, odd: dict[str, Any]) -> None:
+    with pytest.raises(BadTrace, match=next(iter(odd))):
+        read_run(written(tmp_path, rows(), ENGINE | odd))
+    usual = {"speculative_config": None, "pipeline_parallel_size": 1, "scheduling_policy": "fcfs"}
+    assert read_run(written(tmp_path, rows(), ENGINE | usual)).slots == 4
+
+
+def test_a_kv_that_stands_among_the_engines_arguments_is_the_replays(tmp_path: Path) -> None:
+    run = read_run(written(tmp_path, rows(), ENGINE | {"num_gpu_blocks_override": 77, "block_size": 32}))
+    assert (run.blocks, run.block_size) == (77, 32)
+
+
 def test_arrivals_in_another_unit_are_refused(tmp_path: Path) -> None:
     some = [{**one, "arrival_time": one["arrival_time"] * 1000} for one in rows()]
     with pytest.raises(BadTrace, match="arrival_time is not in the seconds of queued_ts"):
