@@ -23,9 +23,8 @@ from ramify.serving.replay.steps import least
 from ramify.serving.replay.timing import Held, Timing, terms
 
 _SCALINGS, _ROUNDS = 2, 10
-_STILL = (
-    0.002  # where a fit moves neither a full step's time nor a small one's by more than this share, it is the last
-)
+# Where a fit moves neither a full step's time nor a small one's by more than this share, it is the last.
+_STILL = 0.002
 
 
 @dataclass(frozen=True, slots=True)
