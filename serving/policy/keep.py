@@ -10,6 +10,7 @@ anew at the next decision.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import compress, count
 from sys import float_info
@@ -22,16 +23,31 @@ from ramify.serving.policy.types import RequestId
 _DENSEST = float_info.max  # where nothing is kept, so that nothing is denser
 
 
-def keep(waiting: Promised, running_due: Sequence[Due], reserve: float, now: float) -> set[RequestId]:
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """Of the next `until_s` seconds a `times`-th is given away, of what lies behind them a `later`-th: that a rush
+    goes on is likely, that it goes on for a minute is not (docs/decisions/308)."""
+
+    times: float
+    until_s: float
+    later: float
+
+    def __post_init__(self) -> None:
+        if not self.later > 0.0:
+            raise ValueError(f"later_reserve is {self.later:g}: it must be above 0")
+
+
+def keep(waiting: Promised, running_due: Sequence[Due], reserve: Reserve, now: float) -> set[RequestId]:
     """What is kept. `running_due` is of what runs, the earliest deadline first; what is late of it has no say.
 
-    Before each deadline the GPU must have time for `reserve` times the work due before it, later stages included,
-    and then for the request itself; by medians. The reserve is for what has not come yet and will be denser. What
-    is late anyhow is not asked about.
+    Before each deadline the GPU must have time for the work due before it, later stages included, with the reserve
+    for what has not come yet and will be denser, and then for the request itself; by medians. What is late anyhow is
+    not asked about.
     """
+    times, until_s, more = reserve.times, reserve.until_s, reserve.times / reserve.later - 1.0
     jobs, ids, first_late_at, dues, starts, works, late_at, densities = waiting
     some_late = first_late_at <= now
-    demand, wanted, at = 0.0, 0.0, 0  # `wanted`: the reserve's multiple of the demand
+    demand, wanted, at = 0.0, 0.0, 0  # `wanted`: so many `times` the demand
     next_due = running_due[0][0] if running_due else NEVER
     kept = bytearray(len(jobs))  # by its place in `jobs`
     heap: list[float] = []  # densities of what is kept: plain numbers are compared in a third of the time of entries
@@ -49,10 +65,11 @@ def keep(waiting: Promised, running_due: Sequence[Due], reserve: float, now: flo
                     demand += running_s
                 at += 1
             next_due = running_due[at][0] if at < len(running_due) else NEVER
-            wanted = reserve * demand
+            wanted = times * demand
         left = start_by - now
+        room = left if left <= until_s else left + more * (left - until_s)  # for what is wanted
         # By itself, does not fit and is what would have to go.
-        if wanted > left and density <= head:
+        if wanted > room and density <= head:
             continue
         if some_late and late_at[i] <= now:
             continue
@@ -66,11 +83,11 @@ def keep(waiting: Promised, running_due: Sequence[Due], reserve: float, now: flo
                 continue
             before_s, members = units.get(unit) or (0.0, [])
             density = jobs[i].density
-            if left < 0.0 or (density <= head and reserve * (demand - before_s) > left):
+            if left < 0.0 or (density <= head and times * (demand - before_s) > room):
                 out.add(unit)
                 units.pop(unit, None)
                 demand -= before_s
-                wanted = reserve * demand
+                wanted = times * demand
                 for member in members:
                     kept[member] = 0
                 continue
@@ -86,7 +103,7 @@ def keep(waiting: Promised, running_due: Sequence[Due], reserve: float, now: flo
             if rows.setdefault(density, i) != i:
                 tied = tied or _Tied(jobs)
                 tied.add(density, i)
-        while reserve * (demand - mine) > left:
+        while times * (demand - mine) > room:
             lowest = heappop(heap)
             least = rows.pop(lowest)
             if tied is not None:
@@ -106,7 +123,7 @@ def keep(waiting: Promised, running_due: Sequence[Due], reserve: float, now: flo
             if least_unit == unit:
                 break
         head = heap[0] if heap else _DENSEST
-        wanted = reserve * demand
+        wanted = times * demand
     return set(compress(ids, kept))
 
 

@@ -25,11 +25,15 @@ _CALM = partial(
 )
 _TRUE = Knowledge().as_oracle()
 
+PATIENT = Contender(
+    "concord, nothing refused", partial(_CONCORD, refuse=False), ours=True, about="late work goes last"
+)
 OURS: tuple[Contender, ...] = (
     Contender("concord", _CONCORD, ours=True, about="the default"),
     Contender("concord-oracle", _CONCORD, _TRUE, ours=True, about="the same with true lengths and tool times"),
     Contender("concord-tokens", _TOKENS, ours=True, about="the default for token goodput"),
     Contender("concord-tokens-oracle", _TOKENS, _TRUE, ours=True, about="the same with true lengths and tool times"),
+    PATIENT,
     Contender("calm-thesis", _CALM, ours=True, about="algorithm 4.1 for request goodput, at its best"),
     Contender("calm-thesis-oracle", _CALM, _TRUE, ours=True, about="the same with true lengths"),
 )
@@ -64,16 +68,10 @@ ABLATED: tuple[Contender, ...] = (
         ours=True,
         about="the default without the request analyzer",
     ),
-    Contender(
-        "concord, nothing refused",
-        partial(_CONCORD, refuse=False),
-        ours=True,
-        about="late work goes last",
-    ),
     Contender("concord, no floors", partial(_CONCORD, floors={}), ours=True, about="no share for a class"),
     Contender(
         "concord, density alone",
-        partial(_CONCORD, headroom=float("inf"), reserve=float("inf")),
+        partial(_CONCORD, headroom=float("inf"), reserve=1e9, later_reserve=1e9),
         ours=True,
         about="never by laxity",
     ),

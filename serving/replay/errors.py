@@ -9,6 +9,7 @@ ReplayError
 ├── BadSteps     a step-time model's file that cannot be read, or steps that no model fits
 ├── BadProbe     a live engine whose answers cannot be timed
 │   └── TooShort     they ended before enough steps were common to them
+├── NoBound      the bound's linear programme was not solved
 ├── Stuck        the scheduler has requests and gives none of them a token
 └── WorkerDied   a child process that replays ended before its answer
 """
@@ -71,6 +72,10 @@ class BadProbe(ReplayError):
 
 class TooShort(BadProbe):
     """Answers that were asked for together did not decode together for long enough."""
+
+
+class NoBound(ReplayError):
+    """HiGHS found no optimum: there always is one, so that this is the solver's."""
 
 
 class Stuck(ReplayError):

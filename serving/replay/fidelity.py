@@ -2,8 +2,9 @@
 
 Fitting alternates. Replayed with the timing so far, each request's time from its first token to its last is a known
 number of steps that held known sequences, contexts and prompt tokens: linear in the costs. A new timing gives
-a new schedule, and so on until it stands still. Only the first half's times are fitted to; of the second half
-the fit sees what an operator would: when requests came and how long they are.
+a new schedule, and so on until it stands still; where it does not in ten rounds, the result says so. Only the first
+half's times are fitted to; of the second half the fit sees what an operator would: when requests came and how long
+they are.
 
 A request that the replay preempts is not fitted to. Whom KV runs out under changes with the least shift, so that its
 steps are not those of the measured one; as errors of what a fit explains by, they pull every cost away.
@@ -45,6 +46,8 @@ class Fidelity:
     run: str
     step: Timing
     fitted_on: int
+    still: bool  # the fit stood still; if not, `step` is where the last of its rounds left it
+    moved: float  # how far from `step` that round's fit was, as a share of a step's time
     ttft: Error  # of the second half
     tpot: Error
     residuals: tuple[tuple[float, float, float, float], ...]  # of the second half: TTFT, TPOT measured and replayed
@@ -53,13 +56,13 @@ class Fidelity:
 def judge(run: Run, folder: Path, start: Timing | None = None) -> Fidelity:
     """Fit on the first half, replay with what was found, and hold the second half against it."""
     half = len(run.requests) // 2
-    step = fitted(run, half, folder, start or Timing())
+    step, moved = fitted(run, half, folder, start or Timing())
     replayed, _ = again(run, step.ms, folder)
-    return _judged(run, step, half, replayed)
+    return _judged(run, step, moved, half, replayed)
 
 
-def fitted(run: Run, upto: int, folder: Path, start: Timing) -> Timing:
-    """The timing that the times of the first `upto` requests give.
+def fitted(run: Run, upto: int, folder: Path, start: Timing) -> tuple[Timing, float]:
+    """The timing that the times of the first `upto` requests give, and by what share the last round's fit was off it.
 
     First `start` is made slower or faster as a whole until tokens come at the measured pace: a schedule that is far
     off says nothing of single terms. Then half the way to each fit, since a timing moves the schedule under it.
@@ -71,16 +74,17 @@ def fitted(run: Run, upto: int, folder: Path, start: Timing) -> Timing:
     for _ in range(_SCALINGS):
         replayed, _ = again(run, step.ms, folder, upto)
         step = step.scaled(pace / fmean(replayed[n].tpot for n in paced))
-    like = step
+    like, moved = step, 0.0
     for _ in range(_ROUNDS):
         replayed, log = again(run, step.ms, folder, upto)
         found = _fit(measured, replayed, log, like)
         step = step.halfway(found)
-        if all(abs(found.ms(held) / step.ms(held) - 1) <= _STILL for held in _steps(run)):
+        moved = max(abs(found.ms(held) / step.ms(held) - 1) for held in _steps(run))
+        if moved <= _STILL:
             break
     # The least squares of single requests need not hit their mean: what is left of it is taken off all terms alike.
     replayed, _ = again(run, step.ms, folder, upto)
-    return step.scaled(pace / fmean(replayed[n].tpot for n in paced))
+    return step.scaled(pace / fmean(replayed[n].tpot for n in paced)), moved
 
 
 def _fit(measured: Sequence[Served], replayed: Sequence[Served], log: StepLog, like: Timing) -> Timing:
@@ -109,13 +113,15 @@ def _steps(run: Run) -> tuple[Held, Held]:
     return full, Held(1, round(context), 1)
 
 
-def _judged(run: Run, step: Timing, half: int, replayed: Sequence[Served]) -> Fidelity:
+def _judged(run: Run, step: Timing, moved: float, half: int, replayed: Sequence[Served]) -> Fidelity:
     pairs = list(zip(run.requests[half:], replayed[half:], strict=True))
     spread = [(m, r) for m, r in pairs if m.output > 1]
     return Fidelity(
         run.name,
         step,
         half,
+        moved <= _STILL,
+        moved,
         _error([(m.ttft, r.ttft) for m, r in pairs]),
         _error([(m.tpot, r.tpot) for m, r in spread]),
         tuple((m.ttft, m.tpot, r.ttft, r.tpot) for m, r in pairs),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ramify.serving.policy.together import as_one
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, SloClass, State, View
-from ramify.serving.replay.engine import Replayed, _Course, _Flight, _outcome, _prompt, _Replay
+from ramify.serving.replay.engine import Replayed, _Course, _Flight, _outcome, _prompt, _Replay, replayed
 from ramify.serving.replay.lengths import Told
 from ramify.serving.replay.tagging import tags_of
 from ramify.serving.replay.types import Contender, Program, Setting, Stock
@@ -38,7 +38,7 @@ def replay_fleet(
 ) -> Replayed:
     """As `engine.replay` does, for several engines."""
     kind = _Balanced if isinstance(contender.engine, Stock) else _Fleet
-    return kind(programs, contender, setting, told, folder, brisk=True).run()
+    return replayed(programs, lambda cache: kind(programs, contender, setting, told, folder, True, cache))
 
 
 @dataclass(slots=True)
@@ -97,10 +97,11 @@ class _Fleet(_Replay):
         told: Told,
         folder: Path,
         brisk: bool,
+        cache: bool,
     ) -> None:
         if isinstance(contender.engine, Stock):
             raise TypeError(f"{contender.name} has no policy that could stand before engines: it has a balancer")
-        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, brisk)
+        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, brisk, cache)
         self._policy = contender.engine()
         self._views = Views(lambda _: 0, _REFRESH)
         self._door = _Door()

@@ -12,7 +12,7 @@ from typing import Any
 
 from ramify.serving.replay.contenders import CLAIRVOYANT, CLAIRVOYANT_CAPACITY, contender
 from ramify.serving.replay.score import Score, Tail
-from ramify.serving.replay.sources import code_digest, modules_digest
+from ramify.serving.replay.sources import code_digest, fleet_digest, modules_digest
 from ramify.serving.replay.steps import SHIPPED, load
 from ramify.serving.replay.types import Setting
 from ramify.serving.replay.workload import SLOS, Arrivals, Mix, Workload
@@ -92,7 +92,7 @@ def _score(raw: Mapping[str, Any]) -> Score:
 def _code(name: str, fleet: bool) -> str:
     own = code_digest(contender(name))
     if fleet:
-        own += modules_digest(["ramify.serving.replay.fleet"])
+        own += fleet_digest()
     if name != CLAIRVOYANT.name:
         return own
     return own + modules_digest(["ramify.serving.replay.bounds.lp"], repr(CLAIRVOYANT_CAPACITY))

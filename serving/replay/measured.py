@@ -1,19 +1,27 @@
 """Measured runs of vLLM as files.
 
-A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling and
-enable_chunked_prefill where they are false; data_parallel_size with enable_expert_parallel where several engines
-shared the requests; `kv_cache`, if there: num_gpu_blocks and block_size, without which its KV is taken as large
-enough for all slots) and `requests.jsonl`, gzipped or not: for each request its lengths and when it arrived, was
-queued, and gave its first and last token.
+A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling,
+enable_chunked_prefill and enable_prefix_caching where they are false; data_parallel_size with
+enable_expert_parallel where several engines shared the requests; `kv_cache`, if there: num_gpu_blocks and
+block_size, without which its KV is taken as large enough for all slots) and `requests.jsonl`, gzipped or not: for
+each request its lengths and when it arrived, was queued, scheduled (`scheduled_ts`, if there), and gave its first
+and last token.
+
+A KV that is not said and was too small is refused, not noted beside the figures: they would hold a run that waited
+for KV against one that never does, and only the file's owner can say what is missing. It is seen by requests that
+waited with a slot free and no prompt at work, or in `timeseries.csv`, if there (running, waiting, kv_cache_pct). A KV
+that only drew out the answers of preempted requests is not seen: the files do not show it.
 """
 
 from __future__ import annotations
 
+import csv
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from ramify.serving.replay.errors import BadTrace
@@ -22,6 +30,17 @@ from ramify.serving.replay.files import LONGEST, MISSHAPEN, text
 _MOST_ENGINES = 64
 _ENGINE = "max_num_seqs and max_num_batched_tokens"
 _FIELDS = "input_toks, output_toks, queued_ts, first_token_ts, last_token_ts"
+_SAMPLED = ("running", "waiting", "kv_cache_pct")
+# No engine takes so many seconds from a token to the next, or lets everybody wait so many for the first.
+_SLOWEST_PACE_S, _SLOWEST_FIRST_S = 10.0, 3600.0
+# Queued over so many times the span of the arrivals is another unit, unless they came in a burst as short as this: a
+# burst is queued as fast as the server takes it.
+_OTHER_UNIT, _BURST_S = 300.0, 1.0
+_HANDED_OVER = 5  # steps in which a free slot finds who waits for it, and an arrival its slot
+# Of the time to first tokens, or of the samples. Engines with KV enough leave below .001, made up or measured; one
+# whose KV makes TTFT 6 % longer .035, and one that is mostly waited for .6.
+_UNEXPLAINED = 0.02
+_FULL_PCT = 95.0  # of the KV: less than a long prompt is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +84,40 @@ class Run:
     blocks: int | None = None  # of its KV; None: not known, and taken as enough
     block_size: int = 16
     engines: int = 1  # beside each other, in step with each other
+    prefix_cache: bool = True  # what a preempted request had computed is found again
 
 
 def read_run(folder: Path) -> Run:
     """Raises BadTrace, with the line."""
-    meta, lines = _open(folder, "meta.json"), _open(folder, "requests.jsonl").splitlines()
+    run, rows = _engine(folder, _open(folder, "meta.json")), _rows(folder, _open(folder, "requests.jsonl"))
+    _in_seconds(folder, rows)
+    run = replace(run, requests=_in_order(rows, _arrivals(folder, rows)))
+    longest = max(one.prompt + one.output for one in run.requests)
+    if not run.chunked_prefill and longest > run.step_tokens:
+        raise BadTrace(
+            folder,
+            f"a request of {longest} tokens, in steps of {run.step_tokens} without chunked prefill: no vLLM runs so; "
+            "put into meta.json what the engine logged for max_num_batched_tokens and enable_chunked_prefill",
+        )
+    if run.blocks is None:
+        _room_enough(folder, rows, run.slots)
+    elif longest > (run.blocks - 1) * run.block_size:
+        raise BadTrace(
+            folder,
+            f"meta.json: a KV of {run.blocks} blocks of {run.block_size} tokens cannot hold a request of {longest}",
+        )
+    return _timed(folder, run)
+
+
+def _engine(folder: Path, meta: str) -> Run:
+    """The run, as yet without requests. Raises BadTrace."""
     try:
         engine = json.loads(meta)["engine_kwargs"]
         slots, step_tokens = int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])
-        overlap, chunked = engine.get("async_scheduling"), engine.get("enable_chunked_prefill")
+        overlap, chunked, prefixes = (
+            engine.get(name) is not False
+            for name in ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
+        )
         engines = int(engine.get("data_parallel_size") or 1)
         kv = json.loads(meta).get("kv_cache") or {}
         known = kv.get("num_gpu_blocks", engine.get("num_gpu_blocks_override"))
@@ -98,56 +142,17 @@ def read_run(folder: Path) -> Run:
             raise BadTrace(folder, f"meta.json: {name} is {str(engine[name])[:60]!r}: such an engine is not replayed")
     if block_size < 1:
         raise BadTrace(folder, f"meta.json: kv_cache has blocks of {block_size} tokens")
-    rows = []
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                rows.append(_row(json.loads(line)))
-            except MISSHAPEN as error:
-                raise BadTrace(
-                    folder, f"requests.jsonl, line {number}: {error!r}; a request has {_FIELDS}"
-                ) from error
-    if len(rows) < 8:
-        raise BadTrace(folder, f"{len(rows)} requests are too few to fit on a half and judge on the other")
-    # Arrivals are on the client's clock, the rest on the engine's: who waited least tells the offset.
-    offset = min((row.queued - row.arrived for row in rows if row.arrived is not None), default=0.0)
-    arrivals = [row.queued if row.arrived is None else row.arrived + offset for row in rows]
-    begin = min(arrivals)
-    lasted = max(row.last for row in rows) - min(row.queued for row in rows)
-    if max(row.queued - at for row, at in zip(rows, arrivals, strict=True)) > lasted:
-        raise BadTrace(
-            folder,
-            f"requests.jsonl: arrival_time is not in the seconds of queued_ts: the run took {lasted:g} of them",
-        )
-    # Who came at the same instant was queued one after the other, and the file may be in any order.
-    came = sorted(zip(rows, arrivals, strict=True), key=lambda one: (one[1], one[0].queued))
-    in_order = tuple(
-        Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin) for row, at in came
-    )
-    run = Run(
-        folder.name,
-        slots,
-        step_tokens,
-        in_order,
-        overlap is not False,
-        chunked is not False,
-        blocks,
-        block_size,
-        engines,
-    )
-    longest = max(one.prompt + one.output for one in in_order)
-    if blocks is not None and longest > (blocks - 1) * block_size:
-        raise BadTrace(
-            folder, f"meta.json: a KV of {blocks} blocks of {block_size} tokens cannot hold a request of {longest}"
-        )
-    return _timed(folder, run)
+    return Run(folder.name, slots, step_tokens, (), overlap, chunked, blocks, block_size, engines, prefixes)
 
 
 def _open(folder: Path, name: str) -> str:
-    for path in (folder / name, folder / f"{name}.gz"):
-        if path.exists():
-            return text(path)
+    if path := _found(folder, name):
+        return text(path)
     raise BadTrace(folder, f"has neither {name} nor {name}.gz")
+
+
+def _found(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
 
 
 class _Row(NamedTuple):
@@ -159,6 +164,27 @@ class _Row(NamedTuple):
     first: float
     last: float
     arrived: float | None  # by the client's clock
+    scheduled: float | None  # for the first time
+
+    @property
+    def pace(self) -> float:
+        return (self.last - self.first) / max(1, self.output - 1)
+
+
+def _rows(folder: Path, lines: str) -> list[_Row]:
+    """Raises BadTrace."""
+    rows = []
+    for number, line in enumerate(lines.splitlines(), start=1):
+        if line.strip():
+            try:
+                rows.append(_row(json.loads(line)))
+            except MISSHAPEN as error:
+                raise BadTrace(
+                    folder, f"requests.jsonl, line {number}: {error!r}; a request has {_FIELDS}"
+                ) from error
+    if len(rows) < 8:
+        raise BadTrace(folder, f"{len(rows)} requests are too few to fit on a half and judge on the other")
+    return rows
 
 
 def _row(raw: Mapping[str, Any]) -> _Row:
@@ -170,7 +196,109 @@ def _row(raw: Mapping[str, Any]) -> _Row:
     arrived = float(raw["arrival_time"]) if raw.get("arrival_time") is not None else None
     if not (isfinite(arrived or 0.0) and -inf < queued <= first <= last < inf):
         raise ValueError(f"queued at {queued}, tokens from {first} to {last}: no order of times")
-    return _Row(max(1, prompt), max(1, output), queued, first, last, arrived)
+    scheduled = float(raw["scheduled_ts"]) if raw.get("scheduled_ts") else None  # vLLM has 0 for never
+    if scheduled is not None and not queued <= scheduled <= first:
+        raise ValueError(f"queued at {queued}, scheduled at {scheduled}, tokens from {first}: no order of times")
+    return _Row(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
+
+
+def _in_seconds(folder: Path, rows: Sequence[_Row]) -> None:
+    """The engine's times are in seconds, as far as they show it: an engine as fast as a thousandth of another has no
+    mark. Raises BadTrace."""
+    pace = median([row.pace for row in rows if row.output > 1] or [0.0])
+    least = min(row.first - row.queued for row in rows)
+    for took, most, what in (
+        (pace, _SLOWEST_PACE_S, "a token and the next (the median)"),
+        (least, _SLOWEST_FIRST_S, "queued_ts and first_token_ts (the least)"),
+    ):
+        if took > most:
+            raise BadTrace(
+                folder,
+                f"requests.jsonl: the engine's times are not all in seconds: {took:g} lie between {what}; "
+                "give queued_ts, scheduled_ts, first_token_ts and last_token_ts in seconds",
+            )
+
+
+def _arrivals(folder: Path, rows: Sequence[_Row]) -> list[float]:
+    """When each arrived, on the engine's clock. Raises BadTrace where the client's has another unit."""
+    # Arrivals are on the client's clock, the rest on the engine's: who waited least tells the offset.
+    offset = min((row.queued - row.arrived for row in rows if row.arrived is not None), default=0.0)
+    arrivals = [row.queued if row.arrived is None else row.arrived + offset for row in rows]
+    lasted = max(row.last for row in rows) - min(row.queued for row in rows)
+    if max(row.queued - at for row, at in zip(rows, arrivals, strict=True)) > lasted:
+        raise BadTrace(
+            folder,
+            f"requests.jsonl: arrival_time is not in the seconds of queued_ts: the run took {lasted:g} of them",
+        )
+    told = [(row.arrived, row.queued) for row in rows if row.arrived is not None]
+    came, queued = (max(times) - min(times) for times in zip(*told, strict=True)) if told else (0.0, 0.0)
+    if came > _BURST_S and queued > _OTHER_UNIT * came:
+        raise BadTrace(
+            folder,
+            "requests.jsonl: queued_ts is not in the seconds of arrival_time: requests arrived over "
+            f"{came:g} of them and were queued over {queued:g}; give all times in seconds",
+        )
+    return arrivals
+
+
+def _in_order(rows: Sequence[_Row], arrivals: Sequence[float]) -> tuple[Served, ...]:
+    # Who came at the same instant was queued one after the other, and the file may be in any order.
+    came = sorted(zip(rows, arrivals, strict=True), key=lambda one: (one[1], one[0].queued))
+    begin = min(arrivals)
+    return tuple(Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin) for row, at in came)
+
+
+def _room_enough(folder: Path, rows: Sequence[_Row], slots: int) -> None:
+    """Nothing shows that requests waited for KV. Raises BadTrace."""
+    shown = None
+    if (share := _unexplained(rows, slots)) > _UNEXPLAINED:
+        shown = f"{share:.0%} of the time to first tokens went by with a slot free and no prompt at work"
+    elif (share := _sampled_full(folder, slots)) > _UNEXPLAINED:
+        shown = f"in {share:.0%} of timeseries.csv's samples with requests waiting it was full and a slot free"
+    if shown:
+        raise BadTrace(
+            folder,
+            f"meta.json does not say how large the KV was, and requests waited for it: {shown}; add kv_cache with "
+            "num_gpu_blocks and block_size (vLLM logs 'GPU KV cache size': the one times the other), or "
+            "see whether max_num_seqs is the engine's",
+        )
+
+
+def _unexplained(rows: Sequence[_Row], slots: int) -> float:
+    """The share of all time from queue to first token in which a request waited though a slot was free and no
+    prompt was at work, that might have had the step's tokens. Of several engines, none has more than all hold."""
+    edge = _HANDED_OVER * median(row.pace for row in rows)
+    changes: list[tuple[float, int, int, int]] = []  # when, and by how many: waiting, in a slot, prompts at work
+    for row in rows:
+        if row.scheduled is None:
+            return 0.0
+        changes += [(row.scheduled, 0, 1, 1), (row.first, 0, 0, -1), (row.last + edge, 0, -1, 0)]
+        if row.queued + edge < row.scheduled:
+            changes += [(row.queued + edge, 1, 0, 0), (row.scheduled, -1, 0, 0)]
+    changes.sort()
+    waiting, held, prompts, before, lost = 0, 0, 0, changes[0][0], 0.0
+    for at, waits, holds, begins in changes:
+        if held < slots and not prompts:
+            lost += waiting * (at - before)
+        waiting, held, prompts, before = waiting + waits, held + holds, prompts + begins, at
+    return lost / (sum(row.first - row.queued for row in rows) or 1.0)
+
+
+def _sampled_full(folder: Path, slots: int) -> float:
+    """Of the samples in which requests wait, the share with the KV full and a slot free. Raises BadTrace."""
+    path = _found(folder, "timeseries.csv")
+    lines = csv.DictReader(text(path).splitlines() if path else [])
+    waits = full = 0
+    try:
+        if not set(_SAMPLED) <= set(lines.fieldnames or ()):
+            return 0.0
+        for line in lines:
+            running, waiting, percent = (float(line[name]) for name in _SAMPLED)
+            waits += waiting > 0
+            full += waiting > 0 and running < slots and percent >= _FULL_PCT
+    except (*MISSHAPEN, csv.Error) as error:
+        raise BadTrace(folder, f"timeseries.csv, line {lines.line_num}: {error!r}") from error
+    return full / max(1, waits)
 
 
 def _timed(folder: Path, run: Run) -> Run:

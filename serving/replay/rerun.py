@@ -75,7 +75,7 @@ class _Rerun:
         self._counts[at] += _WAITING_WEIGHS
         self._where.append(self._engines[at])
         # No two requests share tokens: the file has no prompts. What one of them computed before it lost its place
-        # is there to be found again, as in vLLM.
+        # is there to be found again, as in vLLM, if it keeps prefixes at all.
         self._engines[at].add(str(number), [1_000_000 + number] * one.prompt, one.output, at=one.arrived)
 
     def _step(self) -> list[str]:
@@ -104,6 +104,8 @@ class _Rerun:
 
         run = self._run
         context = max(r.prompt + r.output for r in run.requests) + 16
+        if not run.chunked_prefill:
+            context = min(context, run.step_tokens)  # vLLM has no longer one where a prompt must fit into a step
         settings = BareSettings(
             slots=run.slots,
             room=0,
@@ -112,6 +114,7 @@ class _Rerun:
             step_tokens=run.step_tokens,
             context=context,
             concord=None,
+            prefix_cache=run.prefix_cache,
             chunked_prefill=run.chunked_prefill,
             overlap=run.overlap,
             brisk=True,

@@ -1,8 +1,9 @@
-"""Which of our source files a replay's result depends on: what the engine imports, and what its contender does.
+"""Which of our source files a replay's result depends on: what makes and plays it, and what its contender does.
 
 Results are kept under this digest, so that a changed baseline is replayed anew and the others are not. Imports are
 read from the files, also those inside functions. `policy/table.py` names every policy and `scheduler.py` is in no
-replay of vLLM's own scheduler: neither is followed where it decides nothing.
+replay of vLLM's own scheduler: neither is followed where it decides nothing. Nor is what lies apart: the contenders,
+jobs as data, and the clairvoyant's bound and several engines, which jobs.py adds to the keys of those who have them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from ramify.serving.replay.types import Contender, Stock
 
 _ROOT = "ramify.serving"
 _HERE = Path(__file__).resolve().parents[1]
-_ENGINE = tuple(f"{_ROOT}.replay.{name}" for name in ("engine", "score", "workload", "trace", "lengths", "tagging"))
+_ENGINE = tuple(f"{_ROOT}.replay.{name}" for name in ("perform", "engine", "made_up"))
+_APART = frozenset(f"{_ROOT}.replay.{name}" for name in ("contenders", "jobs", "bounds.lp", "fleet"))
+_FLEET = f"{_ROOT}.replay.fleet"
 _TABLE = f"{_ROOT}.policy.table"
 _PLUGIN = f"{_ROOT}.vllm_plugin.scheduler"
 
@@ -26,14 +29,19 @@ def code_digest(contender: Contender) -> str:
     """Of the files that decide what `contender` does in a replay, its parameters and what it is told."""
     engine = contender.engine
     if isinstance(engine, Stock):
-        modules, skipped, options = set(_ENGINE), frozenset({_TABLE, _PLUGIN}), repr(engine)
+        modules, skipped, options = set(_ENGINE), _APART | {_TABLE, _PLUGIN}, repr(engine)
     else:
         made = engine()
         factory = engine.func if isinstance(engine, partial) else engine
         modules = {*_ENGINE, type(made).__module__, factory.__module__}
         given = (engine.args, sorted(engine.keywords.items())) if isinstance(engine, partial) else ()
-        skipped, options = frozenset({_TABLE}), repr([_told(part) for part in given])
+        skipped, options = _APART | {_TABLE}, repr([_told(part) for part in given])
     return modules_digest(modules, f"{options} {contender.knows!r}", skipped)
+
+
+def fleet_digest() -> str:
+    """Of what stands before several engines. They are vLLM's own, whatever the contender is."""
+    return modules_digest([_FLEET], skipped=(_APART - {_FLEET}) | {_TABLE, _PLUGIN})
 
 
 def modules_digest(modules: Iterable[str], also: str = "", skipped: frozenset[str] = frozenset()) -> str:

@@ -111,7 +111,7 @@ def _mooncake(path: Path, whole: str) -> Iterator[Arrival]:
             continue
         try:
             row = json.loads(line)
-            blocks = tuple(int(b) for b in row.get("hash_ids", ()))
+            blocks = tuple(int(b) for b in row.get("hash_ids") or ())
             call = Call(_length(row["input_length"]), _length(row["output_length"]), blocks, _MOONCAKE_BLOCK)
             yield Arrival(_time(row["timestamp"]) / 1000, call)
         except MISSHAPEN as error:
@@ -179,7 +179,7 @@ def _spans(raw: Mapping[str, Any], number: int) -> Iterator[_Span]:
             if "in" not in one or "out" not in one:
                 continue
             begin = _time(one["t"]) + offset
-            blocks = tuple(number * 1_000_000 + int(b) for b in one.get("hash_ids", ()))
+            blocks = tuple(number * 1_000_000 + int(b) for b in one.get("hash_ids") or ())
             call = Call(_length(one["in"]), _length(one["out"]), blocks, size)
             yield begin, begin + _time(one.get("api_time") or 0.0), call
 

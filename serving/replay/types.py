@@ -109,6 +109,9 @@ class Contender:
     knows: Knowledge = field(default_factory=Knowledge)
     ours: bool = False  # a form of Concord: not counted among the baselines
     about: str = ""  # one line for tables and plots
+    preempts: bool = (
+        False  # it often does: a replay knows that it needs vLLM's prefix cache, and gives the same anyway
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class BriskRequest(Request):
     """A request that knows until when it is quiet. `_NEVER`: it has to be looked at."""
 
     quiet_computed: int = _NEVER  # schedule() changes nothing else of it while it has computed no more tokens,
-    quiet_flying: int = _NEVER  # and exactly so many of its output tokens are in flight
+    quiet_flying: int = _NEVER  # and exactly so many of its output tokens are in flight;
+    quiet_held: int = 0  # its blocks hold so many tokens
     quiet_output: int = _NEVER  # update_from_output() neither, while it has so many output tokens at most
 
 
@@ -54,28 +55,42 @@ class BriskScheduler(AsyncScheduler):
         if any(unknown.values()):
             raise ValueError(f"not for an engine with {', '.join(name for name, has in unknown.items() if has)}")
         self._kv = managers[0]
+        self._caches: bool = self.kv_cache_manager.enable_caching
         self.quiet_ids: list[str] = []
+        self.preempted = 0  # requests that lost their KV
 
     def schedule(self, throttle_prefills: bool = False) -> Any:
         running: list[BriskRequest] = self.running
         step = self.current_step + 1
-        quiet = {
-            r.request_id
-            for r in running
-            if r.num_computed_tokens <= r.quiet_computed
-            and r.num_output_placeholders == r.quiet_flying
-            and r.next_decode_eligible_step <= step
-        }
-        pool = self.kv_cache_manager.block_pool
+        quiet: set[str] = set()
+        growing: list[BriskRequest] = []  # of those, who need a block: only where there is no cache to put it into
+        cut = False
+        for r in running:
+            computed = r.num_computed_tokens
+            if (
+                computed <= r.quiet_computed
+                and r.num_output_placeholders == r.quiet_flying
+                and r.next_decode_eligible_step <= step
+            ):
+                quiet.add(r.request_id)
+                if computed >= r.quiet_held:
+                    growing.append(r)
+            elif r.is_prefill_chunk:
+                cut = True
         if (
             not quiet
-            or any(r.is_prefill_chunk for r in running)
-            or pool.get_num_free_blocks() <= len(running)
+            or cut
+            or self.kv_cache_manager.block_pool.get_num_free_blocks() <= len(running)
             or len(running) >= self.max_num_scheduled_tokens
         ):
             return self._learnt(super().schedule(throttle_prefills))
         if len(quiet) == len(running):  # vLLM asks whether anybody runs
             quiet.discard(running[0].request_id)
+        for r in growing:
+            if r.request_id in quiet:
+                tokens = r.num_computed_tokens + 1
+                self._kv.allocate_new_blocks(r.request_id, tokens, tokens)
+                r.quiet_held += self._kv.block_size
         whole = self._without(quiet)
         try:
             output = super().schedule(throttle_prefills)
@@ -125,15 +140,12 @@ class BriskScheduler(AsyncScheduler):
             if tokens != 1 or r.is_prefill_chunk or r.num_output_placeholders < 1:
                 continue
             flying = r.num_output_placeholders - 1  # as it will be when it is scheduled again, one step having landed
-            held = len(self._kv.req_to_blocks[request_id])
-            cached = self._kv.num_cached_block.get(request_id, 0)
-            r.quiet_flying = flying
-            r.quiet_computed = min(
-                held * size - 1,
-                (cached + 1) * size - 2 + flying,
-                r.num_prompt_tokens + r.max_tokens - _TAIL,
-                self.max_model_len - _TAIL,
-            )
+            held = len(self._kv.req_to_blocks[request_id]) * size
+            most = min(r.num_prompt_tokens + r.max_tokens, self.max_model_len) - _TAIL
+            if self._caches:
+                cached = self._kv.num_cached_block.get(request_id, 0)
+                most = min(most, held - 1, (cached + 1) * size - 2 + flying)
+            r.quiet_flying, r.quiet_computed, r.quiet_held = flying, most, held
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -162,12 +174,15 @@ class BriskScheduler(AsyncScheduler):
         prompt = r.is_prefill_chunk or not r.num_output_tokens
         if prompt or r.status != RequestStatus.RUNNING or r.num_stale_output_tokens:
             return
-        size, cached = self._kv.block_size, self._kv.num_cached_block.get(r.request_id, 0)
-        tokens = min((len(r.block_hashes) + 1) * size - 2, (cached + 1) * size - 1, self.max_model_len - _TAIL)
+        tokens = self.max_model_len - _TAIL
+        if self._caches:
+            size, cached = self._kv.block_size, self._kv.num_cached_block.get(r.request_id, 0)
+            tokens = min(tokens, (len(r.block_hashes) + 1) * size - 2, (cached + 1) * size - 1)
         r.quiet_output = min(tokens - r.num_prompt_tokens, r.max_tokens - _TAIL)
 
     def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
         request.quiet_computed = request.quiet_output = _NEVER
+        self.preempted += 1
         super()._preempt_request(request, *args, **kwargs)
 
 

@@ -36,12 +36,22 @@ BASELINES: tuple[Contender, ...] = (
     Contender("edf", edf, _BLIND, about="earliest deadline first"),
     Contender("edf-feasible", partial(edf, 0.1), _CALLS, about="EDF that refuses what cannot be met"),
     Contender(
-        "edf-feasible-preempting", partial(edf, 0.1, True), _CALLS, about="the same, which displaces what runs"
+        "edf-feasible-preempting",
+        partial(edf, 0.1, True),
+        _CALLS,
+        about="the same, which displaces what runs",
+        preempts=True,
     ),
     Contender(
         "edf-plan", partial(edf, 0.5), _PLAN, about="EDF that refuses by medians what cannot be met, stages included"
     ),
-    Contender("edf-plan-preempting", partial(edf, 0.5, True), _PLAN, about="the same, which displaces what runs"),
+    Contender(
+        "edf-plan-preempting",
+        partial(edf, 0.5, True),
+        _PLAN,
+        about="the same, which displaces what runs",
+        preempts=True,
+    ),
     Contender("least-laxity", partial(least_laxity, 0.1), _PLAN, about="least laxity first, which refuses likewise"),
     Contender("ltr", LearningToRank, _CALLS, about="learning to rank: the shortest answer by a ListMLE head"),
     Contender(
@@ -49,11 +59,14 @@ BASELINES: tuple[Contender, ...] = (
         partial(LearningToRank, displace=0.0),
         _CALLS,
         about="the same, what runs displaced by what ranks before it, as the paper's batches are made anew",
+        preempts=True,
     ),
     Contender(
         "plas", partial(Plas, PlasOptions(preempts=False)), _BLIND, about="Autellix: program-level attained service"
     ),
-    Contender("plas-preempting", Plas, _BLIND, about="the same, which displaces what runs, as in the paper"),
+    Contender(
+        "plas-preempting", Plas, _BLIND, about="the same, which displaces what runs, as in the paper", preempts=True
+    ),
     Contender(
         "atlas",
         partial(Plas, PlasOptions(critical_path=True, preempts=False)),
@@ -78,6 +91,7 @@ BASELINES: tuple[Contender, ...] = (
         partial(ProgramSrpt, displace=0.2),
         _PLAN,
         about="the same, which displaces what runs for what is a fifth shorter",
+        preempts=True,
     ),
     Contender("program-srpt-paced", PacedProgramSrpt, _PLAN, about="the same, with Concord's pace"),
     Contender("program-srpt-oracle", ProgramSrpt, _TRUE, about="the same with true lengths"),

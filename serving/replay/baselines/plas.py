@@ -88,6 +88,8 @@ class Plas:
     def _level(self, call: RequestView, now: float) -> int:
         """The queue that it stands in."""
         options = self.options
+        if call.compound is None and call.generated == 0 and options.beta is None:
+            return 0  # nothing served, nobody promoted: most of what waits
         entry = _Entry() if call.compound is None else self._table.get(call.compound.id, _Entry())
         before = entry.before_s if options.critical_path and call.compound else entry.served_s
         if options.critical_path and call.compound is not None and call.compound.stage != entry.stage:

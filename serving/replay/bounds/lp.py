@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ramify.serving.policy.types import SloClass, StepModel
 from ramify.serving.policy.work import decode_gpu_s, prefill_s
+from ramify.serving.replay.errors import NoBound
 from ramify.serving.replay.types import Call, Program, Setting
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _alone_s(call: Call, step: StepModel) -> float:
 
 
 def solve(items: Sequence[Item], capacity: float, bin_s: float) -> float:
-    """The programme's value. Raises RuntimeError where HiGHS finds no optimum."""
+    """The programme's value. Raises NoBound where HiGHS finds no optimum."""
     return _solved(items, capacity, bin_s)[0]
 
 
@@ -200,7 +201,7 @@ def _solved(items: Sequence[Item], capacity: float, bin_s: float) -> tuple[float
         method="highs",
     )
     if found.status != 0:
-        raise RuntimeError(f"the bound's linear programme was not solved: {found.message}")
+        raise NoBound(f"the bound's linear programme was not solved: {found.message}")
     return float(-found.fun), [float(share) for share in found.x[: len(items)]]
 
 

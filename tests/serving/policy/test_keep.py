@@ -6,19 +6,22 @@ import random
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.job import Job
 from ramify.serving.policy.jobs import JobBook
-from ramify.serving.policy.keep import keep
+from ramify.serving.policy.keep import Reserve, keep
+from ramify.serving.policy.table import UnknownPolicy, make_policy
 from ramify.serving.policy.types import CompoundView, GroupView, RequestId, RequestView, SloClass, State, View
 from tests.serving.policy.test_concord import capacity
 from tests.serving.policy.views import NOW, view
 
 
-def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: float, now: float) -> set[str | RequestId]:
-    """Moore and Hodgson's rule as it is told in docs/decisions/210, job by job."""
+def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: Reserve, now: float) -> set[str | RequestId]:
+    """Moore and Hodgson's rule as it is told in docs/decisions/210 and 308, job by job."""
+    times, more = reserve.times, reserve.times / reserve.later - 1.0
     first_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now], reverse=True)
     demand = 0.0
     heap: list[tuple[float, float, int, str | RequestId]] = []
@@ -31,8 +34,9 @@ def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: float, now
         while first_due and first_due[-1][0] <= job.due:
             demand += first_due.pop()[1]
         left = job.due - job.before_s - now
+        room = left + more * max(0.0, left - reserve.until_s)
         mine = work.get(key, 0.0)
-        if left < 0.0 or (reserve * (demand - mine) > left and not (heap and heap[0][0] < job.density)):
+        if left < 0.0 or (times * (demand - mine) > room and not (heap and heap[0][0] < job.density)):
             out.add(key)
             demand -= work.pop(key, 0.0)
             continue
@@ -40,7 +44,7 @@ def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: float, now
             heappush(heap, (job.density, -job.view.arrived, -job.id, key))
         work[key] = mine + job.work_s
         demand += job.work_s
-        while key in work and reserve * (demand - work[key]) > left:
+        while key in work and times * (demand - work[key]) > room:
             least = heappop(heap)[-1]
             out.add(least)
             demand -= work.pop(least, 0.0)
@@ -73,14 +77,16 @@ def crowd(chance: random.Random, old: dict[int, RequestView], now: float, anew: 
 
 @given(
     st.integers(0, 2**32),
-    st.sampled_from([0.1, 0.3, 1.0]),
+    st.sampled_from(
+        [Reserve(0.1, 20.0, 0.1), Reserve(0.3, 4.0, 0.1), Reserve(1.0, 8.0, 0.3), Reserve(1.0, 0.0, 2.0)]
+    ),
     st.floats(0, 2),
     st.sampled_from([1.0, 1.2]),
     st.sampled_from([0.2, 0.03]),
 )
 @settings(max_examples=300, deadline=None)
 def test_it_keeps_what_the_plain_sweep_keeps_whatever_was_seen_before(
-    seed: int, reserve: float, step_s: float, slower: float, anew: float
+    seed: int, reserve: Reserve, step_s: float, slower: float, anew: float
 ) -> None:
     book, chance, now, token_s = JobBook(0.5, 0.1, 120.0, 0.25), random.Random(seed), NOW, 0.01
     old: dict[int, RequestView] = {}
@@ -100,3 +106,21 @@ def test_it_keeps_what_the_plain_sweep_keeps_whatever_was_seen_before(
         assert book.next_late() == min([job.late_at for job in waiting])
         assert book.heaviest() == max([job.weight for job in waiting])
         now, token_s = now + step_s, token_s * slower
+
+
+def test_of_what_lies_further_off_more_is_given_away() -> None:
+    """Three times the work is left: with a quarter of all of it one is left out, with more of what lies behind the
+    first third both are kept."""
+    calls = [view(i, SloClass.DEADLINE, 1000, arrived=NOW, deadline=NOW + 30.0 + i) for i in range(2)]
+    book = JobBook(0.5, 0.1, 120.0, 0.25)
+    book.follow(View(capacity(1), calls), 0.001)
+    work_s = book.of(calls)[0].work_s
+    at = NOW + 30.0 - 3.0 * work_s  # three times the work is left before the first of them must have ended
+    assert len(keep(book.promised(), [], Reserve(4.0, 1e9, 4.0), at)) == 1
+    assert len(keep(book.promised(), [], Reserve(4.0, work_s, 4 / 3), at)) == 2
+
+
+@pytest.mark.parametrize("later", [0.0, -1.0, float("nan")])
+def test_a_reserve_that_gives_no_time_is_refused(later: float) -> None:
+    with pytest.raises(UnknownPolicy, match=r"later_reserve is .*: it must be above 0"):
+        make_policy("concord", later_reserve=later)

@@ -7,18 +7,19 @@ import warnings
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from ramify.serving.policy.table import make_policy
 from ramify.serving.policy.types import Finished, Policy, RequestView, SloClass, Verdict, View
-from ramify.serving.replay.child import run
 from ramify.serving.replay.contenders import contender as named
-from ramify.serving.replay.engine import Replayed, replay
+from ramify.serving.replay.engine import Replayed, _Replay, replay, replayed
 from ramify.serving.replay.errors import TooLong
 from ramify.serving.replay.fleet import replay_fleet
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.lengths import Told
+from ramify.serving.replay.perform import run
 from ramify.serving.replay.score import score
 from ramify.serving.replay.types import (
     Call,
@@ -112,6 +113,40 @@ def test_what_comes_around_the_window_is_served_and_counted_in_the_whole_run_alo
     of_window = score(replayed, setting)
     assert (of_window.programs, of_window.request) == (2, 0.5)
     assert of_window.whole == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("name", ["fcfs", "plas-preempting", "ltr", "concord"])
+def test_without_a_prefix_cache_nothing_is_otherwise_where_nothing_could_be_found_in_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every time of every token, and what was begun anew: only he whose calls are computed twice."""
+    made: list[tuple[bool, _Replay]] = []
+    chance = Random(0)
+    programs = [single(i, i * 0.2, chance.randrange(1, 700), due=chance.choice((4.0, 60.0))) for i in range(60)]
+
+    def kept(cache: bool) -> _Replay:
+        one = _Replay(programs, named(name), SETTING, Told([10, 100, 1000], 0), tmp_path, True, cache)
+        made.append((cache, one))
+        return one
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        quick, cached = (
+            replayed(programs, kept),
+            _Replay(programs, named(name), SETTING, Told([10, 100, 1000], 0), tmp_path, True, True).run(),
+        )
+    assert quick == cached
+    again = name == "plas-preempting"
+    assert [cache for cache, _ in made] == ([False, True] if again else [False])
+    assert all(one.ended is not None for one in quick.outcomes) or name == "concord"
+
+
+def test_prompts_that_share_blocks_find_them(tmp_path: Path) -> None:
+    shared = (Stage((Call(9_000, 5, blocks=tuple(range(17))),)),)
+    programs = [Program(ProgramId(i), 3.0 * i, SloClass.DEADLINE, shared, deadline_s=30.0) for i in range(2)]
+    first, second = (one.calls[0] for one in played(programs, FCFS, tmp_path).outcomes)
+    assert first.first is not None and second.first is not None
+    assert second.first - second.arrived < 0.5 * (first.first - first.arrived)
 
 
 def test_two_replicas_share_what_comes(tmp_path: Path) -> None:

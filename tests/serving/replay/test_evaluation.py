@@ -121,6 +121,16 @@ def test_what_has_fewer_seeds_is_compared_over_those(base: Job) -> None:
     assert gap["ours"] == pytest.approx((0.6 - 0.4) / (1.0 - 0.4))
 
 
+def test_the_form_that_refuses_nothing_has_a_row_of_throughput_that_says_what_it_costs(base: Job) -> None:
+    forms = {"concord": 0.9, "concord, nothing refused": 0.8, "fcfs": 0.6}
+    rows = rows_of(Table([result(base.but(contender=name), met) for name, met in forms.items()]), base, Bounds())
+    row = next(
+        row for row in rows if row["name"].endswith("throughput against FCFS, by the form that refuses nothing")
+    )
+    assert row["met"] is True
+    assert row["note"].startswith("requests met: -0.100 (one seed) more than the default")
+
+
 def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -> None:
     """EDF ran the easy seed alone, where SRPT, which ran both, was better still."""
     results = [result(base.but(seed=i), level) for i, level in enumerate((0.98, 0.90))]

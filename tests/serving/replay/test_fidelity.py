@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
+import json
+import sys
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from benchmarks import fidelity as benchmark
+from ramify.serving.replay import fidelity
+from ramify.serving.replay.errors import BadTrace
 from ramify.serving.replay.fidelity import judge
-from ramify.serving.replay.measured import Run, Served
+from ramify.serving.replay.measured import Run, Served, read_run
 from ramify.serving.replay.rerun import again
 from ramify.serving.replay.timing import Held, Timing
 
@@ -54,6 +64,7 @@ def test_the_engine_that_made_a_run_is_found_from_its_first_half(
     found = judge(made, tmp_path)
     assert abs(found.tpot.relative) < tpot and abs(found.ttft.relative) < ttft
     assert found.fitted_on == 30 and len(found.residuals) == 30
+    assert found.still == (found.moved <= 0.002)
     full = Held(16, 10_000, 16)
     assert found.step.ms(full) == pytest.approx(TRUE.ms(full), rel=0.1)
 
@@ -74,3 +85,68 @@ def test_a_request_that_finds_the_engine_idle_begins_at_once(tmp_path: Path) -> 
         served, _ = again(Run("idle", 4, 1024, apart, engines=engines), TRUE.ms, tmp_path)
         assert served[1].ttft == pytest.approx(served[0].ttft)
         assert served[0].ttft == pytest.approx(TRUE.ms(Held(1, 100, 100)) / 1000)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_may_be_as_long_as_the_step_that_holds_its_whole_prompt(overlap: bool, tmp_path: Path) -> None:
+    """Without chunked prefill an engine's longest request, its max_model_len, may be its step's tokens."""
+    apart = tuple(Served(1024 - output, output, at, at, at) for at, output in ((0.0, 20), (60.0, 1), (120.0, 1000)))
+    run = Run("whole", 4, 1024, apart, overlap, chunked_prefill=False)
+    served, log = again(run, TRUE.ms, tmp_path)
+    assert sum(held.sequences for held in log.held) == 20 + 1 + 1000, "each of its tokens"
+    assert served == again(replace(run, step_tokens=2048), TRUE.ms, tmp_path)[0]
+
+
+def test_without_prefix_caching_who_is_preempted_computes_all_of_it_again(tmp_path: Path) -> None:
+    kept = Run("short of KV", 16, 1024, asked(), blocks=450)
+    computed = []
+    for run in (kept, replace(kept, prefix_cache=False)):
+        _, log = again(run, TRUE.ms, tmp_path)
+        assert log.preempted
+        computed.append(sum(held.prefill for held in log.held))
+    asked_for = sum(one.prompt for one in kept.requests)
+    assert asked_for - 60 <= computed[0] < computed[1] - 1000
+
+
+def test_a_kv_that_ran_out_and_is_not_said_is_seen_in_the_files_and_one_that_sufficed_is_not(tmp_path: Path) -> None:
+    for blocks in (None, 450):
+        run = Run("made", 16, 1024, asked(), blocks=blocks)
+        served, log = again(run, TRUE.ms, tmp_path)
+        rows = []
+        for one in served:
+            begun = log.ends[max(0, bisect_left(log.ends, one.first) - 1)]  # of the step that gave the first token
+            rows.append(
+                {"input_toks": one.prompt, "output_toks": one.output, "queued_ts": one.arrived}
+                | {"scheduled_ts": min(max(begun, one.arrived), one.first)}
+                | {"first_token_ts": one.first, "last_token_ts": one.last}
+            )
+        meta = {"engine_kwargs": {"max_num_seqs": 16, "max_num_batched_tokens": 1024}}
+        (tmp_path / "meta.json").write_text(json.dumps(meta))
+        (tmp_path / "requests.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        if blocks is None:
+            assert len(read_run(tmp_path).requests) == 60
+            continue
+        with pytest.raises(BadTrace, match="does not say how large the KV was"):
+            read_run(tmp_path)
+
+
+def test_a_fit_that_is_stopped_before_it_stands_still_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(fidelity, "_ROUNDS", 1)
+    found = judge(measured(Run("roomy", 16, 1024, asked()), tmp_path)[0], tmp_path)
+    assert not found.still
+
+    for still in (False, True):
+
+        @contextmanager
+        def child(said: dict[str, Any] = asdict(replace(found, still=still))) -> Iterator[SimpleNamespace]:  # noqa: B008
+            yield SimpleNamespace(ask=lambda question: said)
+
+        monkeypatch.setattr(benchmark, "child", child)
+        monkeypatch.setattr(sys, "argv", ["fidelity.py", "--run", str(tmp_path), "--json"])
+        assert benchmark.main() == 0
+        *_, tpot, ttft, last = capsys.readouterr().out.splitlines()
+        for line in (tpot, ttft):
+            assert ("the fit did not stand still" in line) == (not still)
+        assert [row["fit_still"] for row in json.loads(last)["rows"]] == [still, still]

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass, StepModel
-from ramify.serving.replay import child, made_up, steps
+from ramify.serving.replay import made_up, perform, steps
 from ramify.serving.replay.errors import BadSteps, BadTrace, TooFew, TooMany
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.lengths import Told
@@ -58,6 +58,12 @@ def test_mooncakes_lines_carry_their_prefix_blocks(tmp_path: Path) -> None:
     first, second = read(path).arrivals
     assert second.at == 2.0
     assert (first.call.blocks, second.call.blocks, first.call.block_tokens) == ((0, 0), (0, 1), 512)
+
+
+def test_no_blocks_may_be_said_by_null(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"timestamp": 0, "input_length": 90, "output_length": 20, "hash_ids": null}\n' * 3)
+    assert [arrival.call.blocks for arrival in read(path).arrivals] == [(), (), ()]
 
 
 def test_calls_of_a_session_that_overlap_are_one_turn(tmp_path: Path) -> None:
@@ -146,14 +152,14 @@ def test_a_trace_of_calls_that_cost_nothing_is_refused_before_it_takes_hours(tmp
     header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     path.write_text(header + "".join(f"2023-11-16 18:{i:02d}:00,0,0\n" for i in range(60)))
     with pytest.raises(TooMany, match=r"load 1\.1 for 600 s is [0-9,]+ programs .* fewer --seconds"):
-        child.run(Job("concord", str(path)), tmp_path)
+        perform.run(Job("concord", str(path)), tmp_path)
 
 
 def test_a_trace_of_one_moment_is_refused_since_nothing_of_it_is_counted(tmp_path: Path) -> None:
     path = tmp_path / "at-once.csv"
     path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:15:00,500,100\n" * 60)
     with pytest.raises(TooFew, match="none arrives between 2 and 18 s"):
-        child.run(Job("concord", str(path), seconds=20.0), tmp_path)
+        perform.run(Job("concord", str(path), seconds=20.0), tmp_path)
 
 
 @pytest.mark.parametrize("arrivals", list(Arrivals))

@@ -76,6 +76,8 @@ def _third(**changes: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
         (_third(last_token_ts=float("inf")), "line 3: .*no order of times"),
         (_third(last_token_ts=0.0), "line 3: .*no order of times"),
         (_third(arrival_time=float("nan")), "line 3: .*no order of times"),
+        (_third(scheduled_ts=502.0), "line 3: .*scheduled at 502.0, tokens from 502.1: no order of times"),
+        (_third(scheduled_ts=502_050.0), "line 3: .*scheduled at 502050.0, .*no order of times"),
         (_third(input_toks=-1), "line 3: .*lengths of -1"),
         (_third(output_toks=10**12), "line 3: .*lengths of 102 and 1000000000000"),
         (_third(input_toks=float("inf")), "line 3"),
@@ -89,7 +91,7 @@ def _third(**changes: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
             "its second half took time",
         ),
         (
-            lambda good: [{**one, "arrival_time": 0.0, "queued_ts": 5.0, "first_token_ts": 5.0} for one in good],
+            lambda good: [{**one, "arrival_time": 0.0, "queued_ts": 500.0, "first_token_ts": 500.0} for one in good],
             "first half has its first token as it arrives",
         ),
     ],
@@ -123,8 +125,9 @@ def test_an_engine_that_cannot_be_is_refused(tmp_path: Path, engine: Any, said: 
 
 @pytest.mark.parametrize("said", [False, True, None])
 def test_how_the_engine_scheduled_is_as_its_arguments_say(tmp_path: Path, said: bool | None) -> None:
-    run = read_run(written(tmp_path, rows(), {**ENGINE, "async_scheduling": said, "enable_chunked_prefill": said}))
-    assert (run.overlap, run.chunked_prefill) == ((False, False) if said is False else (True, True))
+    names = ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
+    run = read_run(written(tmp_path, rows(), ENGINE | dict.fromkeys(names, said)))
+    assert {run.overlap, run.chunked_prefill, run.prefix_cache} == {said is not False}
 
 
 def test_engines_that_share_experts_are_one_run(tmp_path: Path) -> None:
@@ -189,3 +192,111 @@ def test_arrivals_in_another_unit_are_refused(tmp_path: Path) -> None:
     some = [{**one, "arrival_time": one["arrival_time"] * 1000} for one in rows()]
     with pytest.raises(BadTrace, match="arrival_time is not in the seconds of queued_ts"):
         read_run(written(tmp_path, some))
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e6, 1e9])
+def test_engine_times_in_another_unit_are_refused(tmp_path: Path, factor: float) -> None:
+    """Where tokens would come too slowly for any engine, and else by the arrivals, if there are any."""
+    some = [{name: at * factor if name.endswith("_ts") else at for name, at in one.items()} for one in rows()]
+    with pytest.raises(BadTrace, match=r"requests\.jsonl: the engine's times are not all in seconds: .*a token and"):
+        read_run(written(tmp_path, some))
+    with pytest.raises(BadTrace, match="the engine's times are not all in seconds"):
+        read_run(written(tmp_path, [{**one, "arrival_time": None} for one in some]))
+    # 3 ms a token and 50 to the first, as a small model has: the figures alone might be a slow engine's seconds.
+    quick = [{**one, "first_token_ts": one["queued_ts"] + 50, "last_token_ts": one["queued_ts"] + 77} for one in some]
+    with pytest.raises(BadTrace, match="queued_ts is not in the seconds of arrival_time: requests arrived over 9 of"):
+        read_run(written(tmp_path, quick))
+
+
+@pytest.mark.parametrize("odd", [("queued_ts", 1e-3), ("first_token_ts", 1e3), ("last_token_ts", 1e3)])
+def test_a_step_of_a_request_in_another_unit_than_the_others_is_refused(
+    tmp_path: Path, odd: tuple[str, float]
+) -> None:
+    name, factor = odd
+    later = [{key: at + 499_500.0 if key.endswith("_ts") else at for key, at in one.items()} for one in rows()]
+    some = [{**one, name: one[name] * factor} for one in later]
+    if name == "first_token_ts":
+        some = [{**one, "last_token_ts": one["last_token_ts"] * factor} for one in some]
+    with pytest.raises(BadTrace, match="the engine's times are not all in seconds"):
+        read_run(written(tmp_path, some))
+
+
+def test_a_burst_is_queued_as_fast_as_the_server_takes_it(tmp_path: Path) -> None:
+    burst = [{**one, "arrival_time": _EPOCH + 0.001 * i} for i, one in enumerate(rows())]
+    assert read_run(written(tmp_path, burst)).requests[9].ttft == pytest.approx(9.1, abs=0.1)
+
+
+def test_without_chunked_prefill_no_request_is_longer_than_a_step(tmp_path: Path) -> None:
+    whole = {**ENGINE, "enable_chunked_prefill": False}
+    assert read_run(written(tmp_path, rows(), {**whole, "max_num_batched_tokens": 119})).step_tokens == 119
+    with pytest.raises(BadTrace, match=r"119 tokens, in steps of 118 without chunked prefill: .*put into meta"):
+        read_run(written(tmp_path, rows(), {**whole, "max_num_batched_tokens": 118}))
+    assert read_run(written(tmp_path, rows(), {**ENGINE, "max_num_batched_tokens": 118})).step_tokens == 118
+
+
+def _one_after_the_other(slots: int) -> list[dict[str, Any]]:
+    """All come at once, and so many are served at a time, for 10 s each."""
+    return [
+        {
+            **row,
+            "arrival_time": _EPOCH,
+            "queued_ts": 500.0 + 0.001 * i,
+            "scheduled_ts": 500.01 + 10 * (i // slots),
+            "first_token_ts": 500.1 + 10 * (i // slots),
+            "last_token_ts": 510.0 + 10 * (i // slots),
+        }
+        for i, row in enumerate(rows(16))
+    ]
+
+
+def test_requests_that_waited_with_slots_free_waited_for_kv_that_is_not_said(tmp_path: Path) -> None:
+    assert read_run(written(tmp_path, _one_after_the_other(4))).blocks is None, "they waited for slots"
+    with pytest.raises(BadTrace, match=r"how large the KV was, .*: \d\d% of the time to first tokens.*add kv_cache"):
+        read_run(written(tmp_path, _one_after_the_other(2)))
+    assert (
+        read_run(written(tmp_path, _one_after_the_other(2), {**ENGINE, "num_gpu_blocks_override": 20})).blocks == 20
+    )
+    untold = [{**one, "scheduled_ts": None} for one in _one_after_the_other(2)]
+    assert read_run(written(tmp_path, untold)).blocks is None, "whether a slot was free is not known"
+
+
+def test_requests_that_waited_for_prompts_before_them_did_not_wait_for_kv(tmp_path: Path) -> None:
+    """One prompt after the other is at work the whole time, and slots are free."""
+    some = [
+        {**one, "queued_ts": 500.0 + 0.001 * i, "scheduled_ts": 500.1 + i, "first_token_ts": 501.1 + i}
+        | {"arrival_time": _EPOCH, "last_token_ts": 501.9 + i}
+        for i, one in enumerate(rows())
+    ]
+    assert read_run(written(tmp_path, some)).requests[9].ttft == pytest.approx(10.1, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("sample", "refused"),
+    [
+        ("2,5,99.8", True),
+        ("4,5,99.8", False),  # no slot is free
+        ("2,0,99.8", False),  # nobody waits
+        ("2,5,60.0", False),
+    ],
+)
+def test_a_kv_that_samples_show_full_and_that_is_not_said_is_refused(
+    tmp_path: Path, sample: str, refused: bool
+) -> None:
+    written(tmp_path, rows())
+    series = f"t,running,waiting,kv_cache_pct\n1.0,4,3,50.0\n2.0,{sample}\n"
+    (tmp_path / "timeseries.csv.gz").write_bytes(gzip.compress(series.encode()))
+    if not refused:
+        assert read_run(tmp_path).blocks is None
+        return
+    with pytest.raises(BadTrace, match=r"in 50% of timeseries\.csv's samples with requests waiting it was full"):
+        read_run(tmp_path)
+
+
+def test_samples_that_are_none_are_refused_with_their_line_and_other_columns_are_not_read(tmp_path: Path) -> None:
+    written(tmp_path, rows())
+    (tmp_path / "timeseries.csv").write_text("t,running,waiting,kv_cache_pct\n1.0,4,3,50.0\n2.0,4\n")
+    with pytest.raises(BadTrace, match=r"timeseries\.csv, line 3"):
+        read_run(tmp_path)
+    for other in ("", "t,power_w\n1.0,none\n"):
+        (tmp_path / "timeseries.csv").write_text(other)
+        assert read_run(tmp_path).blocks is None

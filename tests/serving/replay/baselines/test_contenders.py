@@ -78,7 +78,7 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
             "atlas",
         ),
         *("srpt-oracle", "srpt-oracle-gpu", "program-srpt", "program-srpt-oracle"),
-        *("concord", "concord-oracle", "concord-tokens", "concord-tokens-oracle"),
+        *("concord", "concord-oracle", "concord-tokens", "concord-tokens-oracle", "concord, nothing refused"),
         *("calm-thesis", "calm-thesis-oracle"),
     }
     assert contender("fcfs").engine == Stock(chunked_prefill=True)

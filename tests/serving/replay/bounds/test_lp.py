@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass
-from ramify.serving.replay.bounds.lp import chosen, request_bound, token_bound
+from ramify.serving.replay.bounds.lp import Item, Piece, chosen, request_bound, solve, token_bound
 from ramify.serving.replay.bounds.one_slot import UNIT, Job, optimum
 from ramify.serving.replay.bounds.shares import brought
+from ramify.serving.replay.errors import NoBound
 from ramify.serving.replay.types import Call, Program, ProgramId, Setting, Stage
 
 ONE_SLOT = Setting(step=UNIT, slots=1, seconds=100.0, warm=0.0, cool=0.0)
@@ -118,6 +120,13 @@ def test_a_prefix_that_comes_around_the_window_is_not_paid_for_in_it(at: float) 
     assert cached.value == 3.0 > anew.value
     assert brought(tight, setting) is None
     assert brought([due(0, 5.0, 1, 9.0)], setting) is None
+
+
+def test_a_programme_that_is_not_solved_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    unsolved = SimpleNamespace(status=4, message="numerical difficulties")
+    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: unsolved)
+    with pytest.raises(NoBound, match="numerical difficulties"):
+        solve([Item(1.0, (Piece(1.0, 0.0, 2.0),))], 1.0, 1.0)
 
 
 def test_chosen_is_what_fits_and_less_of_it_with_less_time() -> None:
