@@ -3,7 +3,8 @@
 A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling,
 enable_chunked_prefill and enable_prefix_caching where they are false; data_parallel_size with
 enable_expert_parallel where several engines shared the requests; `kv_cache`, if there: num_gpu_blocks and
-block_size, without which its KV is taken as large enough for all slots) and `requests.jsonl`, gzipped or not: for
+block_size, without which its KV is taken as large enough for all slots; `resolved_config`, if there, has what the
+arguments leave open) and `requests.jsonl`, gzipped or not: for
 each request its lengths and when it arrived, was queued, scheduled (`scheduled_ts`, if there), and gave its first
 and last token.
 
@@ -15,32 +16,23 @@ that only drew out the answers of preempted requests is not seen: the files do n
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from ramify.serving.replay.errors import BadTrace
 from ramify.serving.replay.files import LONGEST, MISSHAPEN, text
+from ramify.serving.replay.plausible import Row, found, in_seconds, room_enough
 
 _MOST_ENGINES = 64
 _ENGINE = "max_num_seqs and max_num_batched_tokens"
 _FIELDS = "input_toks, output_toks, queued_ts, first_token_ts, last_token_ts"
-_SAMPLED = ("running", "waiting", "kv_cache_pct")
-# No engine takes so many seconds from a token to the next, or lets everybody wait so many for the first.
-_SLOWEST_PACE_S, _SLOWEST_FIRST_S = 10.0, 3600.0
 # Queued over so many times the span of the arrivals is another unit, unless they came in a burst as short as this: a
 # burst is queued as fast as the server takes it.
 _OTHER_UNIT, _BURST_S = 300.0, 1.0
-_HANDED_OVER = 5  # steps in which a free slot finds who waits for it, and an arrival its slot
-# Of the time to first tokens, or of the samples. Engines with KV enough leave below .001, made up or measured; one
-# whose KV makes TTFT 6 % longer .035, and one that is mostly waited for .6.
-_UNEXPLAINED = 0.02
-_FULL_PCT = 95.0  # of the KV: less than a long prompt is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +82,7 @@ class Run:
 def read_run(folder: Path) -> Run:
     """Raises BadTrace, with the line."""
     run, rows = _engine(folder, _open(folder, "meta.json")), _rows(folder, _open(folder, "requests.jsonl"))
-    _in_seconds(folder, rows)
+    in_seconds(folder, rows)
     run = replace(run, requests=_in_order(rows, _arrivals(folder, rows)))
     longest = max(one.prompt + one.output for one in run.requests)
     if not run.chunked_prefill and longest > run.step_tokens:
@@ -100,7 +92,7 @@ def read_run(folder: Path) -> Run:
             "put into meta.json what the engine logged for max_num_batched_tokens and enable_chunked_prefill",
         )
     if run.blocks is None:
-        _room_enough(folder, rows, run.slots)
+        room_enough(folder, rows, run.slots)
     elif longest > (run.blocks - 1) * run.block_size:
         raise BadTrace(
             folder,
@@ -112,17 +104,16 @@ def read_run(folder: Path) -> Run:
 def _engine(folder: Path, meta: str) -> Run:
     """The run, as yet without requests. Raises BadTrace."""
     try:
-        engine = json.loads(meta)["engine_kwargs"]
+        engine = _said(json.loads(meta))
         slots, step_tokens = int(engine["max_num_seqs"]), int(engine["max_num_batched_tokens"])
         overlap, chunked, prefixes = (
             engine.get(name) is not False
             for name in ("async_scheduling", "enable_chunked_prefill", "enable_prefix_caching")
         )
         engines = int(engine.get("data_parallel_size") or 1)
-        kv = json.loads(meta).get("kv_cache") or {}
-        known = kv.get("num_gpu_blocks", engine.get("num_gpu_blocks_override"))
+        known = engine.get("num_gpu_blocks", engine.get("num_gpu_blocks_override"))
         blocks = None if known is None else int(known)
-        block_size = int(kv.get("block_size") or engine.get("block_size") or 16)
+        block_size = int(engine.get("block_size") or 16)
     except MISSHAPEN as error:
         raise BadTrace(folder, f"meta.json names no engine: {error!r}; it has engine_kwargs, {_ENGINE}") from error
     if not 1 <= slots <= step_tokens:
@@ -145,33 +136,26 @@ def _engine(folder: Path, meta: str) -> Run:
     return Run(folder.name, slots, step_tokens, (), overlap, chunked, blocks, block_size, engines, prefixes)
 
 
+def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is said of the engine, by its arguments' names: what was asked for, what was left open as it came to
+    be, and its KV as it was. Raises one of MISSHAPEN."""
+    resolved = meta.get("resolved_config") or {}
+    parts = [resolved.get(f"{name}_config") or {} for name in ("scheduler", "parallel", "cache")]
+    left_open = {
+        "speculative_config": resolved.get("speculative_config"),
+        "scheduling_policy": parts[0].get("policy"),
+    }
+    said = [left_open, *parts, meta["engine_kwargs"], meta.get("kv_cache") or {}]
+    return {name: value for part in said for name, value in part.items() if value is not None}
+
+
 def _open(folder: Path, name: str) -> str:
-    if path := _found(folder, name):
+    if path := found(folder, name):
         return text(path)
     raise BadTrace(folder, f"has neither {name} nor {name}.gz")
 
 
-def _found(folder: Path, name: str) -> Path | None:
-    return next((path for path in (folder / name, folder / f"{name}.gz") if path.exists()), None)
-
-
-class _Row(NamedTuple):
-    """A request as it stands in the file."""
-
-    prompt: int
-    output: int
-    queued: float
-    first: float
-    last: float
-    arrived: float | None  # by the client's clock
-    scheduled: float | None  # for the first time
-
-    @property
-    def pace(self) -> float:
-        return (self.last - self.first) / max(1, self.output - 1)
-
-
-def _rows(folder: Path, lines: str) -> list[_Row]:
+def _rows(folder: Path, lines: str) -> list[Row]:
     """Raises BadTrace."""
     rows = []
     for number, line in enumerate(lines.splitlines(), start=1):
@@ -187,7 +171,7 @@ def _rows(folder: Path, lines: str) -> list[_Row]:
     return rows
 
 
-def _row(raw: Mapping[str, Any]) -> _Row:
+def _row(raw: Mapping[str, Any]) -> Row:
     """Raises one of MISSHAPEN."""
     prompt, output = int(raw["input_toks"]), int(raw["output_toks"])
     if not (0 <= prompt <= LONGEST and 0 <= output <= LONGEST):
@@ -199,27 +183,10 @@ def _row(raw: Mapping[str, Any]) -> _Row:
     scheduled = float(raw["scheduled_ts"]) if raw.get("scheduled_ts") else None  # vLLM has 0 for never
     if scheduled is not None and not queued <= scheduled <= first:
         raise ValueError(f"queued at {queued}, scheduled at {scheduled}, tokens from {first}: no order of times")
-    return _Row(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
+    return Row(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
 
 
-def _in_seconds(folder: Path, rows: Sequence[_Row]) -> None:
-    """The engine's times are in seconds, as far as they show it: an engine as fast as a thousandth of another has no
-    mark. Raises BadTrace."""
-    pace = median([row.pace for row in rows if row.output > 1] or [0.0])
-    least = min(row.first - row.queued for row in rows)
-    for took, most, what in (
-        (pace, _SLOWEST_PACE_S, "a token and the next (the median)"),
-        (least, _SLOWEST_FIRST_S, "queued_ts and first_token_ts (the least)"),
-    ):
-        if took > most:
-            raise BadTrace(
-                folder,
-                f"requests.jsonl: the engine's times are not all in seconds: {took:g} lie between {what}; "
-                "give queued_ts, scheduled_ts, first_token_ts and last_token_ts in seconds",
-            )
-
-
-def _arrivals(folder: Path, rows: Sequence[_Row]) -> list[float]:
+def _arrivals(folder: Path, rows: Sequence[Row]) -> list[float]:
     """When each arrived, on the engine's clock. Raises BadTrace where the client's has another unit."""
     # Arrivals are on the client's clock, the rest on the engine's: who waited least tells the offset.
     offset = min((row.queued - row.arrived for row in rows if row.arrived is not None), default=0.0)
@@ -241,64 +208,11 @@ def _arrivals(folder: Path, rows: Sequence[_Row]) -> list[float]:
     return arrivals
 
 
-def _in_order(rows: Sequence[_Row], arrivals: Sequence[float]) -> tuple[Served, ...]:
+def _in_order(rows: Sequence[Row], arrivals: Sequence[float]) -> tuple[Served, ...]:
     # Who came at the same instant was queued one after the other, and the file may be in any order.
     came = sorted(zip(rows, arrivals, strict=True), key=lambda one: (one[1], one[0].queued))
     begin = min(arrivals)
     return tuple(Served(row.prompt, row.output, at - begin, row.first - begin, row.last - begin) for row, at in came)
-
-
-def _room_enough(folder: Path, rows: Sequence[_Row], slots: int) -> None:
-    """Nothing shows that requests waited for KV. Raises BadTrace."""
-    shown = None
-    if (share := _unexplained(rows, slots)) > _UNEXPLAINED:
-        shown = f"{share:.0%} of the time to first tokens went by with a slot free and no prompt at work"
-    elif (share := _sampled_full(folder, slots)) > _UNEXPLAINED:
-        shown = f"in {share:.0%} of timeseries.csv's samples with requests waiting it was full and a slot free"
-    if shown:
-        raise BadTrace(
-            folder,
-            f"meta.json does not say how large the KV was, and requests waited for it: {shown}; add kv_cache with "
-            "num_gpu_blocks and block_size (vLLM logs 'GPU KV cache size': the one times the other), or "
-            "see whether max_num_seqs is the engine's",
-        )
-
-
-def _unexplained(rows: Sequence[_Row], slots: int) -> float:
-    """The share of all time from queue to first token in which a request waited though a slot was free and no
-    prompt was at work, that might have had the step's tokens. Of several engines, none has more than all hold."""
-    edge = _HANDED_OVER * median(row.pace for row in rows)
-    changes: list[tuple[float, int, int, int]] = []  # when, and by how many: waiting, in a slot, prompts at work
-    for row in rows:
-        if row.scheduled is None:
-            return 0.0
-        changes += [(row.scheduled, 0, 1, 1), (row.first, 0, 0, -1), (row.last + edge, 0, -1, 0)]
-        if row.queued + edge < row.scheduled:
-            changes += [(row.queued + edge, 1, 0, 0), (row.scheduled, -1, 0, 0)]
-    changes.sort()
-    waiting, held, prompts, before, lost = 0, 0, 0, changes[0][0], 0.0
-    for at, waits, holds, begins in changes:
-        if held < slots and not prompts:
-            lost += waiting * (at - before)
-        waiting, held, prompts, before = waiting + waits, held + holds, prompts + begins, at
-    return lost / (sum(row.first - row.queued for row in rows) or 1.0)
-
-
-def _sampled_full(folder: Path, slots: int) -> float:
-    """Of the samples in which requests wait, the share with the KV full and a slot free. Raises BadTrace."""
-    path = _found(folder, "timeseries.csv")
-    lines = csv.DictReader(text(path).splitlines() if path else [])
-    waits = full = 0
-    try:
-        if not set(_SAMPLED) <= set(lines.fieldnames or ()):
-            return 0.0
-        for line in lines:
-            running, waiting, percent = (float(line[name]) for name in _SAMPLED)
-            waits += waiting > 0
-            full += waiting > 0 and running < slots and percent >= _FULL_PCT
-    except (*MISSHAPEN, csv.Error) as error:
-        raise BadTrace(folder, f"timeseries.csv, line {lines.line_num}: {error!r}") from error
-    return full / max(1, waits)
 
 
 def _timed(folder: Path, run: Run) -> Run:

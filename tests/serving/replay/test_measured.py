@@ -130,6 +130,25 @@ def test_how_the_engine_scheduled_is_as_its_arguments_say(tmp_path: Path, said: 
     assert {run.overlap, run.chunked_prefill, run.prefix_cache} == {said is not False}
 
 
+def test_what_the_arguments_leave_open_is_as_it_came_to_be(tmp_path: Path) -> None:
+    written(tmp_path, rows(), {**ENGINE, "async_scheduling": None, "enable_chunked_prefill": True})
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    scheduler = {"async_scheduling": False, "enable_chunked_prefill": False, "max_num_seqs": 9, "policy": "fcfs"}
+    meta["resolved_config"] = {
+        "scheduler_config": scheduler,
+        "cache_config": {"num_gpu_blocks": 50, "block_size": 32, "enable_prefix_caching": False},
+        "speculative_config": None,
+    }
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    run = read_run(tmp_path)
+    assert (run.slots, run.overlap, run.chunked_prefill) == (4, False, True)
+    assert (run.blocks, run.block_size, run.prefix_cache) == (50, 32, False)
+    meta["resolved_config"]["speculative_config"] = {"method": "ngram"}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    with pytest.raises(BadTrace, match=r"speculative_config is .*ngram.*: such an engine is not replayed"):
+        read_run(tmp_path)
+
+
 def test_engines_that_share_experts_are_one_run(tmp_path: Path) -> None:
     assert read_run(written(tmp_path, rows())).engines == 1
     engine = {**ENGINE, "data_parallel_size": 2, "enable_expert_parallel": True}
