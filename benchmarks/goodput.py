@@ -4,8 +4,9 @@
         [--report docs/evaluation.md] [--results FILE] [--out FOLDER]
 
 Resumable, also after `--minutes`: every replay's result is kept in FOLDER under what it depends on, the code
-included. `--report` writes what its page was made of beside it (docs/evaluation.jsonl.gz); `--results` begins with
-what such a file has of the same code and trace, and replays the rest. With `--json` the last line is one object.
+included. `--report` writes what its page was made of beside it (docs/evaluation.jsonl.gz), and a plot; `--results`
+begins with what such a file has of the same code and trace, and replays the rest. With `--json` the last line is one
+object.
 `--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace where no `--trace` does; with
 neither, arrivals and lengths are made up (`serving/replay/made_up.py`).
 """
@@ -16,6 +17,7 @@ import argparse
 import importlib.util
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -36,6 +38,7 @@ from ramify.serving.replay.errors import ReplayError  # noqa: E402
 from ramify.serving.replay.jobs import Job, Result  # noqa: E402
 from ramify.serving.replay.made_up import read_workload, write_workload  # noqa: E402
 from ramify.serving.replay.pool import run_all  # noqa: E402
+from ramify.serving.replay.report import write_page  # noqa: E402
 from ramify.serving.replay.rows import FIGURES, Row, rows_of  # noqa: E402
 from ramify.serving.replay.steps import SHIPPED, load  # noqa: E402
 from ramify.serving.replay.tables import KINDS  # noqa: E402
@@ -85,10 +88,11 @@ def main() -> int:
             raise ReplayError(f"no replay was done in {asked.minutes:g} minutes: ask for more --minutes")
         table = evaluation.Table(results)
         rows = [*rows_of(table, base, Bounds(asked.out / "results")), *rows_of_thesis(table, base)]
+        page = write_page(asked.out, results, rows, wanted)
         if asked.report:
-            update(asked.report, results, rows)
+            update(asked.report, results, rows, pictured(asked, wanted))
             pack(asked.report.with_suffix(".jsonl.gz"), results)
-        report(results, rows, wanted, asked)
+        report(results, rows, page, asked)
     except (ReplayError, OSError) as error:
         print(f"goodput: {error}", file=sys.stderr)
         return 1
@@ -164,11 +168,16 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace) -> list[Result]:
     return list(run_all(jobs, kept, told, asked.workers, within_s=asked.minutes * 60).values())
 
 
-def report(
-    results: Sequence[Result], rows: Sequence[Row], sections: Sequence[evaluation.Section], asked: Any
-) -> None:
-    from ramify.serving.replay.report import write_page
+def pictured(asked: argparse.Namespace, sections: Sequence[evaluation.Section]) -> str | None:
+    """The plot of goodput against load, put beside the report; None where there is none."""
+    drawn, beside = asked.out / "load.png", asked.report.with_suffix(".png")
+    if not drawn.exists() or all(section.name != "load" for section in sections):
+        return None
+    shutil.copyfile(drawn, beside)
+    return str(beside.name)
 
+
+def report(results: Sequence[Result], rows: Sequence[Row], page: Path, asked: Any) -> None:
     print()
     for row in rows:
         verdict = {True: "met", False: "MISSED", None: "-"}[row["met"]]
@@ -179,7 +188,6 @@ def report(
             print(f"    {row['note']}")
     raw = asked.out / ("quick.json" if asked.quick else "evaluation.json")
     raw.write_text(json.dumps([json.loads(result.to_json()) for result in results]), encoding="utf-8")
-    page = write_page(asked.out, results, list(rows), sections)
     print(f"\nraw results: {raw}\npage: {page}")
     if asked.json:
         print(json.dumps({"rows": list(rows), "goodput": shown(results), "machine": machine()}, allow_nan=False))

@@ -21,10 +21,11 @@ from ramify.serving.replay.tables import Lines, goodput, latencies, near_oracle,
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def update(path: Path, results: Sequence[Result], rows: Sequence[Row]) -> None:
-    """Raises ReplayError where the file lacks the marks: nothing is written then."""
+def update(path: Path, results: Sequence[Result], rows: Sequence[Row], picture: str | None = None) -> None:
+    """`picture`: a plot that lies beside the file. Raises ReplayError where the file lacks the marks: nothing is
+    written then."""
     before, after = around(path)
-    path.write_text(before + BEGIN + "\n" + measured(results, rows) + END + after, encoding="utf-8")
+    path.write_text(before + BEGIN + "\n" + measured(results, rows, picture) + END + after, encoding="utf-8")
 
 
 def around(path: Path) -> tuple[str, str]:
@@ -40,7 +41,7 @@ def around(path: Path) -> tuple[str, str]:
     return before, after
 
 
-def measured(results: Sequence[Result], rows: Sequence[Row]) -> str:
+def measured(results: Sequence[Result], rows: Sequence[Row], picture: str | None = None) -> str:
     table = Table(results)
     parts = [
         "## What was computed",
@@ -51,6 +52,7 @@ def measured(results: Sequence[Result], rows: Sequence[Row]) -> str:
         "## What did not hold",
         *_missed(rows),
         "## Goodput and attainment",
+        *([f"\n![Goodput against load, loose limits]({picture})"] if picture else []),
         *_goodput(table),
         *_deeper(table),
     ]

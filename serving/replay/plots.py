@@ -4,25 +4,39 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ramify.serving.replay.contenders import ALL
 from ramify.serving.replay.document import where
-from ramify.serving.replay.evaluation import Table
+from ramify.serving.replay.evaluation import Estimate, Table
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.rows import FIGURES
-from ramify.serving.replay.tables import LATENCIES, course, tail_of
+from ramify.serving.replay.tables import DEFAULT, LATENCIES, course, tail_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 GOODPUTS = ("request", "token", "workflow")
-_PLACES = {one.name: place for place, one in enumerate(ALL)}
-_DASHES = ("-", "--", ":")
 _DPI = 110
+# Who is told apart in a plot of lines, in the order of its legend; the others are grey, and stand in the table below.
+_TOLD_APART: Mapping[str, tuple[str, str]] = {
+    "concord": ("#c1121f", "-"),
+    "concord-oracle": ("#c1121f", ":"),
+    "concord, nothing refused": ("#f08a8f", "-"),
+    "concord-tokens": ("#f08a8f", "--"),
+    "clairvoyant": ("#111111", ":"),
+    "calm-thesis": ("#f4a300", "-"),
+    "program-srpt": ("#1d5fa8", "--"),
+    "program-srpt-paced": ("#1d5fa8", "-"),
+    "edf-plan": ("#2a8c3c", "-"),
+    "srpt-oracle-gpu": ("#17a2a8", "-"),
+    "plas": ("#7b3fa0", "-"),
+    "ltr": ("#8c5a3c", "-"),
+    "fcfs": ("#111111", "-"),
+}
+_GREY, _OTHERS = "#c9c9c9", "others: see the table"
 
 
 def by_circumstance(path: Path, table: Table, jobs: Sequence[Job], varied: str, figures: Sequence[str]) -> str:
@@ -33,12 +47,16 @@ def by_circumstance(path: Path, table: Table, jobs: Sequence[Job], varied: str, 
             for name in dict.fromkeys(job.contender for job in jobs):
                 mine = sorted((j for j in jobs if j.contender == name), key=lambda j: float(getattr(j, varied)))
                 found = [table.estimate(job, FIGURES[figure]) for job in mine]
-                half = [one.half or nan for one in found]
                 at = [float(getattr(job, varied)) for job in mine]
-                ax.errorbar(at, [one.mean for one in found], half, label=name, marker=".", capsize=2, **_style(name))
+                ax.plot(at, [one.mean for one in found], marker=".", **_style(name))
+                if name in _TOLD_APART:
+                    means, bars, colour = [one.mean for one in found], _bars(found, figure), _TOLD_APART[name][0]
+                    ax.errorbar(at, means, bars, fmt="none", capsize=2, elinewidth=0.8, ecolor=colour)
             ax.set_xlabel(varied.replace("_", " "))
             ax.set_title(_title(figure))
-        _legend(axes[-1])
+            if figure in GOODPUTS:
+                ax.set_ylim(-0.02, 1.02)
+        _legend(axes[-1], [job.contender for job in jobs])
 
     return _picture(path, len(figures), draw)
 
@@ -60,13 +78,15 @@ def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequenc
                     [i + 0.4 - thick * (number + 0.5) for i, _ in there],
                     [one.mean for one in found],
                     thick,
-                    xerr=[one.half or nan for one in found],
+                    xerr=_bars(found, figure),
                     label=where(plain),
                     error_kw={"capsize": 1.5, "linewidth": 0.8},
                 )
             ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
             ax.set_title(_title(figure))
-        _legend(axes[-1])
+            if figure in GOODPUTS:
+                ax.set_xlim(0.0, 1.0)
+        axes[-1].legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
     return _picture(path, len(figures), draw, height=1.5 + 0.22 * len(names) * max(1.0, 0.6 * len(circumstances)))
 
@@ -79,17 +99,12 @@ def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
         for job in jobs:
             points = course(table.scores(job))
             for ax, at in zip(axes, (1, 2), strict=True):
-                ax.plot(
-                    [p[0] for p in points],
-                    [p[at] for p in points],
-                    marker=".",
-                    **_style(job.contender),
-                    label=job.contender,
-                )
+                ax.plot([p[0] for p in points], [p[at] for p in points], marker=".", **_style(job.contender))
         for ax, title in zip(axes, ("programs met", "tokens of use"), strict=True):
             ax.set_xlabel("arrival, s")
             ax.set_title(title)
-        _legend(axes[-1])
+            ax.set_ylim(-0.02, 1.02)
+        _legend(axes[-1], [job.contender for job in jobs])
 
     return _picture(path, 2, draw)
 
@@ -98,6 +113,7 @@ def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
     """50th percentile as a bar, 95th as the mark behind it; logarithmic, as in the thesis. Of the seeds all have."""
     table, jobs, _ = table.alike(jobs)
     ordered = list(jobs)[::-1]
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     def draw(axes: Sequence[Axes]) -> None:
         for ax, (title, (figure, kind)) in zip(axes, LATENCIES.items(), strict=True):
@@ -106,6 +122,9 @@ def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
             ax.barh([i for i, _ in there], [tail.p50 for _, tail in there], 0.6, color="#9bbcd8", label="P50")
             ax.plot([tail.p95 for _, tail in there], [i for i, _ in there], "k|", markersize=9, label="P95")
             ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            ax.xaxis.set_minor_formatter(NullFormatter())
             ax.set_yticks(
                 range(len(ordered)), [j.contender for j in ordered] if ax is axes[0] else [""] * len(ordered)
             )
@@ -119,24 +138,35 @@ def _title(figure: str) -> str:
     return "tokens a second" if figure == "throughput" else f"{figure} goodput"
 
 
+def _bars(found: Sequence[Estimate], figure: str) -> list[list[float]]:
+    """The intervals, below and above; of a share no further than there are shares."""
+    halves = [one.half or nan for one in found]
+    if figure not in GOODPUTS:
+        return [halves, halves]
+    pairs = list(zip(halves, found, strict=True))
+    return [[min(half, one.mean) for half, one in pairs], [min(half, 1.0 - one.mean) for half, one in pairs]]
+
+
 def _style(name: str) -> dict[str, Any]:
     """The same in every plot."""
-    from matplotlib import colormaps
-
-    place = _PLACES.get(name, 0)
-    width = 2.5 if name.startswith("concord") else 1.1
-    return {
-        "color": colormaps["tab10"](place % 10),
-        "linestyle": _DASHES[place // 10 % len(_DASHES)],
-        "linewidth": width,
-    }
+    colour, dashes = _TOLD_APART.get(name, (_GREY, "-"))
+    width = 2.5 if name.startswith("concord") else 1.5 if name in _TOLD_APART else 0.8
+    above = 4 if name == DEFAULT else 3 if name in _TOLD_APART else 1
+    return {"color": colour, "linestyle": dashes, "linewidth": width, "zorder": above}
 
 
-def _legend(ax: Axes) -> None:
-    ax.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+def _legend(ax: Axes, names: Sequence[str]) -> None:
+    """By colour and dashes; one line for all the grey ones."""
+    from matplotlib.lines import Line2D
+
+    told = [name for name in _TOLD_APART if name in names]
+    handles = [Line2D([], [], label=name, **_style(name)) for name in told]
+    if others := set(names) - set(told):
+        handles.append(Line2D([], [], label=f"{len(others)} {_OTHERS}", **_style("")))
+    ax.legend(handles=handles, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
-def _picture(path: Path, columns: int, draw: Callable[[Sequence[Axes]], None], height: float = 4.0) -> str:
+def _picture(path: Path, columns: int, draw: Callable[[Sequence[Axes]], None], height: float = 5.0) -> str:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,6 +174,9 @@ def _picture(path: Path, columns: int, draw: Callable[[Sequence[Axes]], None], h
 
     figure, axes = pyplot.subplots(1, columns, figsize=(5 * columns, height), constrained_layout=True, squeeze=False)
     draw(list(axes[0]))
+    for ax in axes[0]:
+        ax.grid(alpha=0.25)
+        ax.set_axisbelow(True)
     figure.savefig(path, dpi=_DPI)
     pyplot.close(figure)
     data = base64.b64encode(path.read_bytes()).decode()

@@ -35,6 +35,7 @@ def results() -> list[Result]:
 
 def test_what_was_computed_what_was_missed_and_every_contender_are_in_it(results: list[Result]) -> None:
     text = measured(results, [ROW])
+    assert "![" not in text and "![Goodput against load, loose limits](page.png)" in measured(results, [], "page.png")
     assert "| trace.csv | loose, load 1.1 | 150 | 0, 1 | concord |" in text
     assert "| trace.csv | loose, load 1.1 | 150 | 0 | fcfs |" in text
     assert (
