@@ -23,9 +23,9 @@ and one over their deadlines: O(N log N).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import filterfalse, islice
-from math import exp
+from math import exp, isnan
 
 from ramify.serving.policy.displace import Displacement, displace
 from ramify.serving.policy.goodput import Goodput
@@ -45,6 +45,17 @@ from ramify.serving.policy.types import (
 _LEAST_BUDGET = 64  # prompt tokens of a step, however little time the streams leave
 _MOST_PROMPTS = 0.7  # of the GPU's time, as far as the pace goes by it
 _NO_BUDGET = 1_000_000  # no step computes so many
+_NUMBERS = (
+    *(
+        "rank_quantile",
+        "reject_quantile",
+        "best_effort_s",
+        "best_effort_weight",
+        "preempt_margin",
+        "contested_margin",
+    ),
+    *("headroom", "reserve", "reserve_s", "later_reserve", "frame_s", "prompts_s"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +80,18 @@ class ConcordOptions:
     prompts_s: float = 10.0  # so long a time says what share of each second prompts take; 0: none is reckoned with
     protect_tbt: bool = True  # bound the prefill of a step by the tightest time between tokens that runs
 
+    def __post_init__(self) -> None:
+        """Raises ValueError, naming the option."""
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isnan(value):
+                raise ValueError(f"{name} is {value!r}: it must be a number")
+        for name in ("headroom", "reserve", "reserve_s"):
+            if getattr(self, name) < 0.0:
+                raise ValueError(f"{name} is {getattr(self, name):g}: it must not be below 0")
+        if self.later_reserve <= 0.0:
+            raise ValueError(f"later_reserve is {self.later_reserve:g}: it must be above 0")
+
 
 class Concord:
     """`concord`. Keeps between calls only what it can work out again, the lengths that it has seen, and how much time
@@ -84,10 +107,6 @@ class Concord:
             self.options.goodput,
         )
         self._reserve = Reserve(self.options.reserve, self.options.reserve_s, self.options.later_reserve)
-        if (
-            0.0 < self._reserve.times < self._reserve.later
-        ):  # who keeps less for what comes next keeps no more behind it
-            self._reserve = replace(self._reserve, later=self._reserve.times)
         self._displaced_at = float("-inf")
         self._prompt_s, self._prompts_at = 0.0, 0.0  # GPU time of the prompts begun until then, decaying
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import compress, count
+from math import isfinite
 from sys import float_info
 
 from ramify.serving.policy.job import NEVER, Job
@@ -32,9 +33,11 @@ class Reserve:
     until_s: float
     later: float
 
-    def __post_init__(self) -> None:
-        if not self.later > 0.0:
-            raise ValueError(f"later_reserve is {self.later:g}: it must be above 0")
+    @property
+    def more(self) -> float:
+        """What a second behind `until_s` counts beyond one before it. Never less: who keeps little for what comes
+        next keeps no more behind it."""
+        return max(0.0, self.times / self.later - 1.0) if isfinite(self.times) else 0.0
 
 
 def keep(waiting: Promised, running_due: Sequence[Due], reserve: Reserve, now: float) -> set[RequestId]:
@@ -44,7 +47,7 @@ def keep(waiting: Promised, running_due: Sequence[Due], reserve: Reserve, now: f
     for what has not come yet and will be denser, and then for the request itself; by medians. What is late anyhow is
     not asked about.
     """
-    times, until_s, more = reserve.times, reserve.until_s, reserve.times / reserve.later - 1.0
+    times, until_s, more = reserve.times, reserve.until_s, reserve.more
     jobs, ids, first_late_at, dues, starts, works, late_at, densities = waiting
     some_late = first_late_at <= now
     demand, wanted, at = 0.0, 0.0, 0  # `wanted`: so many `times` the demand

@@ -99,6 +99,7 @@ ABLATED: tuple[Contender, ...] = (
         partial(make_policy, "calm-thesis", goodput="request"),
         ours=True,
         about="with the thesis's waiting limit, starvation step, cutoff and preemption",
+        preempts=True,
     ),
     Contender(
         "calm-thesis, tokens",

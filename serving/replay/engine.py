@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _CONTEXT_STEP = 1024
 _STUCK_STEPS = 5000  # with requests in the engine and no token from any
 _HASH = 1 << 40  # names of prompts' own tokens lie above those of shared blocks
+_PLACES = 24  # bits of a call's place in its program: no two calls have a token in common but by their blocks
 
 
 @dataclass(slots=True)
@@ -78,13 +79,17 @@ def replay(
     be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in four times
     the time."""
     quick = brisk and not contender.preempts
-    return replayed(programs, lambda cache: _Replay(programs, contender, setting, told, folder, brisk, cache), quick)
+
+    def made(cache: bool) -> _Replay:
+        return _Replay(programs, contender, setting, told, folder, brisk, cache)
+
+    return without_cache_first(programs, made, quick)
 
 
-def replayed(programs: Sequence[Program], made: Callable[[bool], _Replay], quick: bool = True) -> Replayed:
+def without_cache_first(programs: Sequence[Program], made: Callable[[bool], _Replay], quick: bool = True) -> Replayed:
     """What comes of `made(cache)`: with vLLM's prefix cache where it is of any use: it is half of an engine's time.
 
-    Where no two prompts share a block, only a call that lost its KV and is computed again can find anything there. So
+    Where no prompt names a block, only a call that lost its KV and is computed again can find anything there. So
     without it all is the same until the first preemption (`test_engine.py` compares); then it is begun anew."""
     if quick and not any(call.blocks for program in programs for call in program.calls):
         with suppress(_Preempted):
@@ -270,7 +275,7 @@ def _prompt(call: Call, number: int, place: int) -> list[int]:
     own = call.prompt - len(tokens)
     if own <= 0:
         return tokens[: call.prompt]
-    return tokens + [_HASH + number * 4096 + place] * own
+    return tokens + [_HASH + (number << _PLACES) + place] * own
 
 
 def _why(output: Any) -> str:

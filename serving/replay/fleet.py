@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from ramify.serving.policy.together import as_one
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, SloClass, State, View
-from ramify.serving.replay.engine import Replayed, _Course, _Flight, _outcome, _prompt, _Replay, replayed
+from ramify.serving.replay.engine import Replayed, _Course, _Flight, _outcome, _prompt, _Replay, without_cache_first
 from ramify.serving.replay.lengths import Told
 from ramify.serving.replay.tagging import tags_of
 from ramify.serving.replay.types import Contender, Program, Setting, Stock
@@ -38,7 +38,7 @@ def replay_fleet(
 ) -> Replayed:
     """As `engine.replay` does, for several engines."""
     kind = _Balanced if isinstance(contender.engine, Stock) else _Fleet
-    return replayed(programs, lambda cache: kind(programs, contender, setting, told, folder, True, cache))
+    return without_cache_first(programs, lambda cache: kind(programs, contender, setting, told, folder, True, cache))
 
 
 @dataclass(slots=True)

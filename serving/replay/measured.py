@@ -3,10 +3,9 @@
 A folder holds `meta.json` (`engine_kwargs`: max_num_seqs, max_num_batched_tokens; async_scheduling,
 enable_chunked_prefill and enable_prefix_caching where they are false; data_parallel_size with
 enable_expert_parallel where several engines shared the requests; `kv_cache`, if there: num_gpu_blocks and
-block_size, without which its KV is taken as large enough for all slots; `resolved_config`, if there, has what the
-arguments leave open) and `requests.jsonl`, gzipped or not: for
-each request its lengths and when it arrived, was queued, scheduled (`scheduled_ts`, if there), and gave its first
-and last token.
+block_size, without which its KV is taken as large enough for all slots; `resolved_config`, if there, is what became
+of the arguments) and `requests.jsonl`, gzipped or not: for each request its lengths and when it arrived, was queued,
+scheduled (`scheduled_ts`, if there), and gave its first and last token.
 
 A KV that is not said and was too small is refused, not noted beside the figures: they would hold a run that waited
 for KV against one that never does, and only the file's owner can say what is missing. It is seen by requests that
@@ -92,7 +91,8 @@ def read_run(folder: Path) -> Run:
             "put into meta.json what the engine logged for max_num_batched_tokens and enable_chunked_prefill",
         )
     if run.blocks is None:
-        room_enough(folder, rows, run.slots)
+        if run.chunked_prefill:  # else a prompt waits, slots free, until it fits into a step beside what decodes
+            room_enough(folder, rows, run.slots)
     elif longest > (run.blocks - 1) * run.block_size:
         raise BadTrace(
             folder,
@@ -137,15 +137,13 @@ def _engine(folder: Path, meta: str) -> Run:
 
 
 def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """All that is said of the engine, by its arguments' names: what was asked for, what was left open as it came to
-    be, and its KV as it was. Raises one of MISSHAPEN."""
+    """All that is said of the engine, by its arguments' names: as it came to be, where that is said, before what was
+    asked for; but for how many engines, of which one may call itself the only one. Raises one of MISSHAPEN."""
     resolved = meta.get("resolved_config") or {}
-    parts = [resolved.get(f"{name}_config") or {} for name in ("scheduler", "parallel", "cache")]
-    left_open = {
-        "speculative_config": resolved.get("speculative_config"),
-        "scheduling_policy": parts[0].get("policy"),
-    }
-    said = [left_open, *parts, meta["engine_kwargs"], meta.get("kv_cache") or {}]
+    scheduler, parallel, cache = (resolved.get(f"{name}_config") or {} for name in ("scheduler", "parallel", "cache"))
+    asked, speculative = meta.get("engine_kwargs") or {}, {"speculative_config": resolved.get("speculative_config")}
+    named = {**scheduler, "scheduling_policy": scheduler.get("policy")}
+    said = [parallel, asked, speculative, named, cache, meta.get("kv_cache") or {}]
     return {name: value for part in said for name, value in part.items() if value is not None}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -18,6 +18,7 @@ _HANDED_OVER = 5  # steps in which a free slot finds who waits for it, and an ar
 # Of the time to first tokens, or of the samples. Engines with KV enough leave below .001, made up or measured; one
 # whose KV makes TTFT 6 % longer .035, and one that is mostly waited for .6.
 _UNEXPLAINED = 0.02
+_FEW_SAMPLES = 10
 _FULL_PCT = 95.0  # of the KV: less than a long prompt is left
 
 
@@ -73,7 +74,7 @@ def room_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
 def _unexplained(rows: Sequence[Row], slots: int) -> float:
     """The share of all time from queue to first token in which a request waited though a slot was free and no
     prompt was at work, that might have had the step's tokens. Of several engines, none has more than all hold."""
-    edge = _HANDED_OVER * median(row.pace for row in rows)
+    edge = _HANDED_OVER * median([row.pace for row in rows if row.output > 1] or [0.0])
     changes: list[tuple[float, int, int, int]] = []  # when, and by how many: waiting, in a slot, prompts at work
     for row in rows:
         if row.scheduled is None:
@@ -91,7 +92,8 @@ def _unexplained(rows: Sequence[Row], slots: int) -> float:
 
 
 def _sampled_full(folder: Path, slots: int) -> float:
-    """Of the samples in which requests wait, the share with the KV full and a slot free. Raises BadTrace."""
+    """Of the samples in which requests wait, the share with the KV full and a slot free; 0 where they are few. What
+    has no numbers, as before the engine is up, is no sample. Raises BadTrace."""
     path = found(folder, "timeseries.csv")
     lines = csv.DictReader(text(path).splitlines() if path else [])
     waits = full = 0
@@ -99,12 +101,21 @@ def _sampled_full(folder: Path, slots: int) -> float:
         if not set(_SAMPLED) <= set(lines.fieldnames or ()):
             return 0.0
         for line in lines:
-            running, waiting, percent = (float(line[name]) for name in _SAMPLED)
-            waits += waiting > 0
-            full += waiting > 0 and running < slots and percent >= _FULL_PCT
-    except (*MISSHAPEN, csv.Error) as error:
-        raise BadTrace(folder, f"timeseries.csv, line {lines.line_num}: {error!r}") from error
-    return full / max(1, waits)
+            if (sample := _sample(line)) and sample[1] > 0:
+                running, _, percent = sample
+                waits += 1
+                full += running < slots and percent >= _FULL_PCT
+    except csv.Error as error:
+        raise BadTrace(folder, f"timeseries.csv, line {lines.line_num}: {error}") from error
+    return full / waits if waits >= _FEW_SAMPLES else 0.0
+
+
+def _sample(line: Mapping[str, str]) -> tuple[float, float, float] | None:
+    try:
+        running, waiting, percent = (float(line[name]) for name in _SAMPLED)
+    except MISSHAPEN:
+        return None
+    return running, waiting, percent
 
 
 def found(folder: Path, name: str) -> Path | None:

@@ -209,7 +209,7 @@ def _throughput(table: Table, job: Job) -> Iterator[Row]:
         row["note"] = row["note"] or f"{refused:.3f} of the programs were refused, whose tokens FCFS generates"
         if form:
             behind = table.difference(one, "concord", request)
-            row["note"] = f"requests met: {behind} more than the default"
+            row["note"] = f"requests met less those of the default: {behind}"
         yield row
 
 

@@ -18,7 +18,7 @@ from ramify.serving.replay.types import Contender, Stock
 
 _ROOT = "ramify.serving"
 _HERE = Path(__file__).resolve().parents[1]
-_ENGINE = tuple(f"{_ROOT}.replay.{name}" for name in ("perform", "engine", "made_up"))
+_ENGINE = tuple(f"{_ROOT}.replay.{name}" for name in ("perform", "engine", "made_up", "steps"))
 _APART = frozenset(f"{_ROOT}.replay.{name}" for name in ("contenders", "jobs", "bounds.lp", "fleet"))
 _FLEET = f"{_ROOT}.replay.fleet"
 _TABLE = f"{_ROOT}.policy.table"

@@ -109,9 +109,7 @@ class Contender:
     knows: Knowledge = field(default_factory=Knowledge)
     ours: bool = False  # a form of Concord: not counted among the baselines
     about: str = ""  # one line for tables and plots
-    preempts: bool = (
-        False  # it often does: a replay knows that it needs vLLM's prefix cache, and gives the same anyway
-    )
+    preempts: bool = False  # it often does, so that a replay begins with vLLM's prefix cache; what comes is the same
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ them is vLLM's alone: where a prompt is cut in pieces (the order of who runs div
 KV blocks are scarce (whom vLLM preempts is then decided among all).
 
 Every state and every result is the same as without, to the bit: `tests/serving/vllm_plugin/test_brisk.py` compares.
+But for one thing: without a prefix cache who only decodes gets his next block here, so that a block's number may be
+another request's. Nothing is read off it.
 Tokens are made up in a bare engine, and nobody reads an output but for its length: a quiet request gets no
 EngineCoreOutput; `quiet_ids` names who got a token without one.
 """

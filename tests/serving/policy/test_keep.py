@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,7 +22,7 @@ from tests.serving.policy.views import NOW, view
 
 def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: Reserve, now: float) -> set[str | RequestId]:
     """Moore and Hodgson's rule as it is told in docs/decisions/210 and 308, job by job."""
-    times, more = reserve.times, reserve.times / reserve.later - 1.0
+    times, more = reserve.times, max(0.0, reserve.times / reserve.later - 1.0)
     first_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now], reverse=True)
     demand = 0.0
     heap: list[tuple[float, float, int, str | RequestId]] = []
@@ -120,7 +121,23 @@ def test_of_what_lies_further_off_more_is_given_away() -> None:
     assert len(keep(book.promised(), [], Reserve(4.0, work_s, 4 / 3), at)) == 2
 
 
-@pytest.mark.parametrize("later", [0.0, -1.0, float("nan")])
-def test_a_reserve_that_gives_no_time_is_refused(later: float) -> None:
-    with pytest.raises(UnknownPolicy, match=r"later_reserve is .*: it must be above 0"):
-        make_policy("concord", later_reserve=later)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"later_reserve": 0.0}, "later_reserve is 0: it must be above 0"),
+        ({"later_reserve": float("nan")}, "later_reserve is nan: it must be a number"),
+        ({"reserve": -1.0}, "reserve is -1: it must not be below 0"),
+        ({"reserve_s": "20s"}, "reserve_s is '20s': it must be a number"),
+        ({"headroom": None}, "headroom is None: it must be a number"),
+    ],
+)
+def test_an_option_that_is_no_number_is_named_when_the_policy_is_made(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UnknownPolicy, match=said):
+        make_policy("concord", **options)
+
+
+def test_a_reserve_without_end_is_density_alone() -> None:
+    calls = [view(i, SloClass.DEADLINE, 1000, arrived=NOW, deadline=NOW + 300.0 + i) for i in range(3)]
+    book = JobBook(0.5, 0.1, 120.0, 0.25)
+    book.follow(View(capacity(1), calls), 0.001)
+    assert len(keep(book.promised(), [], Reserve(float("inf"), 20.0, 4 / 3), NOW)) == 1

@@ -14,7 +14,7 @@ import pytest
 from ramify.serving.policy.table import make_policy
 from ramify.serving.policy.types import Finished, Policy, RequestView, SloClass, Verdict, View
 from ramify.serving.replay.contenders import contender as named
-from ramify.serving.replay.engine import Replayed, _Replay, replay, replayed
+from ramify.serving.replay.engine import Replayed, _Replay, replay, without_cache_first
 from ramify.serving.replay.errors import TooLong
 from ramify.serving.replay.fleet import replay_fleet
 from ramify.serving.replay.jobs import Job
@@ -132,7 +132,7 @@ def test_without_a_prefix_cache_nothing_is_otherwise_where_nothing_could_be_foun
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quick, cached = (
-            replayed(programs, kept),
+            without_cache_first(programs, kept),
             _Replay(programs, named(name), SETTING, Told([10, 100, 1000], 0), tmp_path, True, True).run(),
         )
     assert quick == cached

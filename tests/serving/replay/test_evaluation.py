@@ -128,7 +128,7 @@ def test_the_form_that_refuses_nothing_has_a_row_of_throughput_that_says_what_it
         row for row in rows if row["name"].endswith("throughput against FCFS, by the form that refuses nothing")
     )
     assert row["met"] is True
-    assert row["note"].startswith("requests met: -0.100 (one seed) more than the default")
+    assert row["note"].startswith("requests met less those of the default: -0.100 (one seed)")
 
 
 def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -> None:

@@ -130,8 +130,8 @@ def test_how_the_engine_scheduled_is_as_its_arguments_say(tmp_path: Path, said: 
     assert {run.overlap, run.chunked_prefill, run.prefix_cache} == {said is not False}
 
 
-def test_what_the_arguments_leave_open_is_as_it_came_to_be(tmp_path: Path) -> None:
-    written(tmp_path, rows(), {**ENGINE, "async_scheduling": None, "enable_chunked_prefill": True})
+def test_an_engine_is_what_its_arguments_came_to_be(tmp_path: Path) -> None:
+    written(tmp_path, rows(), {**ENGINE, "enable_chunked_prefill": True, "block_size": 16})
     meta = json.loads((tmp_path / "meta.json").read_text())
     scheduler = {"async_scheduling": False, "enable_chunked_prefill": False, "max_num_seqs": 9, "policy": "fcfs"}
     meta["resolved_config"] = {
@@ -141,7 +141,7 @@ def test_what_the_arguments_leave_open_is_as_it_came_to_be(tmp_path: Path) -> No
     }
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     run = read_run(tmp_path)
-    assert (run.slots, run.overlap, run.chunked_prefill) == (4, False, True)
+    assert (run.slots, run.overlap, run.chunked_prefill) == (9, False, False)
     assert (run.blocks, run.block_size, run.prefix_cache) == (50, 32, False)
     meta["resolved_config"]["speculative_config"] = {"method": "ngram"}
     (tmp_path / "meta.json").write_text(json.dumps(meta))
@@ -302,7 +302,7 @@ def test_a_kv_that_samples_show_full_and_that_is_not_said_is_refused(
     tmp_path: Path, sample: str, refused: bool
 ) -> None:
     written(tmp_path, rows())
-    series = f"t,running,waiting,kv_cache_pct\n1.0,4,3,50.0\n2.0,{sample}\n"
+    series = "t,running,waiting,kv_cache_pct\n0.0,,,\n" + f"1.0,4,3,50.0\n2.0,{sample}\n" * 10
     (tmp_path / "timeseries.csv.gz").write_bytes(gzip.compress(series.encode()))
     if not refused:
         assert read_run(tmp_path).blocks is None
@@ -311,11 +311,16 @@ def test_a_kv_that_samples_show_full_and_that_is_not_said_is_refused(
         read_run(tmp_path)
 
 
-def test_samples_that_are_none_are_refused_with_their_line_and_other_columns_are_not_read(tmp_path: Path) -> None:
+def test_few_samples_and_what_has_no_numbers_decide_nothing(tmp_path: Path) -> None:
     written(tmp_path, rows())
-    (tmp_path / "timeseries.csv").write_text("t,running,waiting,kv_cache_pct\n1.0,4,3,50.0\n2.0,4\n")
-    with pytest.raises(BadTrace, match=r"timeseries\.csv, line 3"):
-        read_run(tmp_path)
-    for other in ("", "t,power_w\n1.0,none\n"):
-        (tmp_path / "timeseries.csv").write_text(other)
+    head, full = "t,running,waiting,kv_cache_pct\n", "2.0,2,5,99.8\n"
+    for series in ("", "t,power_w\n1.0,none\n", head + full, head + "2.0,4\n" * 20, head + "2.0,x,5,99%\n" * 20):
+        (tmp_path / "timeseries.csv").write_text(series)
         assert read_run(tmp_path).blocks is None
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_a_step_and_not_for_kv(tmp_path: Path) -> None:
+    waiting = _one_after_the_other(2)
+    with pytest.raises(BadTrace, match="how large the KV was"):
+        read_run(written(tmp_path, waiting))
+    assert read_run(written(tmp_path, waiting, {**ENGINE, "enable_chunked_prefill": False})).blocks is None

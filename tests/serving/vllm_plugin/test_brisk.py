@@ -10,34 +10,37 @@ import pytest
 
 pytestmark = pytest.mark.vllm
 
-# What each case is for: plenty; KV so scarce that vLLM preempts; prompts cut in pieces; no overlap; no prefix cache;
-# a policy that pauses, preempts and refuses; the same with KV scarce.
+# What each case is for: plenty; KV so scarce that vLLM preempts; prompts cut in pieces; no overlap; no prefix cache,
+# also with KV scarce; a policy that pauses, preempts and refuses; the same with KV scarce, and without the cache.
 CASES: dict[str, dict[str, Any]] = {
     "plenty": {"concord": None},
     "scarce": {"concord": None, "blocks": 28},
     "pieces": {"concord": None, "step_tokens": 48},
     "not-overlapped": {"concord": None, "overlap": False},
     "uncached": {"concord": None, "prefix_cache": False},
+    "uncached-scarce": {"concord": None, "prefix_cache": False, "blocks": 28},
+    "concord-uncached": {"concord": {}, "prefix_cache": False},
     "concord": {"concord": {}},
     "concord-scarce": {"concord": {}, "blocks": 28},
 }
 
 
 def state(engine: Any) -> list[Any]:
-    """All that decides what vLLM does next."""
+    """All that decides what vLLM does next. Without a prefix cache how many blocks are whose, and not which."""
     scheduler = engine.scheduler
     kv = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
+    blocks: Callable[[list[int]], object] = list if engine.settings.prefix_cache else len
     requests = [
         (
             name, str(r.status), r.num_computed_tokens, r.num_output_placeholders, r.num_in_flight_tokens,
             r.num_stale_output_tokens, r.is_prefill_chunk, r.num_preemptions, list(r.all_token_ids),
-            len(r.block_hashes), [block.block_id for block in kv.req_to_blocks.get(name, [])],
+            len(r.block_hashes), blocks([block.block_id for block in kv.req_to_blocks.get(name, [])]),
             kv.num_cached_block.get(name),
         )
         for name, r in sorted(scheduler.requests.items())
     ]  # fmt: skip
     free = [block.block_id for block in scheduler.kv_cache_manager.block_pool.free_block_queue.get_all_free_blocks()]
-    return [requests, engine.running, engine.waiting, free, sorted(scheduler.prev_step_scheduled_req_ids)]
+    return [requests, engine.running, engine.waiting, blocks(free), sorted(scheduler.prev_step_scheduled_req_ids)]
 
 
 def tags(chance: Random) -> dict[str, Any]:
