@@ -174,7 +174,7 @@ def pictured(asked: argparse.Namespace, sections: Sequence[evaluation.Section]) 
     if not drawn.exists() or all(section.name != "load" for section in sections):
         return None
     shutil.copyfile(drawn, beside)
-    return str(beside.name)
+    return beside.name
 
 
 def report(results: Sequence[Result], rows: Sequence[Row], page: Path, asked: Any) -> None:

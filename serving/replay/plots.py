@@ -111,9 +111,10 @@ def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
 
 def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
     """50th percentile as a bar, 95th as the mark behind it; logarithmic, as in the thesis. Of the seeds all have."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     table, jobs, _ = table.alike(jobs)
     ordered = list(jobs)[::-1]
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     def draw(axes: Sequence[Axes]) -> None:
         for ax, (title, (figure, kind)) in zip(axes, LATENCIES.items(), strict=True):

@@ -206,10 +206,10 @@ def _throughput(table: Table, job: Job) -> Iterator[Row]:
         ours, stock = (same.estimate(one.but(contender=name), throughput).mean for name in (contender, "fcfs"))
         row = _against(f"load {job.load:g}, loose: throughput against FCFS{form}", ours, "fcfs", stock, 0.98)
         refused = fmean(score.refused for score in same.scores(one))
-        row["note"] = row["note"] or f"{refused:.3f} of the programs were refused, whose tokens FCFS generates"
+        note = f"{refused:.3f} of the programs were refused, whose tokens FCFS generates"
         if form:
-            behind = table.difference(one, "concord", request)
-            row["note"] = f"requests met less those of the default: {behind}"
+            note = f"requests met less those of the default: {table.difference(one, 'concord', request)}"
+        row["note"] = row["note"] or note
         yield row
 
 
