@@ -8,7 +8,8 @@ What it does differently from the thesis's CALM, each for what it brought in rep
    Ranked is by the median length, refused only on an optimistic one (P10).
 3. The order is by laxity (who must start first, starts first). Where not all can be met, it is so among those that
    can, with room for what will come; who would make a denser one late stands behind them, the densest first
-   (`keep.py`, docs/decisions/210).
+   (`keep.py`, docs/decisions/210). It is asked where something has to wait: for a slot, or, with slots free, for the
+   prompts before it (docs/decisions/317).
 4. A floor for each class holds a share of the slots, so that no objective starves latency-sensitive requests, nor
    best effort that has waited out its default deadline.
 5. A fork group is one unit: its prompt is charged once, its length is that of the k-th of n to end, and its siblings
@@ -54,7 +55,7 @@ _NUMBERS = (
         "preempt_margin",
         "contested_margin",
     ),
-    *("headroom", "reserve", "reserve_s", "later_reserve", "frame_s", "prompts_s"),
+    *("queue_s", "headroom", "reserve", "reserve_s", "later_reserve", "frame_s", "prompts_s"),
 )
 
 
@@ -70,6 +71,7 @@ class ConcordOptions:
     best_effort_weight: float = 0.25  # what one in time is worth beside one with an SLO
     preempt_margin: float = 0.1  # a displaced request's density must be exceeded by this share
     contested_margin: float = 3.0  # the same where not all can be met, and it is worth no more than the other
+    queue_s: float = 0.1  # prompts that take longer than this together wait for each other, slots free or not
     headroom: float = 2.0  # nobody is left out while so many times the work that is here could be met
     reserve: float = 4.0  # when it can not, as much is kept as could be met if it were so many times the work,
     reserve_s: float = 20.0  # and of the time that lies further off than this,
@@ -86,7 +88,7 @@ class ConcordOptions:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isnan(value):
                 raise ValueError(f"{name} is {value!r}: it must be a number")
-        for name in ("headroom", "reserve", "reserve_s"):
+        for name in ("queue_s", "headroom", "reserve", "reserve_s"):
             if getattr(self, name) < 0.0:
                 raise ValueError(f"{name} is {getattr(self, name):g}: it must not be below 0")
         if self.later_reserve <= 0.0:
@@ -130,7 +132,7 @@ class Concord:
                 drop = _refusals(refused, book.jobs(ahead), capacity.slots, now, token_s)
                 late = [job.id for job in too_late if job.view.generated > 0]
         moves = Displacement()
-        if len(queue) > capacity.free:
+        if self._stands(queue, capacity.free):
             running_due = book.running.by_due()
             contested = not _fits(book.by_deadline(), running_due, self.options.headroom, now)
             if contested:
@@ -147,6 +149,13 @@ class Concord:
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
         return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
+
+    def _stands(self, queue: list[RequestId], free: int) -> bool:
+        """Has somebody to wait for others, so that it matters who is first? Prompts are computed one after the other:
+        where they are long, the last of a few waits as long as if there were no slot for it."""
+        if len(queue) > free:
+            return True
+        return sum([job.prefill_s for job in self._book.jobs(queue)]) > self.options.queue_s
 
     def _slowdown(self, now: float) -> float:
         """How many times longer a token takes than in a step without prompts: of each second, the share that prompts

@@ -173,6 +173,18 @@ def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() ->
     assert not {11, 12} & set(without.admit)
 
 
+@pytest.mark.parametrize(("prompt", "queue_s", "first"), [(20_000, 0.1, 9), (20_000, 30.0, 1), (100, 0.1, 1)])
+def test_with_slots_free_prompts_that_wait_for_each_other_are_a_queue_too(
+    prompt: int, queue_s: float, first: int
+) -> None:
+    """Eight prompts of 2 s each, due in 8 s: not all can be in time, and a stream that begins in 7.5 s can wait the longest."""
+    long = [view(i, deadline=NOW + 8, prompt_tokens=prompt) for i in range(1, 9)]
+    stream = view(9, SloClass.LATENCY, ttft=NOW + 7.5, tbt=0.1)
+    verdict = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
+    assert verdict.order[0] == verdict.admit[0] == first
+    assert len(verdict.admit) == 9
+
+
 def two_urgent() -> list[RequestView]:
     return [view(i, SloClass.LATENCY, ttft=NOW + 1, length=8) for i in (101, 102)]
 
