@@ -177,7 +177,7 @@ def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() ->
 def test_with_slots_free_prompts_that_wait_for_each_other_are_a_queue_too(
     prompt: int, queue_s: float, first: int
 ) -> None:
-    """Eight prompts of 2 s each, due in 8 s: not all can be in time, and a stream that begins in 7.5 s can wait the longest."""
+    """Eight prompts of 2 s, due in 8 s: not all can be in time. A stream that begins in 7.5 s can wait longest."""
     long = [view(i, deadline=NOW + 8, prompt_tokens=prompt) for i in range(1, 9)]
     stream = view(9, SloClass.LATENCY, ttft=NOW + 7.5, tbt=0.1)
     verdict = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
