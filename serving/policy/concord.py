@@ -11,7 +11,7 @@ What it does differently from the thesis's CALM, each for what it brought in rep
    (`keep.py`, docs/decisions/210). It is asked where something has to wait: for a slot, or, with slots free, for the
    prompts before it (docs/decisions/317).
 4. A floor for each class holds a share of the slots, so that no objective starves latency-sensitive requests, nor
-   best effort that has waited out its default deadline.
+   best effort that has waited out its default deadline. Where few of the slots are taken, it puts them first.
 5. A fork group is one unit: its prompt is charged once, its length is that of the k-th of n to end, and its siblings
    stand together in the order.
 6. What must start before a slot becomes free by itself displaces running work: by a pause, where there is KV for
@@ -23,7 +23,7 @@ and one over their deadlines: O(N log N).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import filterfalse, islice
 from math import exp, isnan
@@ -35,6 +35,7 @@ from ramify.serving.policy.jobs import ByDeadline, JobBook
 from ramify.serving.policy.keep import Reserve, keep
 from ramify.serving.policy.running import Due
 from ramify.serving.policy.types import (
+    Capacity,
     Finished,
     Refusal,
     RequestId,
@@ -57,6 +58,14 @@ _NUMBERS = (
     ),
     *("queue_s", "headroom", "reserve", "reserve_s", "later_reserve", "frame_s", "prompts_s"),
 )
+
+
+def _is_number(value: object) -> bool:
+    """One that a double holds. True and False are none."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and not isnan(value)
+    except OverflowError:
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,7 @@ class ConcordOptions:
         """Raises ValueError, naming the option."""
         for name in _NUMBERS:
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isnan(value):
+            if not _is_number(value):
                 raise ValueError(f"{name} is {value!r}: it must be a number")
         for name in ("queue_s", "headroom", "reserve", "reserve_s"):
             if getattr(self, name) < 0.0:
@@ -127,9 +136,9 @@ class Concord:
             queue = list(filterfalse(set(late).__contains__, queue))
             if self.options.refuse:
                 # What a client has seen the first tokens of is not taken back: it goes last.
-                ahead = queue if len(queue) >= capacity.free else []
                 refused = [job for job in too_late if job.view.generated == 0]
-                drop = _refusals(refused, book.jobs(ahead), capacity.slots, now, token_s)
+                if refused:
+                    drop = _refusals(refused, self._wait_s(queue, capacity), now, token_s)
                 late = [job.id for job in too_late if job.view.generated > 0]
         moves = Displacement()
         if self._stands(queue, capacity.free):
@@ -151,11 +160,18 @@ class Concord:
         return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
 
     def _stands(self, queue: list[RequestId], free: int) -> bool:
-        """Has somebody to wait for others, so that it matters who is first? Prompts are computed one after the other:
-        where they are long, the last of a few waits as long as if there were no slot for it."""
-        if len(queue) > free:
-            return True
-        return sum([job.prefill_s for job in self._book.jobs(queue)]) > self.options.queue_s
+        """Does it matter who is first? Prompts are computed one after the other: where they are long, the last of a
+        few waits as long as if there were no slot for it. A prompt that siblings share counts for each of them."""
+        return len(queue) > free or self._prompts_s(queue) > self.options.queue_s
+
+    def _prompts_s(self, queue: list[RequestId]) -> float:
+        return sum([job.prefill_s for job in self._book.jobs(queue)])
+
+    def _wait_s(self, queue: list[RequestId], capacity: Capacity) -> float:
+        """For how long who comes last waits: for a slot, or where one is free for the prompts before its own."""
+        if len(queue) < capacity.free:
+            return self._prompts_s(queue)
+        return sum([job.slot_s for job in self._book.jobs(queue)]) / max(1, capacity.slots)
 
     def _slowdown(self, now: float) -> float:
         """How many times longer a token takes than in a step without prompts: of each second, the share that prompts
@@ -290,11 +306,8 @@ def _fits(waiting: ByDeadline, running_due: list[Due], headroom: float, now: flo
     return True
 
 
-def _refusals(late: list[Job], ahead: Iterable[Job], slots: int, now: float, token_s: float) -> tuple[Refusal, ...]:
-    if not late:
-        return ()
-    queued_s = sum([job.slot_s for job in ahead]) / max(1, slots)
-    return tuple([Refusal(job.id, _why(job, now, token_s), round(job.before_s + queued_s, 3)) for job in late])
+def _refusals(late: list[Job], wait_s: float, now: float, token_s: float) -> tuple[Refusal, ...]:
+    return tuple([Refusal(job.id, _why(job, now, token_s), round(job.before_s + wait_s, 3)) for job in late])
 
 
 def _why(job: Job, now: float, token_s: float) -> str:

@@ -173,16 +173,38 @@ def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() ->
     assert not {11, 12} & set(without.admit)
 
 
-@pytest.mark.parametrize(("prompt", "queue_s", "first"), [(20_000, 0.1, 9), (20_000, 30.0, 1), (100, 0.1, 1)])
+@pytest.mark.parametrize(
+    ("prompt", "queue_s", "first"),
+    [(20_000, 0.1, 9), (20_000, 30.0, 1), (20_000, 10.0, 9), (100, 0.1, 1)],
+    ids=["a queue", "none for this operator", "together longer", "short prompts"],
+)
 def test_with_slots_free_prompts_that_wait_for_each_other_are_a_queue_too(
     prompt: int, queue_s: float, first: int
 ) -> None:
-    """Eight prompts of 2 s, due in 8 s: not all can be in time. A stream that begins in 7.5 s can wait longest."""
+    """Eight prompts of 2 s, due in 8 s: not all can be in time. A stream that begins in 7.5 s could wait longest, and
+    goes first by its class's floor."""
     long = [view(i, deadline=NOW + 8, prompt_tokens=prompt) for i in range(1, 9)]
     stream = view(9, SloClass.LATENCY, ttft=NOW + 7.5, tbt=0.1)
     verdict = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
     assert verdict.order[0] == verdict.admit[0] == first
     assert len(verdict.admit) == 9
+
+
+@pytest.mark.parametrize(("queue_s", "first"), [(0.1, 2), (30.0, 1)])
+def test_with_slots_free_the_longest_prompt_stands_behind_those_that_it_would_make_late(
+    queue_s: float, first: int
+) -> None:
+    long = view(1, deadline=NOW + 10, prompt_tokens=80_000)
+    short = [view(i, deadline=NOW + 10.5, prompt_tokens=20_000) for i in range(2, 6)]
+    order = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [long, *short]), NOW).order
+    assert (order[0], order.index(RequestId(1))) == (first, 4 if first == 2 else 0)
+
+
+def test_with_slots_free_a_refusal_reckons_with_the_prompts_that_wait() -> None:
+    prompts = [view(i, deadline=NOW + 60, prompt_tokens=20_000) for i in range(1, 6)]
+    late = view(9, deadline=NOW + 0.5)
+    (refusal,) = Concord().decide(View(capacity(64), [*prompts, late]), NOW).drop
+    assert refusal.earliest_feasible_s == pytest.approx(1.01 + 5 * 2.0)
 
 
 def two_urgent() -> list[RequestView]:

@@ -129,6 +129,9 @@ def test_of_what_lies_further_off_more_is_given_away() -> None:
         ({"reserve": -1.0}, "reserve is -1: it must not be below 0"),
         ({"reserve_s": "20s"}, "reserve_s is '20s': it must be a number"),
         ({"headroom": None}, "headroom is None: it must be a number"),
+        ({"queue_s": -1.0}, "queue_s is -1: it must not be below 0"),
+        ({"queue_s": True}, "queue_s is True: it must be a number"),
+        ({"queue_s": 10**400}, "it must be a number"),
     ],
 )
 def test_an_option_that_is_no_number_is_named_when_the_policy_is_made(options: dict[str, Any], said: str) -> None:
