@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from ramify.serving.policy.cutoff import Cutoff
 from ramify.serving.policy.goodput import Goodput, is_latency, worth
@@ -31,21 +32,31 @@ class CalmOptions:
     starvation_step: float = 0.001  # δ: added to goodput(r) for each frame that r has waited
     preempt_margin: float = 0.1  # a displaced request's priority must be exceeded by this share
     waiting_s: float | None = 5.0  # not admitted for so long: dropped (chapter 5); best effort never is
-    best_effort_s: float = 120.0  # default completion deadline of what has no SLO
     fairness: float = 0.0  # f
     fair: Fairness = lambda view, now: now - view.arrived
     cutoff: float | None = None  # p, if it is not to be adapted
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """One request, analysed (algorithm 4.1, lines 2 to 6)."""
+_NEVER = float("inf")
+
+
+class Ranked(NamedTuple):
+    """One request, analysed (algorithm 4.1, lines 2 to 6). Its bandwidth t_gen / t_rem stands in both terms of its
+    priority and cancels (docs/decisions/030)."""
 
     view: RequestView
     gen_s: float  # t_gen: upper bound of its remaining generation time; of the whole stage, for a compound request
-    bandwidth: float  # bw = t_gen / t_rem; above 1 it cannot be met any more
     goodput: float
     priority: float
+
+
+class _Known(NamedTuple):
+    """What of a request is the same for as long as its view is."""
+
+    view: RequestView
+    left: float  # len_rem(r), in tokens
+    gain: float  # goodput(r), before δ
+    admit_by: float
 
 
 class Calm:
@@ -56,6 +67,7 @@ class Calm:
         self.cutoff = Cutoff(self.options.cutoff)
         self._prior = LengthPrior()
         self._frame_ends = float("-inf")
+        self._known: dict[RequestId, _Known] = {}
 
     def observe(self, done: Finished) -> None:
         self._prior.learn(done)
@@ -68,13 +80,15 @@ class Calm:
     def decide(self, view: View, now: float) -> Verdict:
         token_s = pace_s(view.capacity, view.running)
         frame_s = self.options.frame_steps * token_s
-        drop = self._dropped(view, now)
-        gone = {refusal.id for refusal in drop}
-        live = [call for call in view.waiting if call.id not in gone]
-        queue = self.analyse([*live, *view.running, *view.paused], now, token_s, frame_s)
+        known = self._of([*view.waiting, *view.running, *view.paused])
+        self._known = {one.view.id: one for one in known}
+        waiting = known[: len(view.waiting)]
+        late = [one for one in waiting if one.admit_by <= now]
+        live = [one for one in waiting if one.admit_by > now] if late else waiting
+        queue = self._ranked([*live, *known[len(waiting) :]], now, token_s, frame_s)
         queue.sort(key=lambda ranked: (-ranked.priority, ranked.view.id))
-        waiting = {call.id for call in live}
-        order = [ranked.view.id for ranked in queue if ranked.view.id in waiting]
+        in_queue = {one.view.id for one in live}
+        order = [ranked.view.id for ranked in queue if ranked.view.id in in_queue]
         new_frame = now >= self._frame_ends
         admit = order[: view.capacity.free]
         preempt: list[RequestId] = []
@@ -87,52 +101,55 @@ class Calm:
             if view.capacity.can_preempt:
                 preempt = self._displaced(queue, order[len(admit) :], chosen, view, frame_s)
                 admit = order[: len(admit) + len(preempt)]
-        late = [self._admit_by(call) for call in live]
-        wakes = [self._frame_ends if order else None, *late]
+        wakes = [self._frame_ends if order else _NEVER, *[one.admit_by for one in live]]
         return Verdict(
             admit=tuple(admit),
             order=tuple(order),
             preempt=tuple(preempt),
             resume=tuple(call.id for call in view.paused[: max(0, view.capacity.free - len(admit))]),
-            drop=tuple(drop),
-            wake_at=min((at for at in wakes if at is not None and at > now), default=None),
+            drop=tuple([_not_admitted(one) for one in late]),
+            wake_at=min([at for at in wakes if now < at < _NEVER], default=None),
         )
 
     def analyse(self, calls: list[RequestView], now: float, token_s: float, frame_s: float) -> list[Ranked]:
         """Lines 2 to 6 for each request; for a compound one over all of its stage's calls that are here (§4.2)."""
-        left = [remaining(call, self._prior, self.options.quantile) for call in calls]
-        gen = [tokens * token_s for tokens in left]  # t_gen(r) = len_rem(r) · v_token(r)
-        gains = [worth(self.options.goodput, call, tokens) for call, tokens in zip(calls, left, strict=True)]
-        stages: dict[tuple[str, int], list[int]] = {}
-        for i, call in enumerate(calls):
-            if call.compound is not None:
-                stages.setdefault((call.compound.id, call.compound.stage), []).append(i)
-        for members in stages.values():
-            stage_gen, stage_gain = sum(gen[i] for i in members), sum(gains[i] for i in members)
-            for i in members:
-                gen[i], gains[i] = stage_gen, stage_gain
+        return self._ranked(self._of(calls), now, token_s, frame_s)
+
+    def _of(self, calls: list[RequestView]) -> list[_Known]:
+        kept = self._known.get
         return [
-            self._ranked(call, gen_s, gain, now, token_s, frame_s)
-            for call, gen_s, gain in zip(calls, gen, gains, strict=True)
+            one
+            if (one := kept(call.id)) is not None and one.view is call and call.sketch is not None
+            else self._learnt(call)
+            for call in calls
         ]
 
-    def _ranked(
-        self, call: RequestView, gen_s: float, gain: float, now: float, token_s: float, frame_s: float
-    ) -> Ranked:
+    def _learnt(self, call: RequestView) -> _Known:
+        left = remaining(call, self._prior, self.options.quantile)
+        return _Known(call, left, worth(self.options.goodput, call, left), self._admit_by(call))
+
+    def _ranked(self, known: list[_Known], now: float, token_s: float, frame_s: float) -> list[Ranked]:
         options = self.options
-        due = call.deadline
-        if call.compound is not None and call.compound.due is not None:
-            due = call.compound.due  # D_s, §4.1
-        if due is None and call.slo_class is SloClass.BEST_EFFORT:
-            due = call.arrived + options.best_effort_s
-        per_token = token_s / call.tbt if call.tbt else 1.0  # explicit SLOs define the bandwidth: a token a TBT
-        bandwidth = per_token if due is None else gen_s / max(due - now, token_s)
-        waits = call.computed == 0
-        goodput = gain + (options.starvation_step * ((now - call.arrived) // frame_s) if waits else 0.0)
-        priority = goodput / gen_s  # (4.1)
-        if options.fairness:
-            priority = (1 - options.fairness) * priority + options.fairness * options.fair(call, now)  # §4.3
-        return Ranked(call, gen_s, bandwidth, goodput, priority)
+        gen = [one.left * token_s for one in known]  # t_gen(r) = len_rem(r) · v_token(r)
+        gains = [one.gain for one in known]
+        stages: dict[tuple[str, int], list[int]] = {}
+        for i, one in enumerate(known):
+            if (compound := one.view.compound) is not None:
+                stages.setdefault((compound.id, compound.stage), []).append(i)
+        for members in stages.values():
+            stage_gen, stage_gain = sum([gen[i] for i in members]), sum([gains[i] for i in members])
+            for i in members:
+                gen[i], gains[i] = stage_gen, stage_gain
+        step, fairness, fair = options.starvation_step, options.fairness, options.fair
+        goodput = [
+            gain + step * (0.0 if one.view.computed else (now - one.view.arrived) // frame_s)
+            for one, gain in zip(known, gains, strict=True)
+        ]
+        priority = [worth_it / gen_s for worth_it, gen_s in zip(goodput, gen, strict=True)]  # (4.1)
+        if fairness:  # §4.3
+            mixed = zip(priority, known, strict=True)
+            priority = [(1 - fairness) * own + fairness * fair(one.view, now) for own, one in mixed]
+        return list(map(Ranked, [one.view for one in known], gen, goodput, priority))
 
     def _displaced(
         self, queue: list[Ranked], incoming: list[RequestId], chosen: set[RequestId], view: View, frame_s: float
@@ -157,18 +174,16 @@ class Calm:
             out.append(victim.view.id)
         return out
 
-    def _admit_by(self, call: RequestView) -> float | None:
-        default = None if self.options.waiting_s is None else call.arrived + self.options.waiting_s
-        by = default if call.admit_by is None else call.admit_by
-        return None if call.slo_class is SloClass.BEST_EFFORT or call.generated else by
+    def _admit_by(self, call: RequestView) -> float:
+        if call.slo_class is SloClass.BEST_EFFORT or call.generated:
+            return _NEVER
+        if call.admit_by is not None:
+            return call.admit_by
+        return _NEVER if self.options.waiting_s is None else call.arrived + self.options.waiting_s
 
-    def _dropped(self, view: View, now: float) -> list[Refusal]:
-        out = []
-        for call in view.waiting:
-            by = self._admit_by(call)
-            if by is not None and by <= now:
-                out.append(Refusal(call.id, f"it was not admitted within {by - call.arrived:.3f} s"))
-        return out
+
+def _not_admitted(one: _Known) -> Refusal:
+    return Refusal(one.view.id, f"it was not admitted within {one.admit_by - one.view.arrived:.3f} s")
 
 
 def window(queue: list[Ranked], size: int, cutoff: float) -> set[RequestId]:

@@ -10,6 +10,7 @@ It runs in the Python that has vLLM. What vLLM prints goes to standard error.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -49,6 +50,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
+    gc.set_threshold(100_000, 50, 100)  # next to nothing here is a cycle: looking for some was a tenth of a replay
     with TemporaryDirectory(prefix="ramify-replay-") as folder:
         for line in sys.stdin:
             try:

@@ -183,10 +183,7 @@ class ConcordScheduler(AsyncScheduler):
                 held.append(views.of(request, State.PAUSED))
             else:
                 running.append(views.of(request, State.RUNNING))
-        waiting = [
-            views.of(request, State.PREEMPTED if request.num_preemptions else State.WAITING)
-            for request in self.waiting
-        ]
+        waiting = views.waiting(self.waiting)
         capacity = Capacity(
             self._slots,
             len(running),
@@ -230,7 +227,7 @@ class ConcordScheduler(AsyncScheduler):
             self._paused.discard(request.request_id)
             self._costs.resumed(request.request_id, now)
         if verdict.order:
-            self._adapter.reorder(self, [seen(id_).request for id_ in verdict.order])
+            self._adapter.reorder(self, self._views.requests(verdict.order))
         self._adapter.order_running(self, self._paused)
         self._trace.moved(now, verdict, pause, preempt, lambda id_: seen(id_).request.request_id)
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from ramify.serving.vllm_plugin.adapter import HELD, RequestLike
+
+_NAME = attrgetter("request_id")
 
 
 class V032:
@@ -14,8 +17,8 @@ class V032:
 
     def reorder(self, scheduler: Any, best_first: Sequence[RequestLike]) -> None:
         queue = scheduler.waiting
-        placed = {request.request_id for request in best_first}
-        order = [*best_first, *(request for request in queue if request.request_id not in placed)]
+        placed = set(map(_NAME, best_first))
+        order = [*best_first, *[request for request in queue if request.request_id not in placed]]
         if self._by_priority(scheduler):
             for rank, request in enumerate(order):
                 request.priority = rank

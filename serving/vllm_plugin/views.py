@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ramify.serving.errors import BadTags
@@ -45,7 +45,7 @@ class Views:
         self._seen: dict[str, Seen] = {}
         self._streams: dict[str, Seen] = {}  # those of them whose tokens are due one by one, or whose first is
         self._known_as: dict[str, Seen] = {}  # by every name that an answer may bear
-        self._names: dict[RequestId, str] = {}
+        self._by_id: dict[RequestId, Seen] = {}
         self._compounds: OrderedDict[str, float] = OrderedDict()  # when the first request of each was seen
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ class Views:
         self._seen[request.request_id] = seen
         if seen.view.ttft is not None or seen.view.tbt is not None:
             self._streams[request.request_id] = seen
-        self._names[id_] = request.request_id
+        self._by_id[id_] = seen
         for name in _names(request.request_id):
             self._known_as[name] = seen
         return seen
@@ -76,7 +76,7 @@ class Views:
         if seen is None:
             return None
         self._streams.pop(request_id, None)
-        del self._names[seen.view.id]
+        del self._by_id[seen.view.id]
         for name in _names(request_id):
             if self._known_as.get(name) is seen:
                 del self._known_as[name]
@@ -95,11 +95,26 @@ class Views:
                 seen.late_tokens += new
 
     def seen(self, id_: RequestId) -> Seen:
-        return self._seen[self._names[id_]]
+        return self._by_id[id_]
+
+    def requests(self, ids: Iterable[RequestId]) -> list[RequestLike]:
+        by_id = self._by_id
+        return [by_id[id_].request for id_ in ids]
 
     def group_of(self, request_id: str) -> str | None:
         seen = self._seen.get(request_id)
         return None if seen is None or seen.view.group is None else seen.view.group.id
+
+    def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:
+        """`of` each that waits. Most of a long queue has not begun, and is found unchanged here without a call."""
+        seen, waiting = self._seen, State.WAITING
+        return [
+            view
+            if (view := seen[request.request_id].view).state is waiting
+            and not (view.generated or request.num_preemptions or request.num_output_tokens)
+            else self.of(request, State.PREEMPTED if request.num_preemptions else waiting)
+            for request in requests
+        ]
 
     def of(self, request: RequestLike, state: State) -> RequestView:
         """Its view, the same object while nothing that matters has changed."""

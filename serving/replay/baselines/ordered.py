@@ -8,8 +8,10 @@ docs/decisions/136.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import NamedTuple
 
 from ramify.serving.policy.types import Capacity, Finished, Refusal, RequestId, RequestView, State, Verdict, View
 from ramify.serving.policy.work import LengthPrior, pace_s
@@ -37,15 +39,14 @@ def never(call: RequestView, scene: Scene) -> float:
     return NEVER
 
 
-@dataclass(slots=True)
-class _Known:
+class _Known(NamedTuple):
     view: RequestView
     key: float
     late_at: float
+    rank: tuple[float, float, int]
 
-    @property
-    def rank(self) -> tuple[float, float, int]:
-        return self.key, self.view.arrived, self.view.id
+
+_RANK = attrgetter("rank")
 
 
 class Ordered:
@@ -65,15 +66,24 @@ class Ordered:
     def observe(self, done: Finished) -> None:
         self._prior.learn(done)
 
+    def forget(self, ids: Iterable[RequestId]) -> None:
+        """Their keys have changed, though their views have not."""
+        for id_ in ids:
+            self._known.pop(id_, None)
+
     def decide(self, view: View, now: float) -> Verdict:
         scene = self._at(view)
-        queue = [self._of(call, scene) for call in view.waiting]
+        kept = self._known.get
+        queue = [
+            known if (known := kept(call.id)) is not None and known.view is call else self._of(call, scene)
+            for call in view.waiting
+        ]
         drop = [one for one in queue if one.late_at <= now and not one.view.generated]
         if drop:
             gone = {one.view.id for one in drop}
             queue = [one for one in queue if one.view.id not in gone]
         queue += [self._of(call, scene) for call in view.paused]
-        queue.sort(key=lambda one: one.rank)
+        queue.sort(key=_RANK)
         chosen = queue[: view.capacity.free]
         running = [self._of(call, scene) for call in view.running]
         starters, pause, preempt = self._displaced(queue[len(chosen) :], running, view.capacity)
@@ -109,8 +119,8 @@ class Ordered:
     def _of(self, call: RequestView, scene: Scene) -> _Known:
         known = self._known.get(call.id)
         if known is None or known.view is not call:
-            known = _Known(call, self._key(call, scene), self._late_at(call, scene))
-            self._known[call.id] = known
+            key = self._key(call, scene)
+            known = self._known[call.id] = _Known(call, key, self._late_at(call, scene), (key, call.arrived, call.id))
         return known
 
     def _displaced(
@@ -123,7 +133,7 @@ class Ordered:
         if self._displace is None or not (capacity.can_pause or capacity.can_preempt):
             return starters, pause, preempt
         kv_free = capacity.kv_free
-        for one, worst in zip(queue, sorted(running, key=lambda one: one.rank, reverse=True), strict=False):
+        for one, worst in zip(queue, sorted(running, key=_RANK, reverse=True), strict=False):
             if worst.key - one.key <= self._displace * abs(worst.key):
                 break
             needed = 0 if one.view.state is State.PAUSED else one.view.to_prefill + _ANSWER

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ramify.serving.policy.types import Capacity, Finished, RequestView, Verdict, View
+from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, Verdict, View
 from ramify.serving.policy.work import pace_s, prefill_s
 from ramify.serving.replay.baselines.ordered import Ordered, Scene
 
@@ -43,25 +43,33 @@ class Plas:
         self.options = options or PlasOptions()
         self._table: dict[str, _Entry] = {}
         self._capacity: Capacity | None = None
-        self._token_s = 0.0
+        self._token_s, self._now = 0.0, 0.0
+        self._moved_on: set[str] = set()  # programs whose entries have changed since the last decision
+        self._order = Ordered(self._level, displace=0.0 if self.options.preempts else None)
 
     def decide(self, view: View, now: float) -> Verdict:
-        self._capacity, self._token_s = view.capacity, pace_s(view.capacity, view.running)
-        levels = {
-            call.id: self._level(call, now) for calls in (view.waiting, view.running, view.paused) for call in calls
-        }
+        self._capacity, self._token_s, self._now = view.capacity, pace_s(view.capacity, view.running), now
+        self._order.forget(self._moved(view))
+        self._moved_on.clear()
+        return replace(self._order.decide(view, now), wake_at=None)
 
-        def level(call: RequestView, scene: Scene) -> float:
-            return float(levels[call.id])
-
-        verdict = Ordered(level, displace=0.0 if self.options.preempts else None).decide(view, now)
-        return replace(verdict, wake_at=None)
+    def _moved(self, view: View) -> list[RequestId]:
+        """Who may stand in another queue than before: who was served, in whatever pace the engine has now; whose
+        program was; and with promotions everybody."""
+        every = self.options.beta is not None
+        return [
+            call.id
+            for calls in (view.waiting, view.running, view.paused)
+            for call in calls
+            if call.generated or every or (call.compound is not None and call.compound.id in self._moved_on)
+        ]
 
     def observe(self, done: Finished) -> None:
         """A call has ended: its program was served that much more (algorithm 1, Update_Process_Table)."""
         compound = done.view.compound
         if compound is None:
             return
+        self._moved_on.add(compound.id)
         entry = self._table.get(compound.id, _Entry())
         own = self._service_s(done.view)
         if not self.options.critical_path:
@@ -77,6 +85,7 @@ class Plas:
     def _forget(self, name: str, now: float) -> None:
         for old in [key for key, entry in self._table.items() if entry.at < now - _FORGET_S]:
             del self._table[old]
+            self._moved_on.add(old)
 
     def _service_s(self, call: RequestView) -> float:
         """Execution time of what it has been given: its prefill, and a step for each token."""
@@ -85,22 +94,22 @@ class Plas:
         prompt = call.prompt_tokens - call.cached_tokens
         return prefill_s(self._capacity.step, prompt) + call.generated * self._token_s
 
-    def _level(self, call: RequestView, now: float) -> int:
+    def _level(self, call: RequestView, scene: Scene) -> float:
         """The queue that it stands in."""
         options = self.options
         if call.compound is None and call.generated == 0 and options.beta is None:
-            return 0  # nothing served, nobody promoted: most of what waits
+            return 0.0  # nothing served, nobody promoted: most of what waits
         entry = _Entry() if call.compound is None else self._table.get(call.compound.id, _Entry())
         before = entry.before_s if options.critical_path and call.compound else entry.served_s
         if options.critical_path and call.compound is not None and call.compound.stage != entry.stage:
             before = entry.served_s
         own = self._service_s(call)
         if options.beta is not None and call.generated == 0:
-            waited = now - call.arrived
+            waited = self._now - call.arrived
             if waited >= options.beta * max(before, options.first_s):
-                return 0
+                return 0.0
         served, bound, level = before + own, options.first_s, 0
         while served > bound and level < options.queues - 1:
             level += 1
             bound += options.first_s * options.growth**level
-        return level
+        return float(level)

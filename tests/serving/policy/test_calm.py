@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ramify.serving.policy.calm import Calm, CalmOptions, Ranked, window
 from ramify.serving.policy.cutoff import CANDIDATES, Cutoff
 from ramify.serving.policy.goodput import Goodput
-from ramify.serving.policy.types import Capacity, CompoundView, RequestView, SloClass, StepModel, View
+from ramify.serving.policy.types import Capacity, CompoundView, Finished, RequestView, SloClass, StepModel, View
 from tests.serving.policy.views import NOW, running, view
 
 STEP = StepModel(10.0, 0.0, 0.0, 0.1)
@@ -25,7 +25,6 @@ def test_priority_is_goodput_over_generation_time() -> None:
     """Equation 4.1, with len_rem · v_token below, and input and output above."""
     (ranked,) = analysed(view(1, length=200, deadline=NOW + 10))
     assert ranked.gen_s == pytest.approx(200 * TOKEN_S)
-    assert ranked.bandwidth == pytest.approx(2 / 10)
     assert ranked.priority == pytest.approx((100 + 200) / 2)
 
 
@@ -33,7 +32,6 @@ def test_by_tokens_a_latency_sensitive_priority_is_the_constant_one_over_v() -> 
     """Why a token goodput starves them: whatever the length, 1 / v."""
     ranked = analysed(*(view(i, SloClass.LATENCY, length=10.0**i, tbt=0.1) for i in (1, 2, 3)))
     assert [r.priority for r in ranked] == pytest.approx([1 / TOKEN_S] * 3)
-    assert ranked[0].bandwidth == pytest.approx(TOKEN_S / 0.1)
 
 
 def test_a_compound_request_counts_its_whole_stage() -> None:
@@ -74,7 +72,7 @@ def test_fairness_mixes_in_what_the_provider_says() -> None:
 
 def ranked_of(priorities: list[float], lengths: list[int]) -> list[Ranked]:
     made = [
-        Ranked(view(i, prompt_tokens=length), 1.0, 0.1, priority, priority)
+        Ranked(view(i, prompt_tokens=length), 1.0, priority, priority)
         for i, (priority, length) in enumerate(zip(priorities, lengths, strict=True))
     ]
     return sorted(made, key=lambda r: -r.priority)
@@ -135,6 +133,16 @@ def test_what_is_not_scheduled_within_its_waiting_time_is_dropped_but_never_best
     verdict = Calm().decide(View(capacity(1, 0), calls), NOW)
     assert [(r.id, r.reason) for r in verdict.drop] == [(1, "it was not admitted within 5.000 s")]
     assert set(verdict.order) == {2, 3}
+
+
+def test_a_call_of_unknown_length_is_taken_for_what_was_learnt_while_it_waited() -> None:
+    calm = Calm(CalmOptions(goodput=Goodput.REQUEST))
+    calls = [view(1, length=100), view(2, sketch=None)]
+    seen = View(capacity(1, 1), calls, [running(9)])
+    assert calm.decide(seen, NOW).order == (1, 2)
+    for _ in range(20):
+        calm.observe(Finished(view(3, generated=5), NOW, met=True))
+    assert calm.decide(seen, NOW).order == (2, 1)
 
 
 def test_the_cutoff_tries_each_threshold_and_settles_on_the_one_that_earns_most() -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ramify.serving.policy.calm import Calm, CalmOptions
+from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.jobs import JobBook
 from ramify.serving.policy.types import (
     Capacity,
     CompoundView,
+    Finished,
     GroupView,
     RequestId,
     RequestView,
@@ -19,8 +24,11 @@ from ramify.serving.policy.types import (
     StageEstimate,
     State,
     StepModel,
+    Verdict,
     View,
 )
+from ramify.serving.replay.baselines.ordered import Ordered
+from ramify.serving.replay.baselines.plas import Plas, PlasOptions
 from tests.serving.policy.views import NOW, view
 
 _MADE_WITH = (0.5, 0.1, 120.0, 0.25)
@@ -122,6 +130,49 @@ def test_what_is_kept_is_what_would_be_worked_out_anew(chance: random.Random) ->
         anew = JobBook(*_MADE_WITH)
         anew.follow(shown, 0.02)
         assert said(kept, shown) == said(anew, shown)
+
+
+class ForgetfulCalm(Calm):
+    def decide(self, view: View, now: float) -> Verdict:
+        self._known.clear()
+        return super().decide(view, now)
+
+
+class ForgetfulPlas(Plas):
+    def decide(self, view: View, now: float) -> Verdict:
+        self._order = Ordered(self._level, displace=0.0 if self.options.preempts else None)
+        return super().decide(view, now)
+
+
+@pytest.mark.parametrize(
+    ("kind", "forgetful", "options"),
+    [
+        (Calm, ForgetfulCalm, CalmOptions(goodput=Goodput.REQUEST)),
+        (Calm, ForgetfulCalm, CalmOptions(fairness=0.5, waiting_s=None)),
+        (Plas, ForgetfulPlas, PlasOptions(first_s=0.05)),
+        (Plas, ForgetfulPlas, PlasOptions(first_s=0.05, critical_path=True, preempts=False)),
+        (Plas, ForgetfulPlas, PlasOptions(first_s=0.05, beta=2.0)),
+    ],
+)
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=40, deadline=None)
+def test_a_policy_decides_as_one_that_keeps_nothing_of_a_call(
+    kind: Any, forgetful: Any, options: Any, seed: int
+) -> None:
+    host, kept, anew = Host(random.Random(seed)), kind(options), forgetful(options)
+    there: dict[RequestId, RequestView] = {}
+    bare: dict[int, tuple[RequestView, RequestView]] = {}  # the first is kept, so that its id is no other's
+    for decision in range(25):
+        shown, now = host.shows(NOW + decision), NOW + decision
+        for call in shown.waiting:  # the lengths of some are known to nobody, and what they are taken for is learnt
+            bare.setdefault(id(call), (call, replace(call, sketch=None) if call.id % 3 == 0 else call))
+        shown = replace(shown, waiting=[bare[id(call)][1] for call in shown.waiting])
+        assert kept.decide(shown, now) == anew.decide(shown, now)
+        before, there = there, {call.id: call for call in (*shown.waiting, *shown.running, *shown.paused)}
+        for id_ in before.keys() - there.keys():
+            done = Finished(replace(before[id_], generated=before[id_].generated + 30), now, met=True)
+            kept.observe(done)
+            anew.observe(done)
 
 
 def test_a_replica_that_dies_with_all_it_had_leaves_nothing_behind() -> None:

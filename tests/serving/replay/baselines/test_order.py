@@ -16,6 +16,7 @@ from ramify.serving.policy.types import (
     SloClass,
     StageEstimate,
     State,
+    StepModel,
     View,
 )
 from ramify.serving.replay.baselines.classes import classes
@@ -181,6 +182,13 @@ def test_plas_knows_queues_and_not_lengths() -> None:
     assert order(policy, [compound(4, "b", 1, arrived=NOW - 1.0, length=900), compound(3, "a", 1)]) == (4, 3), (
         "both were served less than the first queue's bound: who came first"
     )
+
+
+def test_plas_reckons_what_was_served_in_the_pace_that_the_engine_has_now() -> None:
+    """A pace that is 5 % slower, for which no other key would be worked out anew, takes it over its queue's bound."""
+    policy, begun = Plas(), view(1, generated=80, state=State.PREEMPTED, arrived=NOW - 1.0)
+    for step, expected in ((StepModel(24.0, 0.0, 0.0, 0.0), (1, 2)), (StepModel(25.2, 0.0, 0.0, 0.0), (2, 1))):
+        assert policy.decide(View(Capacity(4, 4, step=step), [begun, view(2)]), NOW).order == expected
 
 
 def test_plas_adds_up_and_atlas_takes_the_longest_chain() -> None:
