@@ -84,7 +84,7 @@ class Calm:
         self._known = {one.view.id: one for one in known}
         waiting = known[: len(view.waiting)]
         late = [one for one in waiting if one.admit_by <= now]
-        live = [one for one in waiting if one.admit_by > now] if late else waiting
+        live = [one for one in waiting if not one.admit_by <= now] if late else waiting
         queue = self._ranked([*live, *known[len(waiting) :]], now, token_s, frame_s)
         queue.sort(key=lambda ranked: (-ranked.priority, ranked.view.id))
         in_queue = {one.view.id for one in live}
@@ -120,11 +120,11 @@ class Calm:
         return [
             one
             if (one := kept(call.id)) is not None and one.view is call and call.sketch is not None
-            else self._learnt(call)
+            else self._reckoned(call)
             for call in calls
         ]
 
-    def _learnt(self, call: RequestView) -> _Known:
+    def _reckoned(self, call: RequestView) -> _Known:
         left = remaining(call, self._prior, self.options.quantile)
         return _Known(call, left, worth(self.options.goodput, call, left), self._admit_by(call))
 
@@ -142,10 +142,10 @@ class Calm:
                 gen[i], gains[i] = stage_gen, stage_gain
         step, fairness, fair = options.starvation_step, options.fairness, options.fair
         goodput = [
-            gain + step * (0.0 if one.view.computed else (now - one.view.arrived) // frame_s)
+            gain if one.view.computed else gain + step * ((now - one.view.arrived) // frame_s)
             for one, gain in zip(known, gains, strict=True)
         ]
-        priority = [worth_it / gen_s for worth_it, gen_s in zip(goodput, gen, strict=True)]  # (4.1)
+        priority = [gained / gen_s for gained, gen_s in zip(goodput, gen, strict=True)]  # (4.1)
         if fairness:  # §4.3
             mixed = zip(priority, known, strict=True)
             priority = [(1 - fairness) * own + fairness * fair(one.view, now) for own, one in mixed]

@@ -50,7 +50,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
-    gc.set_threshold(100_000, 50, 100)  # next to nothing here is a cycle: looking for some was a tenth of a replay
+    gc.set_threshold(100_000, 50, 100)  # a replay makes next to no cycles, and is itself one: looked for after each
     with TemporaryDirectory(prefix="ramify-replay-") as folder:
         for line in sys.stdin:
             try:
@@ -62,6 +62,7 @@ def main() -> None:
                 said = {"error": str(error) or repr(error), "kind": type(error).__name__}
             out.write(json.dumps(said) + "\n")
             out.flush()
+            gc.collect()
 
 
 if __name__ == "__main__":

@@ -106,7 +106,8 @@ class Views:
         return None if seen is None or seen.view.group is None else seen.view.group.id
 
     def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:
-        """`of` each that waits. Most of a long queue has not begun, and is found unchanged here without a call."""
+        """`of` each that waits. Most of a long queue has not begun, and is found unchanged here without a call: what
+        waited when it was last looked at, and has neither begun nor been preempted, has not moved on."""
         seen, waiting = self._seen, State.WAITING
         return [
             view

@@ -80,9 +80,9 @@ class Plas:
             served = max(entry.served_s, entry.before_s + own)
         self._table[compound.id] = replace(entry, served_s=served, at=done.at)
         if compound.last:
-            self._forget(compound.id, done.at)
+            self._forget(done.at)
 
-    def _forget(self, name: str, now: float) -> None:
+    def _forget(self, now: float) -> None:
         for old in [key for key, entry in self._table.items() if entry.at < now - _FORGET_S]:
             del self._table[old]
             self._moved_on.add(old)
@@ -95,7 +95,8 @@ class Plas:
         return prefill_s(self._capacity.step, prompt) + call.generated * self._token_s
 
     def _level(self, call: RequestView, scene: Scene) -> float:
-        """The queue that it stands in."""
+        """The queue that it stands in. By the engine's pace, its program's service and, with promotions, the time, of
+        which a key may know none: `_moved` has those worked out anew for whom they may have changed."""
         options = self.options
         if call.compound is None and call.generated == 0 and options.beta is None:
             return 0.0  # nothing served, nobody promoted: most of what waits

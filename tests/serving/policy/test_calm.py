@@ -145,6 +145,13 @@ def test_a_call_of_unknown_length_is_taken_for_what_was_learnt_while_it_waited()
     assert calm.decide(seen, NOW).order == (2, 1)
 
 
+def test_nothing_is_kept_of_who_has_left() -> None:
+    calm = Calm()
+    calm.decide(View(capacity(1, 1), [view(1), view(2)], [running(9)]), NOW)
+    calm.decide(View(capacity(1, 0), [view(2)]), NOW)
+    assert list(calm._known) == [2]
+
+
 def test_the_cutoff_tries_each_threshold_and_settles_on_the_one_that_earns_most() -> None:
     cutoff, now, used = Cutoff(turn_frames=10), 0.0, []
     for _ in range(6000):

@@ -86,7 +86,10 @@ class Host:
     def _call(self, id_: int, now: float, state: State) -> RequestView:
         chance = self._chance
         compound = CompoundView(
-            f"run{chance.randrange(3)}", chance.randrange(2), deadline=now + chance.uniform(1, 30)
+            f"run{chance.randrange(3)}",
+            chance.randrange(2),
+            last=chance.random() < 0.3,
+            deadline=now + chance.uniform(1, 30),
         )
         return view(
             id_,
@@ -159,11 +162,13 @@ class ForgetfulPlas(Plas):
 def test_a_policy_decides_as_one_that_keeps_nothing_of_a_call(
     kind: Any, forgetful: Any, options: Any, seed: int
 ) -> None:
-    host, kept, anew = Host(random.Random(seed)), kind(options), forgetful(options)
+    chance, now = random.Random(seed), NOW
+    host, kept, anew = Host(chance), kind(options), forgetful(options)
     there: dict[RequestId, RequestView] = {}
     bare: dict[int, tuple[RequestView, RequestView]] = {}  # the first is kept, so that its id is no other's
-    for decision in range(25):
-        shown, now = host.shows(NOW + decision), NOW + decision
+    for _ in range(25):
+        now += chance.choice([0.0, 1.0, 1.0, 1.0, 700.0])  # so long a program is not remembered
+        shown = host.shows(now)
         for call in shown.waiting:  # the lengths of some are known to nobody, and what they are taken for is learnt
             bare.setdefault(id(call), (call, replace(call, sketch=None) if call.id % 3 == 0 else call))
         shown = replace(shown, waiting=[bare[id(call)][1] for call in shown.waiting])
@@ -171,8 +176,8 @@ def test_a_policy_decides_as_one_that_keeps_nothing_of_a_call(
         before, there = there, {call.id: call for call in (*shown.waiting, *shown.running, *shown.paused)}
         for id_ in before.keys() - there.keys():
             done = Finished(replace(before[id_], generated=before[id_].generated + 30), now, met=True)
-            kept.observe(done)
-            anew.observe(done)
+            for policy in [kept, anew] * 4:  # so often that lengths are learnt from them
+                policy.observe(done)
 
 
 def test_a_replica_that_dies_with_all_it_had_leaves_nothing_behind() -> None:

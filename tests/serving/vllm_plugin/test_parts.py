@@ -149,6 +149,7 @@ def fake(name: str = "r", arrived: float = 100.0, **tags: object) -> Any:
         arrival_time=arrived,
         num_prompt_tokens=40,
         num_computed_tokens=0,
+        num_preemptions=0,
         max_tokens=64,
         made=0,
         sampling_params=SimpleNamespace(extra_args=tags or None),
@@ -202,6 +203,33 @@ def test_a_view_is_the_same_object_until_it_has_moved_on() -> None:
     request.made = 9
     assert seen.of(request, State.RUNNING).generated == 9
     assert seen.of(request, State.PREEMPTED).computed == 0
+
+
+@given(st.integers(0, 1 << 32))
+def test_what_waits_is_seen_as_each_by_itself(seed: int) -> None:
+    """Begun and preempted between two looks, or a session that waits for more input, with outputs or without."""
+    chance, together, one_by_one = random.Random(seed), views(), views()
+    requests = [fake(f"r{i}", **({"fork_group": "g", "fork_size": 2} if i % 2 else {})) for i in range(4)]
+    for request in requests:
+        together.add(request)
+        one_by_one.add(request)
+    for _ in range(12):
+        for request in requests:
+            request.made = chance.choice([request.made, request.made, 0, 3, 30])
+            request.num_preemptions += chance.random() < 0.1
+        if chance.random() < 0.3:
+            sketch = LengthSketch.known(chance.random())
+            assert together.refine("r1", sketch) == one_by_one.refine("r1", sketch)
+        if chance.random() < 0.2:  # one of them runs for a while
+            for seen in (together, one_by_one):
+                seen.of(requests[0], State.RUNNING)
+        now = together.waiting(requests)
+        alone = [
+            one_by_one.of(request, State.PREEMPTED if request.num_preemptions else State.WAITING)
+            for request in requests
+        ]
+        assert now == alone
+        assert together.requests([view.id for view in now]) == requests
 
 
 @pytest.mark.parametrize(
