@@ -35,14 +35,19 @@ from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
 from ramify.serving.replay.contenders import contender  # noqa: E402
 from ramify.serving.replay.document import around, update, where  # noqa: E402
 from ramify.serving.replay.errors import ReplayError  # noqa: E402
+from ramify.serving.replay.figures import FIGURES  # noqa: E402
 from ramify.serving.replay.jobs import Job, Result  # noqa: E402
 from ramify.serving.replay.made_up import read_workload, write_workload  # noqa: E402
 from ramify.serving.replay.pool import run_all  # noqa: E402
 from ramify.serving.replay.report import write_page  # noqa: E402
-from ramify.serving.replay.rows import FIGURES, Row, rows_of  # noqa: E402
+from ramify.serving.replay.row import Row  # noqa: E402
+from ramify.serving.replay.rows import rows_of  # noqa: E402
+from ramify.serving.replay.rows_by_load import bounds_needed  # noqa: E402
 from ramify.serving.replay.steps import SHIPPED, load  # noqa: E402
 from ramify.serving.replay.tables import KINDS  # noqa: E402
 from ramify.serving.replay.thesis import rows_of_thesis  # noqa: E402
+from ramify.serving.replay.trace import Trace  # noqa: E402
+from ramify.serving.replay.workload import programs  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
@@ -83,11 +88,12 @@ def main() -> int:
         jobs = [job for section in wanted for job in section.jobs if among(job, asked)]
         if not jobs:
             raise ReplayError(f"no replay is of {said(asked)}: loads are {evaluation.LOADS}")
-        results = replayed(jobs, asked)
+        bounds = Bounds(asked.out / "results")
+        results = replayed(jobs, asked, bounds.missing(bounds_needed(jobs, base)))
         if not results:
             raise ReplayError(f"no replay was done in {asked.minutes:g} minutes: ask for more --minutes")
         table = evaluation.Table(results)
-        rows = [*rows_of(table, base, Bounds(asked.out / "results")), *rows_of_thesis(table, base)]
+        rows = [*rows_of(table, base, bounds), *rows_of_thesis(table, base)]
         page = write_page(asked.out, results, rows, wanted)
         if asked.report:
             update(asked.report, results, rows, pictured(asked, wanted))
@@ -118,7 +124,7 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     trace = asked.trace or (Path(os.environ["RAMIFY_TRACE"]) if "RAMIFY_TRACE" in os.environ else None)
     if trace is None:
         trace = write_workload(asked.out / "made-up.json")
-    read_workload(trace)
+    workload = read_workload(trace)
     seconds = asked.seconds or (150.0 if asked.quick else 600.0)
     base = Job("concord", str(trace), seconds=seconds, steps=str(asked.steps))
     sections = (
@@ -129,7 +135,24 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
     names = [section.name for section in sections]
     if unknown := [name for name in asked.only or () if name not in names]:
         raise ReplayError(f"no section is called {', '.join(unknown)}: there are {', '.join(names)}")
-    return base, [section for section in sections if not asked.only or section.name in asked.only]
+    sections = [section for section in sections if not asked.only or section.name in asked.only]
+    if jobs := [job for section in sections for job in section.jobs if among(job, asked)]:
+        print(again(workload, jobs), end="", flush=True)
+    return base, sections
+
+
+def again(trace: Trace, jobs: Sequence[Job]) -> str:
+    """A line on how often a replay goes through the trace, where that is more than once; else nothing."""
+    most = max(jobs, key=lambda job: job.load * job.replicas)
+    needed, there = sum(len(one.calls) for one in programs(trace, most.workload, most.setting)), len(trace.arrivals)
+    if needed <= there:
+        return ""
+    cached = any(arrival.call.blocks for arrival in trace.arrivals)
+    also = "; whoever comes again finds its blocks in the prefix cache" if cached else ""
+    return (
+        f"{trace.name}: {there:,} requests, of which a replay at {where(most)} takes {needed:,}: "
+        f"they come {needed / there:.1f} times over{also}\n"
+    )
 
 
 def said(asked: argparse.Namespace) -> str:
@@ -141,13 +164,16 @@ def among(job: Job, asked: argparse.Namespace) -> bool:
     return (not asked.contender or job.contender in asked.contender) and (not asked.load or job.load in asked.load)
 
 
-def replayed(jobs: Sequence[Job], asked: argparse.Namespace) -> list[Result]:
+def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Job]) -> list[Result]:
+    """`bounds`: that have to be worked out once this is done, which takes its time too."""
     kept = asked.out / "results"
     jobs = sorted(dict.fromkeys(jobs), key=lambda job: job.seed)  # cut short, it is whole for fewer seeds
     todo = [job for job in jobs if not (kept / f"{job.key}.json").exists()]
     expected = evaluation.expected_s(todo, asked.workers)
-    about = f"{expected / 60:.0f} min" if expected >= 120 else f"{expected:.0f} s"
-    print(f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before; about {about} on idle cores", flush=True)
+    after = sum(job.seconds * evaluation.BOUND_S for job in bounds)
+    also = f", and then {len(bounds)} LP bounds, at most about {lasting(after)}" if bounds else ""
+    kept_before = f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before"
+    print(f"{kept_before}; about {lasting(expected)} on idle cores{also}", flush=True)
     begun, done = time.perf_counter(), 0
 
     def told(result: Result, old: bool) -> None:
@@ -166,6 +192,10 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace) -> list[Result]:
         )
 
     return list(run_all(jobs, kept, told, asked.workers, within_s=asked.minutes * 60).values())
+
+
+def lasting(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
 def pictured(asked: argparse.Namespace, sections: Sequence[evaluation.Section]) -> str | None:

@@ -13,8 +13,9 @@ from ramify.serving.replay.types import Contender, Knowledge, Lengths, Structure
 _CONCORD = partial(make_policy, "concord")
 _TOKENS = partial(_CONCORD, goodput="token")
 
-# The best of what was varied in simulation (docs/decisions/136): above all preemption had cost it.
-_CALM = partial(
+_CALM = partial(make_policy, "calm-thesis", goodput="request")
+# The best of what was varied in simulation (docs/decisions/136). In replay the algorithm as written is (319).
+_TUNED = partial(
     make_policy,
     "calm-thesis",
     goodput="request",
@@ -34,8 +35,8 @@ OURS: tuple[Contender, ...] = (
     Contender("concord-tokens", _TOKENS, ours=True, about="the default for token goodput"),
     Contender("concord-tokens-oracle", _TOKENS, _TRUE, ours=True, about="the same with true lengths and tool times"),
     PATIENT,
-    Contender("calm-thesis", _CALM, ours=True, about="algorithm 4.1 for request goodput, at its best"),
-    Contender("calm-thesis-oracle", _CALM, _TRUE, ours=True, about="the same with true lengths"),
+    Contender("calm-thesis", _CALM, ours=True, about="algorithm 4.1 for request goodput, as written", preempts=True),
+    Contender("calm-thesis-oracle", _CALM, _TRUE, ours=True, about="the same with true lengths", preempts=True),
 )
 HIDDEN = Contender(
     "concord, stages hidden",
@@ -46,10 +47,11 @@ HIDDEN = Contender(
 )
 # What a prompt tells of its answer's length, on held-out prompts (docs/decisions/300), as the copula's correlation.
 _ANALYZER, _RANKER = 0.48, 0.51
+AS_MEASURED = "concord, lengths as measured"
 ABLATED: tuple[Contender, ...] = (
     HIDDEN,
     Contender(
-        "concord, lengths as measured",
+        AS_MEASURED,
         _CONCORD,
         Knowledge(correlation=_ANALYZER),
         ours=True,
@@ -89,23 +91,17 @@ ABLATED: tuple[Contender, ...] = (
         about="a stream ahead of its schedule may stand aside",
     ),
     Contender(
-        "calm-thesis, grouped",
-        partial(_CALM, cutoff=0.5),
+        "calm-thesis, tuned",
+        _TUNED,
         ours=True,
-        about="at its best, but of all half as good as the last of a batch a window of like lengths is taken",
-    ),
-    Contender(
-        "calm-thesis, as written",
-        partial(make_policy, "calm-thesis", goodput="request"),
-        ours=True,
-        about="with the thesis's waiting limit, starvation step, cutoff and preemption",
-        preempts=True,
+        about="without the thesis's waiting limit, starvation step, cutoff and preemption",
     ),
     Contender(
         "calm-thesis, tokens",
         partial(make_policy, "calm-thesis"),
         ours=True,
         about="algorithm 4.1 for token goodput",
+        preempts=True,
     ),
 )
 # No scheduler: what the LP bound leaves out never comes to it. What it meets, a schedule of this very engine meets:

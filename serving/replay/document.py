@@ -14,8 +14,9 @@ from pathlib import Path
 from ramify.serving.replay import steps
 from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.evaluation import TARGET_LOADS, Table
+from ramify.serving.replay.figures import FIGURES
 from ramify.serving.replay.jobs import Job, Result
-from ramify.serving.replay.rows import FIGURES, Row
+from ramify.serving.replay.row import Row
 from ramify.serving.replay.tables import Lines, goodput, latencies, near_oracle, over_time
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

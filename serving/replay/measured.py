@@ -5,7 +5,7 @@ enable_chunked_prefill and enable_prefix_caching where they are false; data_para
 enable_expert_parallel where several engines shared the requests; `kv_cache`, if there: num_gpu_blocks and
 block_size, without which its KV is taken as large enough for all slots; `resolved_config`, if there, is what became
 of the arguments) and `requests.jsonl`, gzipped or not: for each request its lengths and when it arrived, was queued,
-scheduled (`scheduled_ts`, if there), and gave its first and last token.
+scheduled (`scheduled_ts`, if there), and gave its first and last token. One that failed (`error`) is refused.
 
 A KV that is not said and was too small is refused, not noted beside the figures: they would hold a run that waited
 for KV against one that never does, and only the file's owner can say what is missing. It is seen by requests that
@@ -24,7 +24,7 @@ from typing import Any
 
 from ramify.serving.replay.errors import BadTrace
 from ramify.serving.replay.files import LONGEST, MISSHAPEN, text
-from ramify.serving.replay.plausible import Row, found, in_seconds, room_enough
+from ramify.serving.replay.plausible import Row, found, in_seconds, room_enough, slots_enough
 
 _MOST_ENGINES = 64
 _ENGINE = "max_num_seqs and max_num_batched_tokens"
@@ -98,7 +98,9 @@ def read_run(folder: Path) -> Run:
             folder,
             f"meta.json: a KV of {run.blocks} blocks of {run.block_size} tokens cannot hold a request of {longest}",
         )
-    return _timed(folder, run)
+    run = _timed(folder, run)
+    slots_enough(folder, rows, run.slots * run.engines)
+    return run
 
 
 def _engine(folder: Path, meta: str) -> Run:
@@ -171,6 +173,8 @@ def _rows(folder: Path, lines: str) -> list[Row]:
 
 def _row(raw: Mapping[str, Any]) -> Row:
     """Raises one of MISSHAPEN."""
+    if raw.get("error"):
+        raise ValueError(f"it failed ({str(raw['error'])[:60]}): only a run whose requests all ended is replayed")
     prompt, output = int(raw["input_toks"]), int(raw["output_toks"])
     if not (0 <= prompt <= LONGEST and 0 <= output <= LONGEST):
         raise ValueError(f"lengths of {prompt} and {output} tokens")

@@ -1,4 +1,5 @@
-"""What the times of a measured run show of itself: other units than seconds, and a KV that requests waited for."""
+"""What the times of a measured run show of itself: other units than seconds, more requests at once than slots, and a
+KV that requests waited for."""
 
 from __future__ import annotations
 
@@ -53,6 +54,23 @@ def in_seconds(folder: Path, rows: Sequence[Row]) -> None:
                 f"requests.jsonl: the engine's times are not all in seconds: {took:g} lie between {what}; "
                 "give queued_ts, scheduled_ts, first_token_ts and last_token_ts in seconds",
             )
+
+
+def slots_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
+    """No more were in slots at once than there are: who was preempted comes before who has not begun, so that it may
+    be counted as if it had kept its own. Raises BadTrace."""
+    edge = _HANDED_OVER * median([row.pace for row in rows if row.output > 1] or [0.0])
+    changes = [(row.first, 1) for row in rows] + [(max(row.first, row.last - edge), -1) for row in rows]
+    held = most = 0
+    for _, change in sorted(changes):
+        held += change
+        most = max(most, held)
+    if most > slots:
+        raise BadTrace(
+            folder,
+            f"meta.json: {slots} sequences at once (max_num_seqs, on all engines), but at least {most} were between "
+            "their first token and their last: put into meta.json what the engine logged for max_num_seqs",
+        )
 
 
 def room_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import base64
 import html
 from collections.abc import Callable, Mapping, Sequence
-from math import nan
+from math import ceil, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ramify.serving.replay.document import where
 from ramify.serving.replay.evaluation import Estimate, Table
+from ramify.serving.replay.figures import FIGURES
 from ramify.serving.replay.jobs import Job
-from ramify.serving.replay.rows import FIGURES
-from ramify.serving.replay.tables import DEFAULT, LATENCIES, course, tail_of
+from ramify.serving.replay.tables import DEFAULT, DRAWN, LATENCIES, course, tail_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-GOODPUTS = ("request", "token", "workflow")
+GOODPUTS = ("request", "token", "workflow", "latency", "deadline")
 _DPI = 110
+_ABREAST = 3  # pictures in a row
 # Who is told apart in a plot of lines, in the order of its legend; the others are grey, and stand in the table below.
 _TOLD_APART: Mapping[str, tuple[str, str]] = {
     "concord": ("#c1121f", "-"),
@@ -35,6 +36,12 @@ _TOLD_APART: Mapping[str, tuple[str, str]] = {
     "plas": ("#7b3fa0", "-"),
     "ltr": ("#8c5a3c", "-"),
     "fcfs": ("#111111", "-"),
+}
+_TITLES = {
+    "throughput": "tokens a second",
+    "workflow": "workflow goodput (compound, met)",
+    "latency": "latency-sensitive, met",
+    "deadline": "deadline, met",
 }
 _GREY, _OTHERS = "#c9c9c9", "others: see the table"
 
@@ -82,7 +89,8 @@ def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequenc
                     label=where(plain),
                     error_kw={"capsize": 1.5, "linewidth": 0.8},
                 )
-            ax.set_yticks(range(len(names)), names if ax is axes[0] else [""] * len(names))
+            first = axes.index(ax) % _ABREAST == 0
+            ax.set_yticks(range(len(names)), names if first else [""] * len(names))
             ax.set_title(_title(figure))
             if figure in GOODPUTS:
                 ax.set_xlim(0.0, 1.0)
@@ -117,7 +125,8 @@ def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
     ordered = list(jobs)[::-1]
 
     def draw(axes: Sequence[Axes]) -> None:
-        for ax, (title, (figure, kind)) in zip(axes, LATENCIES.items(), strict=True):
+        for ax, title in zip(axes, DRAWN, strict=True):
+            figure, kind = LATENCIES[title]
             tails = [tail_of(table.scores(job), figure, kind) for job in ordered]
             there = [(i, tail) for i, tail in enumerate(tails) if tail is not None]
             ax.barh([i for i, _ in there], [tail.p50 for _, tail in there], 0.6, color="#9bbcd8", label="P50")
@@ -132,11 +141,11 @@ def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
             ax.set_title(f"{title}, s")
         axes[-1].legend(fontsize=7)
 
-    return _picture(path, len(LATENCIES), draw, height=1.5 + 0.25 * len(ordered))
+    return _picture(path, len(DRAWN), draw, height=1.5 + 0.25 * len(ordered), abreast=len(DRAWN))
 
 
 def _title(figure: str) -> str:
-    return "tokens a second" if figure == "throughput" else f"{figure} goodput"
+    return _TITLES.get(figure, f"{figure} goodput")
 
 
 def _bars(found: Sequence[Estimate], figure: str) -> list[list[float]]:
@@ -167,15 +176,22 @@ def _legend(ax: Axes, names: Sequence[str]) -> None:
     ax.legend(handles=handles, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
-def _picture(path: Path, columns: int, draw: Callable[[Sequence[Axes]], None], height: float = 5.0) -> str:
+def _picture(
+    path: Path, count: int, draw: Callable[[Sequence[Axes]], None], height: float = 5.0, abreast: int = _ABREAST
+) -> str:
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, columns, figsize=(5 * columns, height), constrained_layout=True, squeeze=False)
-    draw(list(axes[0]))
-    for ax in axes[0]:
+    columns, rows = min(count, abreast), ceil(count / abreast)
+    size = (5 * columns, height * rows)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, constrained_layout=True, squeeze=False)
+    used, rest = list(axes.flat)[:count], list(axes.flat)[count:]
+    draw(used)
+    for ax in rest:  # the legend of the last one lies there
+        ax.axis("off")
+    for ax in used:
         ax.grid(alpha=0.25)
         ax.set_axisbelow(True)
     figure.savefig(path, dpi=_DPI)

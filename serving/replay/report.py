@@ -14,7 +14,7 @@ from ramify.serving.replay import plots
 from ramify.serving.replay.document import computed, plain, where
 from ramify.serving.replay.evaluation import TARGET_LOADS, Section, Table
 from ramify.serving.replay.jobs import Job, Result
-from ramify.serving.replay.rows import Row
+from ramify.serving.replay.row import Row
 from ramify.serving.replay.tables import Lines, goodput, latencies, near_oracle, over_time
 
 _STYLE = """
@@ -27,12 +27,13 @@ td { text-align: right } td:first-child, th:first-child { text-align: left } img
 TITLES = {
     "load": "Goodput against load",
     "tight": "Goodput against load, tight limits",
-    "reach": "What a clairvoyant reaches",
+    "reach": "What a clairvoyant reaches, and what the plan is worth",
     "ablation": "Ablation",
     "slo-scale": "Scale of the limits",
     "mix": "Mixes",
     "replicas": "Replicas",
     "poisson": "Arrivals by chance",
+    "saved": "Engines saved",
 }
 _AXES = ("load", "slo_scale", "replicas")
 _BESIDE = {  # who stands in a part beside those that were replayed for it
@@ -83,7 +84,7 @@ def _setting(results: Sequence[Result]) -> Iterator[str]:
 
 def _section(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iterator[str]:
     varied = next((axis for axis in _AXES if len({getattr(job, axis) for job in jobs}) > 1), None)
-    numbers = varied is not None and name in ("load", "tight", "slo-scale", "replicas")
+    numbers = varied is not None and name in ("load", "tight", "slo-scale", "replicas", "saved")
     if numbers and varied is not None:
         yield plots.by_circumstance(folder / f"{name}.png", table, jobs, varied, plots.GOODPUTS)
     else:

@@ -8,19 +8,21 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ramify.serving.replay.evaluation import Estimate, Table
+from ramify.serving.replay.figures import FIGURES
 from ramify.serving.replay.jobs import Job
-from ramify.serving.replay.rows import FIGURES
 from ramify.serving.replay.score import Score, Tail
 
 KINDS = ("latency", "deadline", "compound")
 DEFAULT = "concord"  # whom the others are held against
-# What the thesis looks at (figure 6.6): of whom, and where it stands in a score.
+# Of whom, and where it stands in a score. TTFT and TBT are of single calls, E2E of programs.
 LATENCIES: Mapping[str, tuple[str, str]] = {
-    "TTFT, latency-sensitive": ("ttft", "latency"),
-    "TBT, latency-sensitive": ("tbt", "latency"),
-    "E2E, deadline": ("e2e", "deadline"),
-    "E2E, compound": ("e2e", "compound"),
+    f"{figure.upper()}, {name}": (figure, kind)
+    for figure in ("ttft", "tbt", "e2e")
+    for kind, name in (("latency", "latency-sensitive"), ("deadline", "deadline"), ("compound", "compound"))
 }
+# What the thesis looks at (figure 6.6).
+DRAWN = ("TTFT, latency-sensitive", "TBT, latency-sensitive", "E2E, deadline", "E2E, compound")
+ATTAINED = " / ".join(KINDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ def _ahead(table: Table, job: Job) -> str:
 
 
 def latencies(table: Table, jobs: Sequence[Job]) -> Lines:
-    """50th and 95th percentile, in seconds, by kind of request, of those that came so far. Of the seeds all have."""
+    """50th and 95th percentile, in seconds, by kind of request, of those that came so far. Of the seeds all have. TBT
+    is a call's mean: its percentiles are over calls, and tell nothing of a single stall."""
     table, jobs, seeds = table.alike(jobs)
     lines = []
     for job in jobs:
@@ -118,8 +121,10 @@ def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
                 ours, theirs = both.estimate(job, figure), both.estimate(job.but(contender=oracle), figure)
                 share = f"{ours.mean / theirs.mean:.3f}" if theirs.mean else ""
                 cells += [f"{ours.mean:.3f}", f"{theirs.mean:.3f}", share]
+            cells += [by_class(both.scores(job)), by_class(both.scores(job.but(contender=oracle)))]
             lines.append((job.contender, *cells, str(len(seeds))))
-    names = ("requests", "its oracle's", "share", "tokens", "its oracle's", "share", "seeds")
+    figures = [cell for name in ("requests", "tokens") for cell in (name, "its oracle's", "share")]
+    names = (*figures, ATTAINED, "its oracle's", "seeds")
     return Lines(("", *names), tuple(lines))
 
 
@@ -136,8 +141,15 @@ def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
         for chunk in chunks:
             there = [points[at] for at in chunk if at in points]
             cells.append(f"{fmean(m for m, _ in there):.2f} / {fmean(t for _, t in there):.2f}" if there else "")
-        lines.append((job.contender, *cells))
-    return Lines((f"programs / tokens; {_of(seeds)}", *(f"from {chunk[0]:g} s" for chunk in chunks)), tuple(lines))
+        lines.append((job.contender, *cells, by_class(table.scores(job))))
+    parts_of = (f"from {chunk[0]:g} s" for chunk in chunks)
+    return Lines((f"programs / tokens; {_of(seeds)}", *parts_of, f"whole window: {ATTAINED}"), tuple(lines))
+
+
+def by_class(scores: Sequence[Score]) -> str:
+    """Met of each class: no figure of tokens stands without."""
+    shares = [[score.attained[kind] for score in scores if kind in score.attained] for kind in KINDS]
+    return " / ".join(f"{fmean(of):.2f}" if of else "–" for of in shares)
 
 
 def _of(seeds: Sequence[int]) -> str:

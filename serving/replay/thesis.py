@@ -1,7 +1,7 @@
 """The thesis's own comparisons (chapter 6), in its setting: its limits, its algorithm, what it held that against.
 
 Whatever comes out stands beside what it says. None of these rows has a target: its engines, models and data are not
-at hand, and its algorithm runs here with the parameters that were best for it (docs/decisions/136).
+at hand. Its algorithm runs as written, which in replay is also the best that was found of it (docs/decisions/319).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ramify.serving.replay.document import where
 from ramify.serving.replay.evaluation import MIXES, REPLICAS, SLO_SCALES, TARGET_LOADS, Table
+from ramify.serving.replay.figures import FIGURES, Pair, attainment
 from ramify.serving.replay.jobs import Job
-from ramify.serving.replay.rows import FIGURES, Figure, Row, attainment, judged
+from ramify.serving.replay.row import Row, judged
 
 _REQUEST, _TOKEN = "calm-thesis", "calm-thesis, tokens"  # by what goodput counts
 _RIVALS = ("fcfs", "plas", "ltr", "edf")
@@ -61,10 +62,9 @@ def rows_of_thesis(table: Table, base: Job) -> Iterator[Row]:
 
 def _ratio(table: Table, job: Job, rival: str, goodput: str, at: str, said: _Said | None) -> Iterator[Row]:
     if both := table.paired(job, rival):
-        same, figure = table.of(both), FIGURES[goodput]
-        ours, theirs = (same.estimate(job.but(contender=name), figure).mean for name in (job.contender, rival))
-        note = f"{job.contender} {ours:.3f}, {attainment(same, job)}"
-        yield _reported(f"{at}: calm-thesis against {rival}, {goodput} goodput", ours, rival, theirs, note, said)
+        pair = Pair.of(table, job, rival, FIGURES[goodput])
+        note = f"{job.contender} {pair.ours:.3f}, {attainment(table.of(both), job)}"
+        yield _reported(f"{at}: calm-thesis against {rival}, {goodput} goodput", pair, rival, note, said)
 
 
 def _best(table: Table, job: Job, at: str, said: _Said) -> Iterator[Row]:
@@ -76,24 +76,21 @@ def _best(table: Table, job: Job, at: str, said: _Said) -> Iterator[Row]:
 
 def _near_oracle(table: Table, job: Job) -> Iterator[Row]:
     oracle = f"{job.contender}-oracle"
-    if both := table.paired(job, oracle):
-        ours, theirs = _means(table.of(both), job, oracle, FIGURES["request"])
+    if table.paired(job, oracle):
+        pair = Pair.of(table, job, oracle, FIGURES["request"])
         name = f"load {job.load:g}: calm-thesis against its oracle, request goodput"
-        yield _reported(name, ours, oracle, theirs, f"{job.contender} {ours:.3f}", _ORACLE)
+        yield _reported(name, pair, oracle, f"{job.contender} {pair.ours:.3f}", _ORACLE)
 
 
 def _throughput(table: Table, job: Job) -> Iterator[Row]:
-    if both := table.paired(job, "fcfs"):
-        ours, theirs = _means(table.of(both), job, "fcfs", FIGURES["throughput"])
+    if table.paired(job, "fcfs"):
+        pair = Pair.of(table, job, "fcfs", FIGURES["throughput"])
         name = f"load {job.load:g}: calm-thesis against fcfs, throughput"
-        yield _reported(name, ours, "fcfs", theirs, f"{ours:.0f} tokens a second", _THROUGHPUT)
+        yield _reported(name, pair, "fcfs", f"{pair.ours:.0f} tokens a second", _THROUGHPUT)
 
 
-def _means(table: Table, job: Job, other: str, figure: Figure) -> tuple[float, float]:
-    return table.estimate(job, figure).mean, table.estimate(job.but(contender=other), figure).mean
-
-
-def _reported(name: str, ours: float, peer: str, theirs: float, note: str, said: _Said | None) -> Row:
+def _reported(name: str, pair: Pair, peer: str, note: str, said: _Said | None) -> Row:
     """A multiple of what the peer has; of a peer that has nothing there is none."""
-    also = f"; thesis: {said.text} (figure {said.figure})" if said else ""
-    return judged(name, ours / theirs if theirs else None, "x", peer, theirs, "reported", None, note + also)
+    parts = (note, pair.spread, f"thesis: {said.text} (figure {said.figure})" if said else "")
+    also = "; ".join(filter(None, parts))
+    return judged(name, pair.ratio, "x", peer, pair.theirs, "reported", None, also, pair.ratio)

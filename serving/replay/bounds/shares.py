@@ -20,6 +20,7 @@ from ramify.serving.replay.types import Call, Program, ProgramId, Setting, Stage
 from ramify.serving.replay.workload import programs
 
 _PREFIXES = "and what the programs around the window, also those after it, leave in the prefix cache"
+_NAME = "LP bound"
 _OURS = tuple(f"ramify.serving.replay.{name}" for name in ("bounds.lp", "workload", "trace"))
 
 
@@ -41,13 +42,22 @@ class Bounds:
 
     def of(self, job: Job, seeds: Iterable[int]) -> Share:
         """Of `job`'s circumstances, whoever its contender is. Raises ReplayError for a trace that cannot be read."""
-        shares = [self._one(job.but(contender="LP bound", seed=seed)) for seed in seeds]
+        shares = [self._one(job.but(contender=_NAME, seed=seed)) for seed in seeds]
         return Share(*(fmean(values) for values in zip(*(astuple(one) for one in shares), strict=True)))
+
+    def missing(self, jobs: Iterable[Job]) -> list[Job]:
+        """One of each circumstances and seed whose bound has to be worked out yet."""
+        plain = dict.fromkeys(job.but(contender=_NAME) for job in jobs)
+        paths = {job: self._path(job) for job in plain if job not in self._known}
+        return [job for job, path in paths.items() if path is None or not path.exists()]
+
+    def _path(self, job: Job) -> Path | None:
+        code = _code() + (_PREFIXES if _shares_blocks(job.trace) else "")
+        return None if self._kept is None else self._kept / f"bound-{job.key_for(code)}.json"
 
     def _one(self, job: Job) -> Share:
         if job not in self._known:
-            code = _code() + (_PREFIXES if _shares_blocks(job.trace) else "")
-            path = None if self._kept is None else self._kept / f"bound-{job.key_for(code)}.json"
+            path = self._path(job)
             found = None if path is None else kept(path, lambda text: Share(**json.loads(text)))
             self._known[job] = share = found or _solved(job)
             if path is not None and found is None:

@@ -16,6 +16,7 @@ from ramify.serving.replay.evaluation import Table
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.report import write_page
 from ramify.serving.replay.rows import rows_of
+from ramify.serving.replay.rows_by_load import bounds_needed
 from ramify.serving.replay.score import Score, Tail
 
 
@@ -87,9 +88,11 @@ def test_rows_and_page_say_what_was_missed(base: Job, tmp_path: Path) -> None:
     rows = rows_of(Table(results), base, Bounds())
     by_name = {row["name"]: row for row in rows}
     fcfs = by_name["load 1.1, loose: requests against FCFS"]
-    assert fcfs["ours"] == pytest.approx(1.5) and fcfs["met"] is False
+    assert fcfs["ours"] == fcfs["ratio"] == pytest.approx(1.5) and fcfs["met"] is False
+    assert fcfs["note"].startswith("by seed 1.500 to 1.500")
     gap = by_name["load 1.1, loose: share of the gap to the LP bound closed"]
     assert gap["ours"] == pytest.approx(0.3 / 0.4) and gap["met"] is False
+    assert gap["ratio"] == pytest.approx(1.5), "of what the two attain, and not of a share of a gap to that"
     section = evaluation.Section("load", (base, base.but(load=1.3), base.but(contender="fcfs")))
     page = write_page(tmp_path, results, rows, [section]).read_text()
     assert "missed" in page and "data:image/png;base64," in page and "<script" not in page
@@ -119,6 +122,56 @@ def test_what_has_fewer_seeds_is_compared_over_those(base: Job) -> None:
     gap = by_name["load 1.1, loose: share of the gap to the LP bound closed"]
     assert (gap["peer"], gap["peer_value"]) == ("plas", pytest.approx(0.4))
     assert gap["ours"] == pytest.approx((0.6 - 0.4) / (1.0 - 0.4))
+
+
+def test_a_multiple_is_also_told_by_seed_and_not_where_the_other_has_nothing(base: Job) -> None:
+    results = [result(base.but(seed=i), 0.9) for i in range(3)]
+    results += [result(base.but(contender="fcfs", seed=i), level) for i, level in enumerate((0.6, 0.3, 0.0))]
+    row = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
+    fcfs = row["load 1.1, loose: requests against FCFS"]
+    assert fcfs["ours"] == pytest.approx(3.0)
+    assert fcfs["note"].startswith("by seed 1.500 to 3.000; the other has nothing on 1")
+
+
+def test_tight_limits_are_held_to_the_bound_and_to_fcfs_too(base: Job) -> None:
+    tight = base.but(slo="tight")
+    rows = rows_of(Table([result(tight, 0.8), result(tight.but(contender="fcfs"), 0.5)]), base, Bounds())
+    names = {row["name"] for row in rows}
+    assert {f"load 1.1, tight: share of the LP bound, {of} goodput" for of in ("request", "token")} <= names
+    assert "load 1.1, tight: throughput against FCFS" in names
+
+
+def test_program_level_srpt_that_is_told_true_lengths_stands_beside_both_forms(base: Job) -> None:
+    levels = {"concord": 0.80, "concord-oracle": 0.85, "program-srpt-oracle": 0.83}
+    table = Table([result(base.but(contender=name), level) for name, level in levels.items()])
+    found = {row["name"]: row for row in rows_of(table, base, Bounds())}
+    for name, ahead in (
+        ("ahead of program-level SRPT that is told true lengths", -0.03),
+        ("oracle ahead of program-level SRPT, both told true lengths", 0.02),
+    ):
+        row = found[f"load 1.1, loose: {name}"]
+        assert (row["ours"], row["met"]) == (pytest.approx(ahead), None)
+
+
+def test_the_oracle_is_held_against_lengths_as_measured_too(base: Job) -> None:
+    levels = {"concord-oracle": 0.90, "concord": 0.895, "concord, lengths as measured": 0.85}
+    table = Table([result(base.but(contender=name), level) for name, level in levels.items()])
+    found = {row["name"]: row for row in rows_of(table, base, Bounds())}
+    told = found["load 1.1, loose: oracle less predicted lengths"]
+    measured = found["load 1.1, loose: oracle less lengths as well told as measured"]
+    assert (told["met"], measured["met"]) == (True, False)
+    assert measured["ratio"] == pytest.approx(0.85 / 0.90)
+
+
+def test_what_bounds_are_still_to_be_worked_out_is_told_before(base: Job, tmp_path: Path) -> None:
+    jobs = [base, base.but(contender="fcfs"), base.but(seed=1), base.but(slo_scale=0.8), base.but(load=2.4)]
+    needed = bounds_needed(jobs, base)
+    assert needed == [jobs[0], jobs[2]]
+    bounds = Bounds(tmp_path)
+    assert [(job.seed, job.load) for job in bounds.missing(needed)] == [(0, 1.1), (1, 1.1)]
+    bounds.of(base, [0])
+    assert [job.seed for job in bounds.missing(needed)] == [1]
+    assert [job.seed for job in Bounds(tmp_path).missing(needed)] == [1], "as it is kept"
 
 
 def test_the_form_that_refuses_nothing_has_a_row_of_throughput_that_says_what_it_costs(base: Job) -> None:

@@ -82,6 +82,7 @@ def _third(**changes: Any) -> Callable[[list[dict[str, Any]]], list[Any]]:
         (_third(output_toks=10**12), "line 3: .*lengths of 102 and 1000000000000"),
         (_third(input_toks=float("inf")), "line 3"),
         (_third(input_toks="many"), "line 3"),
+        (_third(error="out of memory"), "line 3: .*it failed .out of memory."),
         (lambda good: [*good[:2], [1, 2], *good[3:]], "line 3"),
         (lambda good: good[:7], "7 requests are too few"),
         (lambda good: [], "0 requests are too few"),
@@ -324,3 +325,11 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_and_not_for_kv(tmp_pa
     with pytest.raises(BadTrace, match="how large the KV was"):
         read_run(written(tmp_path, waiting))
     assert read_run(written(tmp_path, waiting, {**ENGINE, "enable_chunked_prefill": False})).blocks is None
+
+
+def test_more_requests_at_once_than_slots_are_no_run_of_that_engine(tmp_path: Path) -> None:
+    """A last token is told a few steps late: the next one has its slot by then."""
+    together = [{**one, "last_token_ts": 520.0 + i} for i, one in enumerate(rows())]
+    with pytest.raises(BadTrace, match=r"4 sequences at once .* but at least 9 were between their first"):
+        read_run(written(tmp_path, together))
+    assert len(read_run(written(tmp_path, together, {**ENGINE, "max_num_seqs": 10})).requests) == 10

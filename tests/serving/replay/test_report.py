@@ -86,13 +86,16 @@ def test_percentiles_are_the_seeds_means_and_of_nobody_there_are_none() -> None:
     found = latencies(Table([one, other, none, also]), [BASE, BASE.but(contender="fcfs")])
     assert found.head[1] == "TTFT, latency-sensitive"
     assert [line[1] for line in found.lines] == ["0.20 / 0.40", ""]
+    kinds = ("latency-sensitive", "deadline", "compound")
+    assert found.head[1:] == tuple(f"{figure}, {kind}" for figure in ("TTFT", "TBT", "E2E") for kind in kinds)
 
 
 def test_an_oracle_stands_beside_its_form_over_the_seeds_of_both() -> None:
     oracle = BASE.but(contender="concord-oracle")
     table = Table([result(BASE, 0.8), result(BASE.but(seed=1), 0.1), result(oracle, 0.9)])
     (line,) = near_oracle(table, [BASE, oracle]).lines
-    assert line == ("concord", "0.800", "0.900", "0.889", "0.800", "0.900", "0.889", "1")
+    classes = ("1.00 / – / –", "1.00 / – / –")
+    assert line == ("concord", "0.800", "0.900", "0.889", "0.800", "0.900", "0.889", *classes, "1")
 
 
 def test_the_course_over_time_is_the_seeds_mean() -> None:
@@ -102,8 +105,9 @@ def test_the_course_over_time_is_the_seeds_mean() -> None:
         (30.0, *[pytest.approx(0.6)] * 2),
     ]
     found = over_time(table, [BASE])
-    assert found.head == ("programs / tokens; seeds 0, 1", "from 0 s", "from 30 s")
-    assert found.lines == (("concord", "0.60 / 0.60", "0.60 / 0.60"),)
+    classes = "whole window: latency / deadline / compound"
+    assert found.head == ("programs / tokens; seeds 0, 1", "from 0 s", "from 30 s", classes)
+    assert found.lines == (("concord", "0.60 / 0.60", "0.60 / 0.60", "1.00 / – / –"),)
 
 
 def test_what_stands_beside_each_other_over_time_is_of_the_same_seeds() -> None:

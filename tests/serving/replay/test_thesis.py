@@ -6,7 +6,7 @@ import pytest
 
 from ramify.serving.replay.evaluation import Table
 from ramify.serving.replay.jobs import Job, Result
-from ramify.serving.replay.rows import Row
+from ramify.serving.replay.row import Row
 from ramify.serving.replay.thesis import rows_of_thesis
 from tests.serving.replay.test_evaluation import result
 

@@ -19,6 +19,7 @@ from ramify.serving.policy.types import (
     StepModel,
     View,
 )
+from ramify.serving.policy.work import pace_s
 from ramify.serving.replay.baselines.classes import classes
 from ramify.serving.replay.baselines.edf import edf
 from ramify.serving.replay.baselines.fcfs import fcfs
@@ -26,7 +27,10 @@ from ramify.serving.replay.baselines.laxity import least_laxity
 from ramify.serving.replay.baselines.ltr import LearningToRank
 from ramify.serving.replay.baselines.plas import Plas, PlasOptions
 from ramify.serving.replay.baselines.program_srpt import ProgramSrpt
+from ramify.serving.replay.baselines.program_srpt_paced import PacedProgramSrpt
 from ramify.serving.replay.baselines.srpt import srpt
+from ramify.serving.replay.contenders import contender
+from ramify.serving.replay.types import Stock
 from ramify.serving.sketch import LengthSketch
 from tests.serving.policy.views import NOW, running, view
 
@@ -35,6 +39,12 @@ TIGHT = Capacity(slots=4, running=4, kv_free=100_000, can_preempt=True, can_paus
 
 def order(policy: Policy, waiting: Sequence[RequestView], now: float = NOW) -> tuple[int, ...]:
     return policy.decide(View(Capacity(4, 4), waiting), now).order
+
+
+def named(name: str) -> Policy:
+    engine = contender(name).engine
+    assert not isinstance(engine, Stock)
+    return engine()
 
 
 def compound(id_: int, program: str, stage: int = 0, **more: object) -> RequestView:
@@ -73,6 +83,21 @@ def test_edf_serves_what_is_due_first_and_refuses_only_with_a_filter() -> None:
     filtered = edf(0.1).decide(View(Capacity(4, 4), [*due, hopeless]), NOW)
     assert [refusal.id for refusal in filtered.drop] == [1]
     assert filtered.order == (4, 2, 3)
+
+
+def test_edf_that_is_told_the_plan_refuses_for_the_stages_to_come() -> None:
+    """Due alike and as long: only the one whose later stages take more than what is left cannot be met."""
+    stage = StageEstimate(calls=1, prefill=100, output_median=900.0, tool_s_before=2.0)
+    short, long = compound(1, "p", rest=(stage,)), compound(2, "q", rest=(stage,) * 40)
+    verdict = named("edf-plan").decide(View(Capacity(4, 4), [short, long]), NOW)
+    assert ([refusal.id for refusal in verdict.drop], verdict.order) == ([2], (1,))
+
+
+def test_edf_that_is_told_the_plan_refuses_by_the_median() -> None:
+    """The tenth of its length could be in time; the half could not."""
+    uncertain = view(1, deadline=NOW + 5.0, sketch=LengthSketch((0.0, 0.2, 0.5, 1.0), (10.0, 20.0, 5000.0, 9000.0)))
+    drops = [named(name).decide(View(Capacity(4, 4), [uncertain]), NOW).drop for name in ("edf-plan", "edf-feasible")]
+    assert [len(drop) for drop in drops] == [1, 0]
 
 
 def test_least_laxity_puts_the_long_before_the_short_of_one_deadline() -> None:
@@ -232,6 +257,23 @@ def test_program_srpt_refuses_what_cannot_be_met_and_displaces_by_programs() -> 
     busy = [running(i, length=900.0) for i in range(5, 9)]
     assert ProgramSrpt(displace=0.5).decide(View(TIGHT, [fine], busy), NOW).pause == (8,)
     assert ProgramSrpt().decide(View(TIGHT, [fine], busy), NOW).pause == ()
+
+
+@pytest.mark.parametrize(("policy", "refused"), [(ProgramSrpt, []), (PacedProgramSrpt, [99])])
+def test_paced_program_srpt_reckons_with_the_prompts_that_came_of_late(
+    policy: type[ProgramSrpt], refused: list[int]
+) -> None:
+    """Long prompts got slots just now, and take their share of every second: what would have been in time by the pace
+    of tokens alone will not be."""
+    one = policy()
+    read = [view(i, length=400, prompt_tokens=60_000, deadline=NOW + 600.0) for i in range(4)]
+    room = Capacity(8, 0)
+    one.decide(View(room, read), NOW)
+    busy = [replace(call, state=State.RUNNING, computed=60_000, generated=1) for call in read]
+    one.decide(View(replace(room, running=4), (), busy), NOW + 0.1)
+    tight = view(99, arrived=NOW + 0.2, length=300, deadline=NOW + 0.2 + 300 * 1.5 * pace_s(room, busy))
+    verdict = one.decide(View(replace(room, running=4), [tight], busy), NOW + 0.2)
+    assert [refusal.id for refusal in verdict.drop] == refused
 
 
 def test_program_srpt_counts_gpu_time_with_prompts_that_are_not_cached() -> None:
