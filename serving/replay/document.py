@@ -19,6 +19,7 @@ from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.row import Row
 from ramify.serving.replay.tables import Lines, goodput, latencies, near_oracle, over_time
 
+_PACE = 5.0  # times simulated time
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
@@ -68,7 +69,7 @@ def computed(results: Sequence[Result]) -> Iterator[str]:
         return
     yield (
         f"{len(results)} replays: {simulated / 3600:.2f} hours of serving in {cpu / 3600:.2f} hours of processor "
-        f"time, {simulated / cpu:.1f} × as fast, on a machine that did other things too."
+        f"time, {simulated / cpu:.1f} × as fast, on a machine that did other things too. {_slow(results)}"
     )
     for seconds, file in sorted({(one.job.seconds, one.job.steps) for one in results}):
         setting, source = Job("", "", seconds=seconds, steps=file).setting, steps.load(Path(file))
@@ -87,6 +88,20 @@ def computed(results: Sequence[Result]) -> Iterator[str]:
     ]
     if attained:
         yield f"First come, first served attains {', '.join(attained)}."
+
+
+def _slow(results: Sequence[Result]) -> str:
+    """What did not make the pace that a replay should."""
+    paces = {one.job: one.score.simulated_s / one.cpu_s for one in results if one.cpu_s}
+    slow = sorted((job for job, pace in paces.items() if pace < _PACE), key=paces.__getitem__)
+    if not slow:
+        return f"None was less than {_PACE:g} × as fast."
+    kinds = dict.fromkeys(job.contender for job in slow)
+    least = slow[0]
+    return (
+        f"{len(slow)} were less than {_PACE:g} × as fast, the least {paces[least]:.1f} × ({least.contender}, "
+        f"{where(least)}): {', '.join(kinds)}."
+    )
 
 
 def _computed(results: Sequence[Result]) -> Iterator[str]:

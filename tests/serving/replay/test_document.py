@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,13 @@ def test_what_was_computed_what_was_missed_and_every_contender_are_in_it(results
     assert "- against FCFS: 1.500 ×, wanted >= 2.2 x." in text
     assert "### tight, load 1.1, 150 s" in text
     assert "/somewhere" not in text
+
+
+def test_what_did_not_make_the_pace_is_named(results: list[Result]) -> None:
+    """60 s were simulated in each."""
+    assert "None was less than 5 × as fast." in measured([replace(one, cpu_s=12.0) for one in results], [])
+    slow = [*(replace(one, cpu_s=12.0) for one in results[1:]), replace(results[0], cpu_s=30.0)]
+    assert "1 were less than 5 × as fast, the least 2.0 × (concord, loose, load 1.1): concord." in measured(slow, [])
 
 
 def test_only_what_lies_between_the_marks_is_replaced(results: list[Result], tmp_path: Path) -> None:
