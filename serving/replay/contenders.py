@@ -7,6 +7,7 @@ from functools import partial
 from ramify.serving.policy.table import make_policy
 from ramify.serving.replay.baselines import BASELINES
 from ramify.serving.replay.baselines.ltr import LearningToRank
+from ramify.serving.replay.baselines.plas_refusing import RefusingPlas
 from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.types import Contender, Knowledge, Lengths, Structure
 
@@ -104,6 +105,21 @@ ABLATED: tuple[Contender, ...] = (
         preempts=True,
     ),
 )
+# No forms of their papers, which know no deadlines: what it would be worth to them to refuse, as EDF and SRPT do here.
+REFUSING: tuple[Contender, ...] = (
+    Contender(
+        "ltr, refusing",
+        partial(LearningToRank, refuse=True),
+        Knowledge(structure=Structure.HIDDEN),
+        about="learning to rank that refuses what cannot be met",
+    ),
+    Contender(
+        "plas, refusing",
+        RefusingPlas,
+        Knowledge(structure=Structure.HIDDEN),
+        about="PLAS that is told lengths, to refuse what cannot be met",
+    ),
+)
 # No scheduler: what the LP bound leaves out never comes to it. What it meets, a schedule of this very engine meets:
 # so much of the bound is there to be had (docs/decisions/280).
 # Nothing is kept for what may come: all of it is known to fit.
@@ -115,7 +131,7 @@ CLAIRVOYANT = Contender(
     about="concord-oracle without a reserve, and only what the LP bound serves comes to it",
 )
 CLAIRVOYANT_CAPACITY = 0.98  # share of the GPU's time that its LP may fill: what is finer than a bin needs the rest
-ALL = (*BASELINES, *OURS, *ABLATED, CLAIRVOYANT)
+ALL = (*BASELINES, *OURS, *ABLATED, *REFUSING, CLAIRVOYANT)
 
 
 def contender(name: str) -> Contender:

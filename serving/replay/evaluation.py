@@ -12,7 +12,7 @@ from math import sqrt
 from statistics import fmean, stdev
 
 from ramify.serving.replay.baselines import BASELINES, PUBLISHED
-from ramify.serving.replay.contenders import ABLATED, CLAIRVOYANT, HIDDEN, OURS
+from ramify.serving.replay.contenders import ABLATED, CLAIRVOYANT, HIDDEN, OURS, REFUSING
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.score import Score
 from ramify.serving.replay.types import Contender
@@ -79,6 +79,7 @@ def sections(base: Job, seeds: Sequence[int]) -> list[Section]:
         Section("load", of(names(), *({"load": load} for load in LOADS))),
         Section("tight", of(names(), *({"load": load, "slo": "tight"} for load in TARGET_LOADS))),
         Section("reach", of([CLAIRVOYANT.name, HIDDEN.name], *targets)),
+        Section("refusing", of([one.name for one in REFUSING], *targets)),
         Section("ablation", of(ablated, *({"load": load} for load in TARGET_LOADS), {"load": 1.1, "slo": "tight"})),
         Section("slo-scale", of(few, *({"slo_scale": scale} for scale in SLO_SCALES))),
         Section("mix", of(few, *({"mix": mix} for mix in MIXES))),

@@ -28,6 +28,7 @@ TITLES = {
     "load": "Goodput against load",
     "tight": "Goodput against load, tight limits",
     "reach": "What a clairvoyant reaches, and what the plan is worth",
+    "refusing": "Baselines that refuse, though their papers do not",
     "ablation": "Ablation",
     "slo-scale": "Scale of the limits",
     "mix": "Mixes",
@@ -38,6 +39,7 @@ TITLES = {
 _AXES = ("load", "slo_scale", "replicas")
 _BESIDE = {  # who stands in a part beside those that were replayed for it
     "reach": ("concord", "concord-oracle", "program-srpt"),
+    "refusing": ("concord", "ltr", "plas", "fcfs", "fcfs-drop"),
     "ablation": ("concord", "concord-oracle", "calm-thesis", "ltr", "fcfs"),
 }
 

@@ -23,7 +23,13 @@ from ramify.serving.replay.types import Contender
 # Forms of one baseline: the best that ran counts.
 _PLAS, _LTR = ("plas", "plas-preempting", "atlas"), ("ltr", "ltr-preempting")
 _PROGRAMS = ("program-srpt", "program-srpt-preempting", "program-srpt-paced")
-_DROP, _ORACLE = "fcfs-drop", "concord-oracle"
+# The same three where they refuse: said beside the targets, which are for what was published.
+_REFUSING = {
+    "fcfs-drop": "FCFS that drops what has waited",
+    "plas, refusing": "PLAS that refuses what is late",
+    "ltr, refusing": "LTR that refuses what is late",
+}
+_ORACLE = "concord-oracle"
 _PROGRAMS_TOLD = "program-srpt-oracle"  # knows more than the default: beside it, not its measure
 _STRONGEST = "edf-plan"  # of those that are not ours: without it no gap is said
 _TARGETS_S = 600.0  # the runs that the targets are for: in a short one an overload has not come far
@@ -69,10 +75,11 @@ def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
         if rival and not (heavy and name == "LTR"):
             pair = Pair.of(table, job, rival, request)
             yield against(f"{where}: requests against {name}", job.contender, rival, pair, least)
-    if table.paired(job, _DROP):
-        pair = Pair.of(table, job, _DROP, request)
-        name = f"{where}: requests against FCFS that drops what waited"
-        yield judged(name, pair.ratio, "x", _DROP, pair.theirs, "reported", None, pair.spread, pair.ratio)
+    for rival, name in _REFUSING.items():
+        if table.paired(job, rival):
+            pair = Pair.of(table, job, rival, request)
+            row = f"{where}: requests against {name}"
+            yield judged(row, pair.ratio, "x", rival, pair.theirs, "reported", None, pair.spread, pair.ratio)
     yield from _forms(table, job, where)
 
 

@@ -200,6 +200,16 @@ def test_plas_puts_programs_behind_that_were_served_much() -> None:
     assert order(policy, [compound(3, "long", 1, arrived=NOW - 5.0), compound(4, "new")]) == (4, 3)
 
 
+@pytest.mark.parametrize("name", ["plas", "ltr"])
+def test_those_that_refuse_nothing_in_their_papers_also_run_so_that_they_do(name: str) -> None:
+    """In the same order, but for what cannot be met."""
+    waiting = [view(1, deadline=NOW + 0.01, length=500), view(2, deadline=NOW + 60.0), view(3, deadline=NOW + 60.0)]
+    plain, refusing = (named(form).decide(View(Capacity(4, 4), waiting), NOW) for form in (name, f"{name}, refusing"))
+    assert (plain.drop, {1, 2, 3}) == ((), set(plain.order))
+    assert [refusal.id for refusal in refusing.drop] == [1]
+    assert refusing.order == tuple(id_ for id_ in plain.order if id_ != 1)
+
+
 def test_plas_knows_queues_and_not_lengths() -> None:
     policy = Plas()
     served(policy, compound(1, "a"), 20)
