@@ -105,7 +105,7 @@ ABLATED: tuple[Contender, ...] = (
         preempts=True,
     ),
 )
-# No forms of their papers, which know no deadlines: what it would be worth to them to refuse, as EDF and SRPT do here.
+# No forms of their papers, which know no deadlines: what it is worth to them to refuse, as EDF and SRPT do here.
 REFUSING: tuple[Contender, ...] = (
     Contender(
         "ltr, refusing",
