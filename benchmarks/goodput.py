@@ -29,13 +29,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks._machine import machine  # noqa: E402
+from ramify.serving.policy.types import SloClass  # noqa: E402
 from ramify.serving.replay import evaluation  # noqa: E402
 from ramify.serving.replay.archive import pack, unpack  # noqa: E402
 from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
 from ramify.serving.replay.contenders import contender  # noqa: E402
 from ramify.serving.replay.document import around, update, where  # noqa: E402
 from ramify.serving.replay.errors import ReplayError  # noqa: E402
-from ramify.serving.replay.figures import FIGURES  # noqa: E402
+from ramify.serving.replay.figures import FIGURES, by_class  # noqa: E402
 from ramify.serving.replay.jobs import Job, Result  # noqa: E402
 from ramify.serving.replay.made_up import read_workload, write_workload  # noqa: E402
 from ramify.serving.replay.pool import run_all  # noqa: E402
@@ -44,7 +45,6 @@ from ramify.serving.replay.row import Row  # noqa: E402
 from ramify.serving.replay.rows import rows_of  # noqa: E402
 from ramify.serving.replay.rows_by_load import bounds_needed  # noqa: E402
 from ramify.serving.replay.steps import SHIPPED, load  # noqa: E402
-from ramify.serving.replay.tables import KINDS  # noqa: E402
 from ramify.serving.replay.thesis import rows_of_thesis  # noqa: E402
 from ramify.serving.replay.trace import Trace  # noqa: E402
 from ramify.serving.replay.workload import programs  # noqa: E402
@@ -142,9 +142,16 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
 
 
 def again(trace: Trace, jobs: Sequence[Job]) -> str:
-    """A line on how often a replay goes through the trace, where that is more than once; else nothing."""
-    most = max(jobs, key=lambda job: job.load * job.replicas)
-    needed, there = sum(len(one.calls) for one in programs(trace, most.workload, most.setting)), len(trace.arrivals)
+    """A line on how often a replay goes through the trace's single requests, where that is more than once; else
+    nothing. Workflows of a trace that has sessions are drawn from those, and may repeat by chance."""
+
+    def taken(job: Job) -> int:
+        made = programs(trace, job.workload, job.setting)
+        return sum(len(one.calls) for one in made if not (trace.sessions and one.kind is SloClass.COMPOUND))
+
+    needs = {job: taken(job) for job in dict.fromkeys(one.but(contender="", seed=0, slo="loose") for one in jobs)}
+    most = max(needs, key=needs.__getitem__)
+    needed, there = needs[most], len(trace.arrivals)
     if needed <= there:
         return ""
     cached = any(arrival.call.blocks for arrival in trace.arrivals)
@@ -171,7 +178,7 @@ def replayed(jobs: Sequence[Job], asked: argparse.Namespace, bounds: Sequence[Jo
     todo = [job for job in jobs if not (kept / f"{job.key}.json").exists()]
     expected = evaluation.expected_s(todo, asked.workers)
     after = sum(job.seconds * evaluation.BOUND_S for job in bounds)
-    also = f", and then {len(bounds)} LP bounds, at most about {lasting(after)}" if bounds else ""
+    also = f", and then {len(bounds)} LP bounds, about {lasting(after)}" if bounds else ""
     kept_before = f"{len(jobs)} replays, {len(jobs) - len(todo)} kept from before"
     print(f"{kept_before}; about {lasting(expected)} on idle cores{also}", flush=True)
     begun, done = time.perf_counter(), 0
@@ -229,14 +236,13 @@ def shown(results: Sequence[Result]) -> list[dict[str, Any]]:
     found = []
     for job in dict.fromkeys(result.job.but(seed=0) for result in results):
         scores = table.scores(job)
-        attained = {kind: [score.attained[kind] for score in scores if kind in score.attained] for kind in KINDS}
         found.append(
             {
                 "contender": job.contender,
                 "where": where(job),
                 "seeds": len(scores),
                 **{name: fmean(FIGURES[name](score) for score in scores) for name in FIGURES},
-                "attained": {kind: fmean(values) for kind, values in attained.items() if values},
+                "attained": by_class(scores),
             }
         )
     return found

@@ -105,7 +105,8 @@ ABLATED: tuple[Contender, ...] = (
         preempts=True,
     ),
 )
-# No forms of their papers, which know no deadlines: what it is worth to them to refuse, as EDF and SRPT do here.
+# No forms of their papers, which know no deadlines: what it is worth to them to refuse, as EDF and SRPT do here. PLAS
+# that refuses has a file of its own, so that the published one stays as its paper has it.
 REFUSING: tuple[Contender, ...] = (
     Contender(
         "ltr, refusing",

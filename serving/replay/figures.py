@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from statistics import fmean
 
 from ramify.serving.replay.evaluation import Estimate, Table
@@ -31,11 +32,11 @@ def throughput(score: Score) -> float:
 
 
 def latency(score: Score) -> float:
-    return score.attained.get("latency", 1.0)
+    return score.attained.get("latency", nan)
 
 
 def deadline(score: Score) -> float:
-    return score.attained.get("deadline", 1.0)
+    return score.attained.get("deadline", nan)
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -44,9 +45,9 @@ FIGURES: Mapping[str, Figure] = {
     "token": token,
     "workflow": lambda score: score.workflow,
     "throughput": throughput,
-    "latency": latency,
-    "deadline": deadline,  # of compound programs it is `workflow`
 }
+# Met of one class, not a number where nobody is of it; of compound programs it is `workflow`.
+MET: Mapping[str, Figure] = {"latency": latency, "deadline": deadline}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +75,25 @@ class Pair:
         return spread(self.by_seed)
 
 
-def spread(by_seed: Sequence[float | None]) -> str:
-    """How far apart the seeds are, in words; "" of one seed. A multiple of nothing is not among them, and is told."""
+def spread(by_seed: Sequence[float | None], lacking: str = "the other has nothing") -> str:
+    """How far apart the seeds are, in words; "" of one seed. `lacking`: why there is None of some."""
     there = [one for one in by_seed if one is not None]
     if len(by_seed) < 2 or not there:
         return ""
-    lacking = f"; the other has nothing on {len(by_seed) - len(there)}" if len(there) < len(by_seed) else ""
-    return f"by seed {min(there):.3f} to {max(there):.3f}{lacking}"
+    also = f"; {lacking} on {len(by_seed) - len(there)}" if len(there) < len(by_seed) else ""
+    return f"by seed {min(there):.3f} to {max(there):.3f}{also}"
+
+
+def by_class(scores: Iterable[Score]) -> dict[str, float]:
+    """Met of each class that there is somebody of, the seeds' mean."""
+    found: dict[str, list[float]] = {}
+    for score in scores:
+        for kind, share in score.attained.items():
+            found.setdefault(kind, []).append(share)
+    return {kind: fmean(found[kind]) for kind in CLASSES if kind in found}
 
 
 def attainment(table: Table, job: Job) -> str:
     """Of each class, in words: no figure of tokens stands without it."""
-    scores = table.scores(job)
-    shares = {kind: [one.attained[kind] for one in scores if kind in one.attained] for kind in CLASSES}
-    return "met of " + ", ".join(f"{kind} {fmean(of):.3f}" for kind, of in shares.items() if of)
+    met = by_class(table.scores(job))
+    return "met of " + ", ".join(f"{kind} {share:.3f}" for kind, share in met.items())

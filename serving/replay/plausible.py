@@ -58,7 +58,7 @@ def in_seconds(folder: Path, rows: Sequence[Row]) -> None:
 
 def slots_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
     """No more were in slots at once than there are: who was preempted comes before who has not begun, so that it may
-    be counted as if it had kept its own. Raises BadTrace."""
+    be counted as if it had kept its own. Shorter answers than `_HANDED_OVER` are not seen. Raises BadTrace."""
     edge = _HANDED_OVER * median([row.pace for row in rows if row.output > 1] or [0.0])
     changes = [(row.first, 1) for row in rows] + [(max(row.first, row.last - edge), -1) for row in rows]
     held = most = 0

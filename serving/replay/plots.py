@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.serving.replay.document import where
 from ramify.serving.replay.evaluation import Estimate, Table
-from ramify.serving.replay.figures import FIGURES
+from ramify.serving.replay.figures import FIGURES, MET, Figure
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.tables import DEFAULT, DRAWN, LATENCIES, course, tail_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_FIGURES: Mapping[str, Figure] = {**FIGURES, **MET}
 GOODPUTS = ("request", "token", "workflow", "latency", "deadline")
 _DPI = 110
 _ABREAST = 3  # pictures in a row
@@ -53,7 +54,7 @@ def by_circumstance(path: Path, table: Table, jobs: Sequence[Job], varied: str, 
         for ax, figure in zip(axes, figures, strict=True):
             for name in dict.fromkeys(job.contender for job in jobs):
                 mine = sorted((j for j in jobs if j.contender == name), key=lambda j: float(getattr(j, varied)))
-                found = [table.estimate(job, FIGURES[figure]) for job in mine]
+                found = [table.estimate(job, _FIGURES[figure]) for job in mine]
                 at = [float(getattr(job, varied)) for job in mine]
                 ax.plot(at, [one.mean for one in found], marker=".", **_style(name))
                 if name in _TOLD_APART:
@@ -80,7 +81,7 @@ def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequenc
                 there = [
                     (i, plain.but(contender=n)) for i, n in enumerate(names) if table.has(plain.but(contender=n))
                 ]
-                found = [table.estimate(job, FIGURES[figure]) for _, job in there]
+                found = [table.estimate(job, _FIGURES[figure]) for _, job in there]
                 ax.barh(
                     [i + 0.4 - thick * (number + 0.5) for i, _ in there],
                     [one.mean for one in found],
@@ -189,8 +190,10 @@ def _picture(
     figure, axes = pyplot.subplots(rows, columns, figsize=size, constrained_layout=True, squeeze=False)
     used, rest = list(axes.flat)[:count], list(axes.flat)[count:]
     draw(used)
-    for ax in rest:  # the legend of the last one lies there
+    for ax in rest:
         ax.axis("off")
+    if rest and (legend := used[-1].get_legend()):
+        legend.set_in_layout(False)  # it lies where nothing is drawn: no room need be made for it
     for ax in used:
         ax.grid(alpha=0.25)
         ax.set_axisbelow(True)

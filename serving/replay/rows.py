@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import isnan
 
 from ramify.serving.replay.baselines import BASELINES, PUBLISHED
 from ramify.serving.replay.bounds.shares import Bounds
-from ramify.serving.replay.contenders import AS_MEASURED, CLAIRVOYANT, HIDDEN
+from ramify.serving.replay.contenders import AS_MEASURED, CLAIRVOYANT, HIDDEN, REFUSING
 from ramify.serving.replay.evaluation import TARGET_LOADS, Table
 from ramify.serving.replay.figures import (
     Pair,
@@ -31,6 +32,7 @@ _REFUSING = {
 }
 _ORACLE = "concord-oracle"
 _PROGRAMS_TOLD = "program-srpt-oracle"  # knows more than the default: beside it, not its measure
+_NOT_OURS = (*PUBLISHED, *REFUSING)
 _STRONGEST = "edf-plan"  # of those that are not ours: without it no gap is said
 _TARGETS_S = 600.0  # the runs that the targets are for: in a short one an overload has not come far
 # Concord by what it takes for goodput: programs, tokens, calls.
@@ -114,17 +116,17 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
     if not table.paired(job, _STRONGEST):
         return
     for figure, name in ((request, ""), (whole, ", whole run")):
-        best = table.best_baseline(job, figure)
+        best = table.best_baseline(job, figure, _NOT_OURS)
         if not best:
             return
         both, pair = table.paired(job, best), Pair.of(table, job, best, figure)
         of_figure = whole_bound if figure is whole else request_bound
         bound = of_figure(bounds.of(job, both))
-        ran = [table.paired(job, one.name) for one in PUBLISHED]
+        ran = [table.paired(job, one.name) for one in _NOT_OURS]
         everywhere = sum(seeds == table.seeds(job) for seeds in ran)
         note = (
             f"concord {table.of(both).estimate(job, figure)}, {best} {pair.theirs:.3f}, LP bound {bound:.3f}; "
-            f"the best of {sum(map(bool, ran))} of {len(PUBLISHED)} ({everywhere} on all of concord's seeds)"
+            f"the best of {sum(map(bool, ran))} of {len(_NOT_OURS)} ({everywhere} on all of concord's seeds)"
         )
         closed = _closed_share(pair.ours, pair.theirs, bound)
         if closed is None:
@@ -134,8 +136,7 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
             for seed in both
             for one in (Pair.of(table.of([seed]), job, best, figure),)
         ]
-        if apart := spread([one for one in by_seed if one is not None]):
-            note += f"; {apart}"
+        note = "; ".join(filter(None, (note, spread(by_seed, "no gap"))))
         row = f"{where}: share of the gap to the LP bound closed{name}"
         yield at_least(row, closed, "", best, pair, ">= 0.8", 0.8, note)
     if not (three := table.paired(job, best, CLAIRVOYANT.name)):
@@ -160,12 +161,11 @@ def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
     for form, name in (("concord", "predicted lengths"), (AS_MEASURED, "lengths as well told as measured")):
         one = job.but(contender=_ORACLE)
         if table.paired(one, form):
-            pair = Pair.of(table, one, form, request)
-            # Said of the form that is told less: the peer is the oracle.
-            value, ratio = pair.ours, 1 / pair.ratio if pair.ratio else None
+            pair = Pair.of(table, job.but(contender=form), _ORACLE, request)
+            apart = table.difference(one, form, request)
             yield judged(
-                f"{where}: oracle less {name}", pair.apart.mean, "share", _ORACLE, value, f"<= {most:g}",
-                pair.apart.mean <= most, str(pair.apart), ratio,
+                f"{where}: oracle less {name}", apart.mean, "share", _ORACLE, pair.theirs, f"<= {most:g}",
+                apart.mean <= most, str(apart), pair.ratio,
             )  # fmt: skip
     if table.paired(job, HIDDEN.name):
         pair = Pair.of(table, job, HIDDEN.name, request)
@@ -173,6 +173,7 @@ def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
         yield at_least(name, pair.apart.mean, "share", HIDDEN.name, pair, ">= 0.04", 0.04, str(pair.apart))
     for contender, objective in OBJECTIVES.items():
         one = job.but(contender=contender)
-        if job.load < 1.2 and table.has(one):
-            name, met = f"{where}: latency-sensitive attainment{objective}", table.estimate(one, latency).mean
+        met = table.estimate(one, latency).mean
+        if job.load < 1.2 and not isnan(met):
+            name = f"{where}: latency-sensitive attainment{objective}"
             yield at_least(name, met, "share", "", None, ">= 0.95", 0.95, "")

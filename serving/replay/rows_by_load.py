@@ -76,8 +76,10 @@ def _throughput(table: Table, job: Job, where: str) -> Iterator[Row]:
         refused = fmean(score.refused for score in table.of(both).scores(one))
         note = f"{refused:.3f} of the programs were refused, whose tokens FCFS generates"
         if form:
-            note = f"requests met less those of the default: {table.difference(one, 'concord', request)}"
-        row["note"] = "; ".join(filter(None, (note, pair.spread)))
+            note = ""
+            if table.paired(one, "concord"):
+                note = f"requests met less those of the default: {table.difference(one, 'concord', request)}"
+        row["note"] = "; ".join(filter(None, (note, row["note"])))
         yield row
 
 
@@ -96,12 +98,15 @@ def saved(table: Table, base: Job) -> Iterator[Row]:
     """At the goodput that FCFS has at a load: the share of engines that Concord needs less, for more load on each."""
     fcfs, ours = base.but(contender="fcfs"), base.but(contender="concord")
     for load in table.loads(fcfs):
-        level = table.estimate(fcfs.but(load=load), request).mean
+        level, seeds = table.estimate(fcfs.but(load=load), request).mean, table.seeds(fcfs.but(load=load))
         name = f"load {load:g}: engines saved at the goodput of FCFS"
-        at = table.of(table.seeds(fcfs.but(load=load))).load_at(ours, level, request)
+        same = table.of(seeds)
+        # A load of which a seed is missing would stand for easier or harder ones than the level does.
+        loads = [at for at in same.loads(ours) if same.seeds(ours.but(load=at)) == seeds]
+        at = same.load_at(ours, level, request, loads) if loads else None
         if at is None:
             continue
-        highest = max(table.loads(ours))
+        highest = max(loads)
         note = f"concord has no more than that from load {at:.2f} on"
         if at >= highest:
             least = "at least: " if at > load else ""

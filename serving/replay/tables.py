@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ramify.serving.replay.evaluation import Estimate, Table
-from ramify.serving.replay.figures import FIGURES
+from ramify.serving.replay.figures import CLASSES, FIGURES, by_class
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.score import Score, Tail
 
-KINDS = ("latency", "deadline", "compound")
 DEFAULT = "concord"  # whom the others are held against
 # Of whom, and where it stands in a score. TTFT and TBT are of single calls, E2E of programs.
 LATENCIES: Mapping[str, tuple[str, str]] = {
@@ -22,7 +21,7 @@ LATENCIES: Mapping[str, tuple[str, str]] = {
 }
 # What the thesis looks at (figure 6.6).
 DRAWN = ("TTFT, latency-sensitive", "TBT, latency-sensitive", "E2E, deadline", "E2E, compound")
-ATTAINED = " / ".join(KINDS)
+ATTAINED = " / ".join(CLASSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,22 +51,23 @@ def goodput(table: Table, jobs: Sequence[Job]) -> Lines:
     """Goodput of requests, tokens and workflows, attainment by class, throughput: the best first. Means are over each
     contender's own seeds; by how much the default is ahead is over those that both have."""
     ahead = f"{DEFAULT} is ahead by"
-    head = ("", "requests", ahead, "tokens", "workflows", *KINDS, "tokens a second", "refused", "preempted", "seeds")
+    counts = ("tokens a second", "refused", "preempted", "seeds")
+    head = ("", "requests", ahead, "tokens", "workflows", *CLASSES, *counts)
     best_first = sorted(jobs, key=lambda job: -table.estimate(job, FIGURES["request"]).mean)
     return Lines(head, tuple(_goodput(table, job) for job in best_first))
 
 
 def _goodput(table: Table, job: Job) -> tuple[str, ...]:
     scores = table.scores(job)
-    attained = [[score.attained[kind] for score in scores if kind in score.attained] for kind in KINDS]
-    workflows = shown(table.estimate(job, FIGURES["workflow"]), scores) if attained[2] else ""
+    attained = by_class(scores)
+    workflows = shown(table.estimate(job, FIGURES["workflow"]), scores) if "compound" in attained else ""
     return (
         job.contender,
         shown(table.estimate(job, FIGURES["request"]), scores),
         _ahead(table, job),
         shown(table.estimate(job, FIGURES["token"]), scores),
         workflows,
-        *(f"{fmean(values):.3f}" if values else "" for values in attained),
+        *(f"{attained[kind]:.3f}" if kind in attained else "" for kind in CLASSES),
         f"{table.estimate(job, FIGURES['throughput']).mean:.0f}",
         f"{fmean(score.refused for score in scores):.3f}",
         f"{fmean(score.preemptions for score in scores):.0f}",
@@ -121,7 +121,7 @@ def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
                 ours, theirs = both.estimate(job, figure), both.estimate(job.but(contender=oracle), figure)
                 share = f"{ours.mean / theirs.mean:.3f}" if theirs.mean else ""
                 cells += [f"{ours.mean:.3f}", f"{theirs.mean:.3f}", share]
-            cells += [by_class(both.scores(job)), by_class(both.scores(job.but(contender=oracle)))]
+            cells += [_classes(both.scores(job)), _classes(both.scores(job.but(contender=oracle)))]
             lines.append((job.contender, *cells, str(len(seeds))))
     figures = [cell for name in ("requests", "tokens") for cell in (name, "its oracle's", "share")]
     names = (*figures, ATTAINED, "its oracle's", "seeds")
@@ -141,15 +141,15 @@ def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
         for chunk in chunks:
             there = [points[at] for at in chunk if at in points]
             cells.append(f"{fmean(m for m, _ in there):.2f} / {fmean(t for _, t in there):.2f}" if there else "")
-        lines.append((job.contender, *cells, by_class(table.scores(job))))
+        lines.append((job.contender, *cells, _classes(table.scores(job))))
     parts_of = (f"from {chunk[0]:g} s" for chunk in chunks)
     return Lines((f"programs / tokens; {_of(seeds)}", *parts_of, f"whole window: {ATTAINED}"), tuple(lines))
 
 
-def by_class(scores: Sequence[Score]) -> str:
+def _classes(scores: Sequence[Score]) -> str:
     """Met of each class: no figure of tokens stands without."""
-    shares = [[score.attained[kind] for score in scores if kind in score.attained] for kind in KINDS]
-    return " / ".join(f"{fmean(of):.2f}" if of else "–" for of in shares)
+    attained = by_class(scores)
+    return " / ".join(f"{attained[kind]:.2f}" if kind in attained else "–" for kind in CLASSES)
 
 
 def _of(seeds: Sequence[int]) -> str:

@@ -1,7 +1,8 @@
 """The thesis's own comparisons (chapter 6), in its setting: its limits, its algorithm, what it held that against.
 
 Whatever comes out stands beside what it says. None of these rows has a target: its engines, models and data are not
-at hand. Its algorithm runs as written, which in replay is also the best that was found of it (docs/decisions/319).
+at hand. Its algorithm runs as written, which in replay is also the best that was found of it where there is more load
+than capacity (docs/decisions/319).
 """
 
 from __future__ import annotations

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 
 import pytest
 
 from ramify.serving.replay import evaluation, pool
-from ramify.serving.replay.bounds.shares import Bounds
+from ramify.serving.replay.bounds.shares import Bounds, Share
 from ramify.serving.replay.contenders import ALL, contender
 from ramify.serving.replay.errors import NoVllm, ReplayError
 from ramify.serving.replay.evaluation import Table
+from ramify.serving.replay.figures import MET
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.report import write_page
 from ramify.serving.replay.rows import rows_of
@@ -133,6 +136,49 @@ def test_a_multiple_is_also_told_by_seed_and_not_where_the_other_has_nothing(bas
     assert fcfs["note"].startswith("by seed 1.500 to 3.000; the other has nothing on 1")
 
 
+def test_the_gap_is_also_told_by_seed(base: Job) -> None:
+    """The bound of every seed is 1 here; on the third there is no gap."""
+    pairs = [(0.9, 0.8), (0.8, 0.2), (1.0, 0.999)]
+    results = [result(base.but(seed=i), ours) for i, (ours, _) in enumerate(pairs)]
+    results += [result(base.but(contender="edf-plan", seed=i), theirs) for i, (_, theirs) in enumerate(pairs)]
+    rows = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}
+    note = rows["load 1.1, loose: share of the gap to the LP bound closed"]["note"]
+    assert "by seed 0.500 to 0.750; no gap on 1;" in note
+
+
+def test_shares_of_the_bound_are_also_told_by_seed_and_of_each_seeds_own_bound(
+    base: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(self: Bounds, job: Job, seeds: Sequence[int]) -> Share:
+        return Share(*[sum((0.5, 1.0)[seed] for seed in seeds) / len(seeds)] * 3)
+
+    monkeypatch.setattr(Bounds, "of", of)
+    rows = rows_of(Table([result(base, 0.4), result(base.but(seed=1), 0.9)]), base, Bounds())
+    row = next(row for row in rows if row["name"] == "load 1.1, loose: share of the LP bound, request goodput")
+    assert row["ours"] == pytest.approx(0.65 / 0.75)
+    assert row["note"].startswith("by seed 0.800 to 0.900")
+
+
+def test_a_baseline_that_refuses_though_its_paper_does_not_has_a_row_and_is_among_those_the_gap_begins_at(
+    base: Job,
+) -> None:
+    levels = {"concord": 0.9, "edf-plan": 0.6, "ltr, refusing": 0.8, "plas, refusing": 0.5, "fcfs-drop": 0.3}
+    table = Table([result(base.but(contender=name), level) for name, level in levels.items()])
+    rows = {row["name"]: row for row in rows_of(table, base, Bounds())}
+    against = [rows[f"load 1.1, loose: requests against {name}"] for name in (
+        "LTR that refuses what is late", "PLAS that refuses what is late", "FCFS that drops what has waited",
+    )]  # fmt: skip
+    assert [row["ours"] for row in against] == [pytest.approx(0.9 / level) for level in (0.8, 0.5, 0.3)]
+    assert rows["load 1.1, loose: share of the gap to the LP bound closed"]["peer"] == "ltr, refusing"
+
+
+def test_where_nobody_is_of_a_class_nothing_is_told_of_it(base: Job) -> None:
+    one = result(base, 0.7)
+    one = replace(one, score=replace(one.score, attained={"compound": 0.7}))
+    assert not [row for row in rows_of(Table([one]), base, Bounds()) if "attainment" in row["name"]]
+    assert isnan(MET["latency"](one.score)) and isnan(MET["deadline"](one.score))
+
+
 def test_tight_limits_are_held_to_the_bound_and_to_fcfs_too(base: Job) -> None:
     tight = base.but(slo="tight")
     rows = rows_of(Table([result(tight, 0.8), result(tight.but(contender="fcfs"), 0.5)]), base, Bounds())
@@ -182,6 +228,21 @@ def test_the_form_that_refuses_nothing_has_a_row_of_throughput_that_says_what_it
     )
     assert row["met"] is True
     assert row["note"].startswith("requests met less those of the default: -0.100 (one seed)")
+
+
+def test_throughput_is_told_by_seed_and_why_there_is_no_multiple(base: Job) -> None:
+    name = "load 1.1, loose: throughput against FCFS"
+
+    def made(contender: str, seed: int, tokens_s: float) -> Result:
+        one = result(base.but(contender=contender, seed=seed), 0.9)
+        return replace(one, score=replace(one.score, throughput=tokens_s))
+
+    some = [made("concord", 0, 90.0), made("concord", 1, 99.0), made("fcfs", 0, 100.0), made("fcfs", 1, 100.0)]
+    row = {row["name"]: row for row in rows_of(Table(some), base, Bounds())}[name]
+    assert "by seed 0.900 to 0.990" in row["note"]
+    none = [made("concord", 0, 90.0), made("fcfs", 0, 0.0)]
+    row = {row["name"]: row for row in rows_of(Table(none), base, Bounds())}[name]
+    assert (row["ours"], row["met"]) == (None, True) and "fcfs has none" in row["note"]
 
 
 def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -> None:
@@ -259,6 +320,16 @@ def test_engines_saved_are_said_only_of_loads_that_ran(base: Job) -> None:
     found = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}[name]
     assert found["ours"] == pytest.approx(1 - 1.1 / 2.1)
     assert found["note"].startswith("concord has no more than that from load 2.10 on")
+    # Of a second seed, which was not run at every load, FCFS has so much that nobody would save anything by it alone.
+    results += [result(base.but(seed=1), 0.9), result(base.but(contender="fcfs", seed=1), 0.5)]
+    both = {row["name"]: row for row in rows_of(Table(results), base, Bounds())}[name]
+    assert both["ours"] is None and both["note"].startswith("concord has more at load 1.1, and did not run at a hig")
+
+
+def test_what_engines_are_saved_is_looked_for_beyond_the_loads_of_everybody(base: Job) -> None:
+    (saved,) = [section for section in evaluation.sections(base, range(1)) if section.name == "saved"]
+    loads = {name: {job.load for job in saved.jobs if job.contender == name} for name in ("concord", "fcfs")}
+    assert loads["fcfs"] == set(evaluation.LOADS) < loads["concord"] and max(loads["concord"]) > 3
 
 
 def test_a_bound_is_kept_and_is_of_the_whole_run_too(base: Job, tmp_path: Path) -> None:

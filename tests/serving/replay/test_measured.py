@@ -332,4 +332,5 @@ def test_more_requests_at_once_than_slots_are_no_run_of_that_engine(tmp_path: Pa
     together = [{**one, "last_token_ts": 520.0 + i} for i, one in enumerate(rows())]
     with pytest.raises(BadTrace, match=r"4 sequences at once .* but at least 9 were between their first"):
         read_run(written(tmp_path, together))
-    assert len(read_run(written(tmp_path, together, {**ENGINE, "max_num_seqs": 10})).requests) == 10
+    for more in ({"max_num_seqs": 10}, {"data_parallel_size": 3, "enable_expert_parallel": True}):
+        assert len(read_run(written(tmp_path, together, {**ENGINE, **more})).requests) == 10
