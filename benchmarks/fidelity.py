@@ -39,17 +39,15 @@ def main() -> int:
     parser.add_argument(
         "--trace", type=Path, help="live: arrivals and lengths, a quarter of them; without it made up"
     )
-    parser.add_argument("--requests", type=int, help="live: of each run (100; 8 with --quick)")
-    parser.add_argument("--repeats", type=int, help="live: how often they are sent (3; 2 with --quick)")
-    parser.add_argument("--load", type=float, default=0.8, help="live: of what the engine can do by its step model")
+    parser.add_argument("--requests", type=_two, help="live: of each run (100; 8 with --quick)")
+    parser.add_argument("--repeats", type=_two, help="live: how often they are sent (3; 2 with --quick)")
+    parser.add_argument("--load", type=_load, default=0.8, help="live: of what the engine can do by its step model")
     parser.add_argument("--seed", type=int, default=0, help="live: where in the trace")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
     parser.add_argument("--residuals", type=Path, help="a CSV of every judged request, measured and replayed")
     asked = parser.parse_args()
     if asked.residuals and not asked.residuals.absolute().parent.is_dir():
         parser.error(f"--residuals {asked.residuals}: its folder is not there")
-    if asked.live and min(asked.repeats or 2, asked.requests or 2) < 2:
-        parser.error("--repeats and --requests are 2 at least: one run has no spread")
     try:
         rows = _live(asked) if asked.live else _measured(asked)
     except (ServingError, OSError) as error:
@@ -61,6 +59,18 @@ def main() -> int:
     if asked.json:
         print(json.dumps({"rows": rows, "machine": machine()}))
     return 0
+
+
+def _two(text: str) -> int:
+    if (number := int(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{number} is less than 2: one run has no spread")
+    return number
+
+
+def _load(text: str) -> float:
+    if not 0.01 <= (load := float(text)) <= 100:
+        raise argparse.ArgumentTypeError(f"{load:g} is not between 0.01 and 100")
+    return load
 
 
 def _live(asked: argparse.Namespace) -> list[dict[str, Any]]:

@@ -65,8 +65,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
     parser.add_argument("--results", type=Path, help="begin with the replays that a report lies beside (*.jsonl.gz)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then begin no other replay, and report")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "goodput", help="kept results, plots, raw JSON")
-    return parser.parse_args()
+    parser.add_argument("--out", type=Path, help="kept results, plots, raw JSON (build/goodput; with --quick -quick)")
+    asked = parser.parse_args()
+    asked.out = asked.out or ROOT / "build" / ("goodput-quick" if asked.quick else "goodput")
+    return asked
 
 
 def _count(text: str) -> int:
@@ -96,7 +98,7 @@ def main() -> int:
         rows = [*rows_of(table, base, bounds), *rows_of_thesis(table, base)]
         page = write_page(asked.out, results, rows, wanted)
         if asked.report:
-            update(asked.report, results, rows, pictured(asked, wanted))
+            update(asked.report, results, rows, pictured(asked, wanted, results))
             pack(asked.report.with_suffix(".jsonl.gz"), results)
         report(results, rows, page, asked)
     except (ReplayError, OSError) as error:
@@ -205,10 +207,14 @@ def lasting(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
 
 
-def pictured(asked: argparse.Namespace, sections: Sequence[evaluation.Section]) -> str | None:
-    """The plot of goodput against load, put beside the report; None where there is none."""
+def pictured(
+    asked: argparse.Namespace, sections: Sequence[evaluation.Section], results: Sequence[Result]
+) -> str | None:
+    """The plot of goodput against load, put beside the report; None where these results made none."""
     drawn, beside = asked.out / "load.png", asked.report.with_suffix(".png")
-    if not drawn.exists() or all(section.name != "load" for section in sections):
+    there = {result.job for result in results}
+    made = any(section.name == "load" and not there.isdisjoint(section.jobs) for section in sections)
+    if not made or not drawn.exists():  # one that lies there may be an older run's
         return None
     shutil.copyfile(drawn, beside)
     return beside.name
@@ -223,7 +229,7 @@ def report(results: Sequence[Result], rows: Sequence[Row], page: Path, asked: An
         print(f"{row['name']:<72} {ours:>9} {row['unit']:<8} {row['target']:<18} {verdict:<7} {peer}")
         if row.get("note"):
             print(f"    {row['note']}")
-    raw = asked.out / ("quick.json" if asked.quick else "evaluation.json")
+    raw = asked.out / "evaluation.json"
     raw.write_text(json.dumps([json.loads(result.to_json()) for result in results]), encoding="utf-8")
     print(f"\nraw results: {raw}\npage: {page}")
     if asked.json:

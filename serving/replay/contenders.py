@@ -6,7 +6,10 @@ from functools import partial
 
 from ramify.serving.policy.table import make_policy
 from ramify.serving.replay.baselines import BASELINES
+from ramify.serving.replay.baselines.fcfs import fcfs
+from ramify.serving.replay.baselines.laxity import least_laxity
 from ramify.serving.replay.baselines.ltr import LearningToRank
+from ramify.serving.replay.baselines.ltr_refusing import ltr_refusing
 from ramify.serving.replay.baselines.plas_refusing import RefusingPlas
 from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.types import Contender, Knowledge, Lengths, Structure
@@ -105,20 +108,54 @@ ABLATED: tuple[Contender, ...] = (
         preempts=True,
     ),
 )
-# No forms of their papers, which know no deadlines: what it is worth to them to refuse, as EDF and SRPT do here. PLAS
-# that refuses has a file of its own, so that the published one stays as its paper has it.
+# What EDF has, given to those whose papers have no deadlines: to refuse by a call alone (`edf-feasible`), or by
+# the plan and medians (`edf-plan`). Each in a file of its own or by an option: the published form stays as its paper
+# has it. And least laxity by medians, and FCFS with a shorter wait until it drops (docs/decisions/320).
+_CALLS = Knowledge(structure=Structure.HIDDEN)
 REFUSING: tuple[Contender, ...] = (
     Contender(
         "ltr, refusing",
         partial(LearningToRank, refuse=True),
-        Knowledge(structure=Structure.HIDDEN),
+        _CALLS,
         about="learning to rank that refuses what cannot be met",
     ),
     Contender(
-        "plas, refusing",
-        RefusingPlas,
-        Knowledge(structure=Structure.HIDDEN),
-        about="PLAS that is told lengths, to refuse what cannot be met",
+        "ltr-preempting, refusing",
+        partial(ltr_refusing, displace=True),
+        _CALLS,
+        about="the same, which displaces what runs",
+        preempts=True,
+    ),
+    Contender(
+        "ltr-plan, refusing",
+        partial(ltr_refusing, 0.5),
+        about="learning to rank that refuses by medians, stages included",
+    ),
+    Contender(
+        "ltr-plan-preempting, refusing",
+        partial(ltr_refusing, 0.5, displace=True),
+        about="the same, which displaces what runs",
+        preempts=True,
+    ),
+    Contender(
+        "plas, refusing", RefusingPlas, _CALLS, about="PLAS that is told lengths, to refuse what cannot be met"
+    ),
+    Contender(
+        "plas-plan, refusing",
+        partial(RefusingPlas, 0.5),
+        about="PLAS that is told lengths and the plan, to refuse by medians, stages included",
+    ),
+    Contender(
+        "least-laxity, by medians", partial(least_laxity, 0.5), about="least laxity first, which refuses by medians"
+    ),
+    *(
+        Contender(
+            f"fcfs-drop, {wait:g} s",
+            partial(fcfs, wait),
+            Knowledge(Lengths.NONE, Structure.HIDDEN),
+            about=f"FCFS; not admitted within {wait:g} s, dropped",
+        )
+        for wait in (1.0, 0.5, 0.25)
     ),
 )
 # No scheduler: what the LP bound leaves out never comes to it. What it meets, a schedule of this very engine meets:

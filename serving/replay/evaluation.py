@@ -64,6 +64,7 @@ def names() -> list[str]:
 def sections(base: Job, seeds: Sequence[int]) -> list[Section]:
     """The whole evaluation. `base` gives the trace, the step model and the length of a run."""
     few = ["fcfs", "plas", "ltr", "program-srpt", "calm-thesis", "concord", "concord-oracle"]
+    few += ["edf-plan", "program-srpt-paced"]  # the strongest of those that are not ours, and next to us
     ablated = [one.name for one in ABLATED]
     targets = [{"load": load, "slo": slo} for slo in SLOS for load in TARGET_LOADS]
 

@@ -12,6 +12,7 @@ from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.score import Score
 
 CLASSES = ("latency", "deadline", "compound")
+NEXT_TO_NOTHING = 0.005  # of a share: no multiple of so little is said, and no gap of so little is closed
 Figure = Callable[[Score], float]
 
 
@@ -57,31 +58,37 @@ class Pair:
     ours: float
     theirs: float
     apart: Estimate  # ours less theirs, seed by seed
-    by_seed: tuple[float | None, ...]  # ours / theirs; None where the other has nothing
+    by_seed: tuple[float | None, ...]  # ours / theirs; None where the other has next to nothing
 
     @classmethod
     def of(cls, table: Table, job: Job, rival: str, figure: Figure) -> Pair:
         same = table.of(table.paired(job, rival))
         mine, other = ([figure(one) for one in same.scores(job.but(contender=n))] for n in (job.contender, rival))
-        by_seed = (a / b if b else None for a, b in zip(mine, other, strict=True))
+        by_seed = (_multiple(a, b) for a, b in zip(mine, other, strict=True))
         return cls(fmean(mine), fmean(other), table.difference(job, rival, figure), tuple(by_seed))
 
     @property
     def ratio(self) -> float | None:
-        return self.ours / self.theirs if self.theirs else None
+        return _multiple(self.ours, self.theirs)
 
     @property
     def spread(self) -> str:
         return spread(self.by_seed)
 
 
-def spread(by_seed: Sequence[float | None], lacking: str = "the other has nothing") -> str:
+def _multiple(ours: float, theirs: float) -> float | None:
+    return ours / theirs if theirs >= NEXT_TO_NOTHING else None
+
+
+def spread(by_seed: Sequence[float | None], lacking: str = "the other has less than half a point") -> str:
     """How far apart the seeds are, in words; "" of one seed. `lacking`: why there is None of some."""
-    there = [one for one in by_seed if one is not None]
-    if len(by_seed) < 2 or not there:
+    if len(by_seed) < 2:
         return ""
-    also = f"; {lacking} on {len(by_seed) - len(there)}" if len(there) < len(by_seed) else ""
-    return f"by seed {min(there):.3f} to {max(there):.3f}{also}"
+    there = [one for one in by_seed if one is not None]
+    parts = [f"by seed {min(there):.3f} to {max(there):.3f}"] if len(there) > 1 else []
+    if len(there) < len(by_seed):
+        parts.append(f"{lacking} on {len(by_seed) - len(there)} of {len(by_seed)} seeds")
+    return "; ".join(parts)
 
 
 def by_class(scores: Iterable[Score]) -> dict[str, float]:

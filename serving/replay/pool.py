@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import IO, Any
 
 from ramify.serving.engine.vllm import PYTHON_VARIABLE, interpreter
 from ramify.serving.errors import EngineFailed
@@ -35,7 +36,12 @@ class Child:
         except EngineFailed as error:
             raise NoVllm(f"replay drives vLLM's own scheduler: {error}") from error
         self._python = python
-        self._log = (log or Path(os.devnull)).open("a", encoding="utf-8")
+        self._log: IO[str] = (
+            log.open("a+", encoding="utf-8", errors="replace")
+            if log
+            else tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # `close` closes it
+        )
+        self._begins, self._more = self._log.seek(0, os.SEEK_END), f"; {log} has more" if log else ""
         try:
             self._process = subprocess.Popen(
                 [python, "-m", "ramify.serving.replay.child"],
@@ -60,13 +66,17 @@ class Child:
             line = ""
         if not line:
             status = self._process.wait()
-            raise WorkerDied(f"the replaying process ended with status {status}; see {self._log.name}")
+            raise WorkerDied(f"the replaying process ended with status {status}: {self._last_words()}{self._more}")
         said: dict[str, Any] = json.loads(line)
         if said.get("kind") == "ModuleNotFoundError":
             raise self._none(said["error"])
         if "error" in said:
             raise ReplayError(f"{said['kind']}: {said['error']}")
         return said
+
+    def _last_words(self) -> str:
+        self._log.seek(self._begins)
+        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it said nothing")
 
     def _none(self, why: object) -> NoVllm:
         return NoVllm(
@@ -75,7 +85,8 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # what was asked of a child that is gone lies there still
+            self._process.stdin.close()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:

@@ -39,7 +39,7 @@ TITLES = {
 _AXES = ("load", "slo_scale", "replicas")
 _BESIDE = {  # who stands in a part beside those that were replayed for it
     "reach": ("concord", "concord-oracle", "program-srpt"),
-    "refusing": ("concord", "ltr", "plas", "fcfs", "fcfs-drop", "edf-plan"),
+    "refusing": ("concord", "ltr", "plas", "fcfs", "fcfs-drop", "least-laxity", "edf-plan"),
     "ablation": ("concord", "concord-oracle", "calm-thesis", "ltr", "fcfs"),
 }
 

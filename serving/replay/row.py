@@ -23,26 +23,31 @@ class Row(TypedDict):
 
 
 def against(name: str, contender: str, peer: str, pair: Pair, least: float) -> Row:
-    """How many times as much as a peer. Of a peer that has nothing there is no multiple: any at all is above it."""
+    """How many times as much as a peer. Of a peer that has next to nothing no multiple is said: it is met by who has
+    more than that many times the little."""
     if pair.ratio is not None:
-        return at_least(name, pair.ratio, "x", peer, pair, f">= {least:g} x", least, pair.spread)
-    note = f"{contender} {pair.ours:.3f}; {peer} has none, so that no multiple of it can be said"
-    return judged(name, None, "x", peer, pair.theirs, f">= {least:g} x", pair.ours > 0, note)
+        return at_least(name, pair.ratio, "x", peer, pair, least, pair.spread)
+    note = f"{contender} {pair.ours:.3f}; {peer} has less than half a point, of which no multiple is said"
+    met = pair.ours > 0 and pair.ours >= least * pair.theirs
+    return judged(name, None, "x", peer, pair.theirs, _wanted(">=", least, "x"), met, note)
 
 
 def at_least(
-    name: str,
-    ours: float | None,
-    unit: str,
-    peer: str,
-    pair: Pair | None,
-    target: str,
-    least: float | None,
-    note: str,
+    name: str, ours: float | None, unit: str, peer: str, pair: Pair | None, least: float | None, note: str
 ) -> Row:
+    """`least`: None where the figure is reported, and has no target."""
     met = None if ours is None or least is None else ours >= least
     value, ratio = (None, None) if pair is None else (pair.theirs, pair.ratio)
+    target = "reported" if least is None else _wanted(">=", least, unit)
     return judged(name, ours, unit, peer, value, target, met, note, ratio)
+
+
+def at_most(name: str, ours: float, unit: str, peer: str, pair: Pair, most: float, note: str) -> Row:
+    return judged(name, ours, unit, peer, pair.theirs, _wanted("<=", most, unit), ours <= most, note, pair.ratio)
+
+
+def _wanted(sign: str, limit: float, unit: str) -> str:
+    return f"{sign} {limit:g}{' x' if unit == 'x' else ''}"
 
 
 def judged(

@@ -10,14 +10,17 @@ from ramify.serving.replay.bounds.shares import Bounds
 from ramify.serving.replay.contenders import AS_MEASURED, CLAIRVOYANT, HIDDEN, REFUSING
 from ramify.serving.replay.evaluation import TARGET_LOADS, Table
 from ramify.serving.replay.figures import (
+    NEXT_TO_NOTHING,
     Pair,
+    attainment,
     latency,
     request,
     spread,
+    token,
     whole,
 )
 from ramify.serving.replay.jobs import Job
-from ramify.serving.replay.row import Row, against, at_least, judged
+from ramify.serving.replay.row import Row, against, at_least, at_most
 from ramify.serving.replay.rows_by_load import below_capacity, bounded, request_bound, saved, whole_bound
 from ramify.serving.replay.types import Contender
 
@@ -26,11 +29,12 @@ _PLAS, _LTR = ("plas", "plas-preempting", "atlas"), ("ltr", "ltr-preempting")
 _PROGRAMS = ("program-srpt", "program-srpt-preempting", "program-srpt-paced")
 # The same three where they refuse: said beside the targets, which are for what was published.
 _REFUSING = {
-    "fcfs-drop": "FCFS that drops what has waited",
-    "plas, refusing": "PLAS that refuses what is late",
-    "ltr, refusing": "LTR that refuses what is late",
-}
-_ORACLE = "concord-oracle"
+    "FCFS that drops what has waited": ("fcfs-drop", "fcfs-drop, 1 s", "fcfs-drop, 0.5 s", "fcfs-drop, 0.25 s"),
+    "PLAS that refuses what is late": ("plas, refusing", "plas-plan, refusing"),
+    "LTR that refuses what is late": (
+        "ltr, refusing", "ltr-preempting, refusing", "ltr-plan, refusing", "ltr-plan-preempting, refusing",
+    ),
+}  # fmt: skip
 _PROGRAMS_TOLD = "program-srpt-oracle"  # knows more than the default: beside it, not its measure
 _NOT_OURS = (*PUBLISHED, *REFUSING)
 _STRONGEST = "edf-plan"  # of those that are not ours: without it no gap is said
@@ -77,11 +81,10 @@ def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
         if rival and not (heavy and name == "LTR"):
             pair = Pair.of(table, job, rival, request)
             yield against(f"{where}: requests against {name}", job.contender, rival, pair, least)
-    for rival, name in _REFUSING.items():
-        if table.paired(job, rival):
+    for name, forms in _REFUSING.items():
+        if rival := table.best_baseline(job, request, _named(forms)):
             pair = Pair.of(table, job, rival, request)
-            row = f"{where}: requests against {name}"
-            yield judged(row, pair.ratio, "x", rival, pair.theirs, "reported", None, pair.spread, pair.ratio)
+            yield at_least(f"{where}: requests against {name}", pair.ratio, "x", rival, pair, None, pair.spread)
     yield from _forms(table, job, where)
 
 
@@ -91,7 +94,7 @@ def _beside_program_srpt(table: Table, job: Job, where: str) -> Iterator[Row]:
     if rival := table.best_baseline(job, request, _named(_PROGRAMS)):
         pair = Pair.of(table, job, rival, request)
         name = f"{where}: not behind program-level SRPT"
-        yield at_least(name, pair.apart.mean, "share", rival, pair, ">= 0", 0.0, f"{pair.apart}, paired")
+        yield at_least(name, pair.apart.mean, "share", rival, pair, 0.0, f"{pair.apart}, paired")
     for name, ours in (
         ("ahead of program-level SRPT that is told true lengths", "concord"),
         ("oracle ahead of program-level SRPT, both told true lengths", "concord-oracle"),
@@ -99,14 +102,12 @@ def _beside_program_srpt(table: Table, job: Job, where: str) -> Iterator[Row]:
         one = job.but(contender=ours)
         if table.paired(one, _PROGRAMS_TOLD):
             pair = Pair.of(table, one, _PROGRAMS_TOLD, request)
-            yield judged(
-                f"{where}: {name}", pair.apart.mean, "share", _PROGRAMS_TOLD, pair.theirs, "reported", None,
-                f"{pair.apart}, paired", pair.ratio,
-            )  # fmt: skip
+            note = f"{pair.apart}, paired"
+            yield at_least(f"{where}: {name}", pair.apart.mean, "share", _PROGRAMS_TOLD, pair, None, note)
 
 
 def _named(names: Sequence[str]) -> list[Contender]:
-    return [one for one in BASELINES if one.name in names]
+    return [one for one in (*BASELINES, *REFUSING) if one.name in names]
 
 
 def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:
@@ -138,42 +139,45 @@ def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]
         ]
         note = "; ".join(filter(None, (note, spread(by_seed, "no gap"))))
         row = f"{where}: share of the gap to the LP bound closed{name}"
-        yield at_least(row, closed, "", best, pair, ">= 0.8", 0.8, note)
+        yield at_least(row, closed, "", best, pair, 0.8, note)
     if not (three := table.paired(job, best, CLAIRVOYANT.name)):
         return
     same = table.of(three)
     pair, reached = Pair.of(same, job, best, whole), same.estimate(job.but(contender=CLAIRVOYANT.name), whole).mean
     yield at_least(
         f"{where}: share of the gap to what a clairvoyant reached closed, whole run",
-        _closed_share(pair.ours, pair.theirs, reached), "", best, pair, "reported", None,
+        _closed_share(pair.ours, pair.theirs, reached), "", best, pair, None,
         f"concord {pair.ours:.3f}, {best} {pair.theirs:.3f}, clairvoyant {reached:.3f}",
     )  # fmt: skip
 
 
 def _closed_share(ours: float, theirs: float, bound: float) -> float | None:
     """None where the gap is less than half a point."""
-    return (ours - theirs) / (bound - theirs) if bound - theirs > 0.005 else None
+    return (ours - theirs) / (bound - theirs) if bound - theirs > NEXT_TO_NOTHING else None
 
 
 def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
     """Against other forms of Concord."""
     most = 0.01 if job.slo == "loose" else 0.02
-    for form, name in (("concord", "predicted lengths"), (AS_MEASURED, "lengths as well told as measured")):
-        one = job.but(contender=_ORACLE)
-        if table.paired(one, form):
-            pair = Pair.of(table, job.but(contender=form), _ORACLE, request)
-            apart = table.difference(one, form, request)
-            yield judged(
-                f"{where}: oracle less {name}", apart.mean, "share", _ORACLE, pair.theirs, f"<= {most:g}",
-                apart.mean <= most, str(apart), pair.ratio,
-            )  # fmt: skip
+    for form, oracle, figure, name in (
+        ("concord", "concord-oracle", request, "predicted lengths"),
+        (AS_MEASURED, "concord-oracle", request, "lengths as well told as measured"),
+        ("concord-tokens", "concord-tokens-oracle", token, "predicted lengths, token goodput, by the form for it"),
+    ):
+        one = job.but(contender=oracle)
+        if both := table.paired(one, form):
+            pair = Pair.of(table, job.but(contender=form), oracle, figure)
+            apart = table.difference(one, form, figure)
+            classes = (attainment(table.of(both), job.but(contender=form)),) if figure is token else ()
+            note = "; ".join((str(apart), *classes))
+            yield at_most(f"{where}: oracle less {name}", apart.mean, "share", oracle, pair, most, note)
     if table.paired(job, HIDDEN.name):
         pair = Pair.of(table, job, HIDDEN.name, request)
         name = f"{where}: the plan's worth"
-        yield at_least(name, pair.apart.mean, "share", HIDDEN.name, pair, ">= 0.04", 0.04, str(pair.apart))
+        yield at_least(name, pair.apart.mean, "share", HIDDEN.name, pair, 0.04, str(pair.apart))
     for contender, objective in OBJECTIVES.items():
         one = job.but(contender=contender)
         met = table.estimate(one, latency).mean
         if job.load < 1.2 and not isnan(met):
             name = f"{where}: latency-sensitive attainment{objective}"
-            yield at_least(name, met, "share", "", None, ">= 0.95", 0.95, "")
+            yield at_least(name, met, "share", "", None, 0.95, "")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from ramify.serving.replay.baselines.keys import late_at
 from ramify.serving.replay.baselines.ordered import Ordered
 from ramify.serving.replay.baselines.plas import Plas, PlasOptions
 
 
 class RefusingPlas(Plas):
-    """By the tenth of a length that a predictor tells, as EDF does; of what runs it displaces nothing."""
+    """By this quantile of a length that a predictor tells, as EDF does; of what runs it displaces nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, quantile: float = 0.1) -> None:
         super().__init__(PlasOptions(preempts=False))
-        self._order = Ordered(self._level, late_at)
+        self._order = Ordered(self._level, partial(late_at, quantile=quantile))

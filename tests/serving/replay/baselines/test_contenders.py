@@ -13,6 +13,7 @@ from ramify.serving.replay.baselines import BASELINES, PUBLISHED
 from ramify.serving.replay.baselines.ltr import LearningToRank
 from ramify.serving.replay.baselines.ordered import Ordered
 from ramify.serving.replay.baselines.plas import Plas
+from ramify.serving.replay.baselines.plas_refusing import RefusingPlas
 from ramify.serving.replay.baselines.program_srpt import ProgramSrpt
 from ramify.serving.replay.baselines.program_srpt_paced import PacedProgramSrpt
 from ramify.serving.replay.contenders import OURS, contender
@@ -44,6 +45,16 @@ def policy(name: str) -> Policy:
         ("program-srpt", ProgramSrpt, Lengths.PREDICTED, Structure.PLAN),
         ("program-srpt-paced", PacedProgramSrpt, Lengths.PREDICTED, Structure.PLAN),
         ("program-srpt-oracle", ProgramSrpt, Lengths.ORACLE, Structure.ORACLE),
+        ("ltr, refusing", LearningToRank, Lengths.PREDICTED, Structure.HIDDEN),
+        ("ltr-preempting, refusing", Ordered, Lengths.PREDICTED, Structure.HIDDEN),
+        ("ltr-plan, refusing", Ordered, Lengths.PREDICTED, Structure.PLAN),
+        ("ltr-plan-preempting, refusing", Ordered, Lengths.PREDICTED, Structure.PLAN),
+        ("plas, refusing", RefusingPlas, Lengths.PREDICTED, Structure.HIDDEN),
+        ("plas-plan, refusing", RefusingPlas, Lengths.PREDICTED, Structure.PLAN),
+        ("least-laxity, by medians", Ordered, Lengths.PREDICTED, Structure.PLAN),
+        ("fcfs-drop, 1 s", Ordered, Lengths.NONE, Structure.HIDDEN),
+        ("fcfs-drop, 0.5 s", Ordered, Lengths.NONE, Structure.HIDDEN),
+        ("fcfs-drop, 0.25 s", Ordered, Lengths.NONE, Structure.HIDDEN),
         ("concord", Concord, Lengths.PREDICTED, Structure.PLAN),
         ("concord-oracle", Concord, Lengths.ORACLE, Structure.ORACLE),
         ("calm-thesis", Calm, Lengths.PREDICTED, Structure.PLAN),
@@ -91,22 +102,26 @@ def test_the_list_is_whole_and_fcfs_is_vllms_own() -> None:
     }
 
 
-@pytest.mark.parametrize("form", ["concord", "calm-thesis", "program-srpt"])
+@pytest.mark.parametrize("form", ["concord", "concord-tokens", "calm-thesis", "program-srpt"])
 def test_an_oracle_is_the_same_policy_that_knows_more(form: str) -> None:
     known, oracle = contender(form), contender(f"{form}-oracle")
     assert oracle.engine is known.engine
     assert oracle.knows == known.knows.as_oracle() != known.knows
 
 
-@pytest.mark.parametrize("name", ["edf-feasible", "ltr", "plas", "program-srpt"])
-def test_whoever_preempts_in_a_paper_runs_both_ways(name: str) -> None:
+FORMS = [(name, f"{name}-preempting") for name in ("edf-feasible", "ltr", "plas", "program-srpt")]
+FORMS += [(f"{name}, refusing", f"{name}-preempting, refusing") for name in ("ltr", "ltr-plan")]
+
+
+@pytest.mark.parametrize(("name", "preempting"), FORMS)
+def test_whoever_preempts_in_a_paper_runs_both_ways(name: str, preempting: str) -> None:
     """Only the second of the two takes a slot from what runs."""
     busy = [running(i, length=900.0, generated=600, computed=700, deadline=NOW + 90.0) for i in range(4)]
     short = view(9, length=20, deadline=NOW + 60.0)
     tight = Capacity(slots=4, running=4, kv_free=100_000, can_preempt=True, can_pause=True)
-    verdicts = [policy(form).decide(View(tight, [short], busy), NOW) for form in (name, f"{name}-preempting")]
+    verdicts = [policy(form).decide(View(tight, [short], busy), NOW) for form in (name, preempting)]
     assert [len(verdict.pause) for verdict in verdicts] == [0, 1]
-    assert contender(name).knows == contender(f"{name}-preempting").knows
+    assert contender(name).knows == contender(preempting).knows
 
 
 def test_what_was_measured_of_held_out_prompts_is_less_than_what_contenders_are_told() -> None:

@@ -210,6 +210,39 @@ def test_those_that_refuse_nothing_in_their_papers_also_run_so_that_they_do(name
     assert refusing.order == tuple(id_ for id_ in plain.order if id_ != 1)
 
 
+@pytest.mark.parametrize(
+    ("cautious", "bold"),
+    [
+        ("plas, refusing", "plas-plan, refusing"),
+        ("ltr, refusing", "ltr-plan, refusing"),
+        ("ltr-preempting, refusing", "ltr-plan-preempting, refusing"),
+        ("least-laxity", "least-laxity, by medians"),
+        ("edf-feasible", "edf-plan"),
+    ],
+)
+def test_by_medians_more_is_refused_than_by_the_tenth_of_lengths(cautious: str, bold: str) -> None:
+    """Of what is in time if its answer is one of the short ones, and is not if it is as long as most."""
+    wide = view(1, deadline=NOW + 4.0, sketch=LengthSketch((0.0, 0.2, 0.3, 1.0), (10.0, 10.0, 2000.0, 2000.0)))
+    dropped = [named(form).decide(View(Capacity(4, 4), [wide]), NOW).drop for form in (cautious, bold)]
+    assert [len(drop) for drop in dropped] == [0, 1]
+
+
+def test_plas_that_refuses_displaces_nothing() -> None:
+    policy, busy = named("plas, refusing"), [running(i, generated=3000, computed=3100) for i in range(4)]
+    assert policy.decide(View(TIGHT, [view(9)], busy), NOW).pause == ()
+    assert Plas().decide(View(TIGHT, [view(9)], busy), NOW).pause != ()
+
+
+DROPS = [("fcfs-drop", 2.0), ("fcfs-drop, 1 s", 1.0), ("fcfs-drop, 0.5 s", 0.5), ("fcfs-drop, 0.25 s", 0.25)]
+
+
+@pytest.mark.parametrize(("name", "waits"), DROPS)
+def test_fcfs_drops_after_as_long_as_it_says(name: str, waits: float) -> None:
+    old = view(1, deadline=NOW + 60.0)
+    drops = [named(name).decide(View(Capacity(4, 4), [old]), NOW + waits * part).drop for part in (0.99, 1.01)]
+    assert [len(drop) for drop in drops] == [0, 1]
+
+
 def test_plas_knows_queues_and_not_lengths() -> None:
     policy = Plas()
     served(policy, compound(1, "a"), 20)
