@@ -283,6 +283,12 @@ from ramify.sandboxes.namespaces import kernel
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.processes import descendants
 
+def mounts(pid):
+    try:
+        return Path(f"/proc/{pid}/mountinfo").read_text()
+    except (FileNotFoundError, ProcessLookupError):  # it ended since it was listed: what makes a spare is brief
+        return ""
+
 async def main(root):
     for name in ("tree", "shown"):
         (root / name).mkdir()
@@ -290,7 +296,7 @@ async def main(root):
     base = store.import_tree(root / "tree").snapshot
     async with NamespaceBackend(store, root / "worlds") as backend:
         helper = backend._helper._process.pid
-        while sum("/root/run " in Path(f"/proc/{p.pid}/mountinfo").read_text() for p in descendants(helper)) < SPARES:
+        while sum("/root/run " in mounts(p.pid) for p in descendants(helper)) < SPARES:
             await asyncio.sleep(0.05)
         await asyncio.sleep(0.3)  # the spares have made their views, and wait
         for place in ("/mnt", root / "shown"):
