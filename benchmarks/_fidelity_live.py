@@ -1,17 +1,18 @@
 """A replay against vLLM for CPUs, live, with SmolLM2: rows for benchmarks/fidelity.py.
 
 One engine is started, by the project's own launcher, with vLLM's own scheduler: first come, first served. Its steps
-are timed as `ramify bench profile` times them, the requests are sent to it several times over, and the steps timed
-again: what they moved meanwhile is the machine's doing.
+are timed as `ramify bench profile` times them, the requests sent, the steps timed again, and so on: each run is
+replayed with the steps' times on both its sides, since the machine is not the same throughout.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ from ramify.serving import models
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay import made_up
-from ramify.serving.replay.live import Figure, Frame, compared, plan, serve
+from ramify.serving.replay.live import Ask, Figure, Frame, between, compared, plan, serve
 from ramify.serving.replay.measured import Served
 from ramify.serving.replay.pool import child
 from ramify.serving.replay.probe import HttpEndpoint, Plan, Profile, profile
@@ -32,17 +33,29 @@ SLOTS, CONTEXT = 8, 1024
 FRAME = Frame(SLOTS, step_tokens=4096, overlap=False, chunked_prefill=False)
 PROBES = Plan(batches=(1, 2, 4, SLOTS), prompts=(16, 128, 384), tokens=32, repeats=3)
 BRIEF = Plan(batches=(1, SLOTS), prompts=(32, 256), tokens=12, repeats=1)
-_FULL_MS = (SLOTS, SLOTS * 200, 0.0)  # the step by which two models are compared: all slots, 200 tokens each
+_FULL_MS = (SLOTS, SLOTS * 200, 0.0)  # the step by which models are told of: all slots, 200 tokens each
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
     figures: list[Figure]
-    step: StepModel
-    probe_error: float  # of the probes under the model, mean absolute, relative
-    drift: float  # by how much a full batch's step had changed when it was measured again, relative
-    seconds: float  # from the first request to the last token, longest of the live runs
-    load: tuple[float, float]  # the machine's, before and after: 1 a busy core
+    live: list[list[Served]]
+    replays: list[list[Served]]  # of each live run
+    full_ms: list[float]  # a full batch's step: before the first run, after it, …, after the last
+    probe_error: float  # of the probes under their models, mean absolute, relative
+
+    @property
+    def seconds(self) -> float:
+        """From the first request to the last token, longest of the live runs."""
+        return max(one.last for run in self.live for one in run)
+
+    def residuals(self) -> list[tuple[float, float, float, float]]:
+        """Of every request of every run, in seconds: TTFT and TPOT as they were, and as replayed."""
+        return [
+            (one.ttft, one.tpot, ours.ttft, ours.tpot)
+            for run, replay in zip(self.live, self.replays, strict=True)
+            for one, ours in zip(run, replay, strict=True)
+        ]
 
 
 def measure(
@@ -62,7 +75,6 @@ async def _measure(
     trace: Trace, requests: int, runs: int, load: float, seed: int, told: Any, probes: Plan
 ) -> Compared:
     model = models.locate(paths.home(None))
-    before = os.getloadavg()[0]
     live: list[list[Served]] = []
     told(f"starting vLLM with {model.name}")
     async with VllmEngine(model, alias="m", slots=SLOTS, context=CONTEXT, scheduler=None, cpu=True) as engine:
@@ -71,30 +83,36 @@ async def _measure(
             base_url=engine.base_url + "/", timeout=600.0, limits=limits, trust_env=False
         ) as client:
             endpoint = HttpEndpoint(client, "m", seed)
-            first = await profile(endpoint, probes, told)
-            told(f"steps: {_said(first)}")
-            asks = plan(trace, first.step, SLOTS, requests, load=load, seed=seed)
+            probed = [await _profiled(endpoint, probes, told)]
+            asks = plan(trace, probed[0].step, SLOTS, requests, load=load, seed=seed)
             for number in range(runs):
                 told(f"run {number + 1} of {runs}: {requests} requests over {asks[-1].at:.0f} s")
                 live.append(await serve(endpoint, asks))
-            again = await profile(endpoint, probes, told)
-            told(f"steps after it: {_said(again)}")
-    with child() as one:
-        said = one.ask(
-            {"live": {"asks": [asdict(a) for a in asks], "step": asdict(first.step), "frame": asdict(FRAME)}}
-        )
+                probed.append(await _profiled(endpoint, probes, told))
+    steps = [one.step for one in probed]
+    replays = _replays(asks, between(steps))
     return Compared(
-        compared(live, [Served(**row) for row in said["served"]]),
-        first.step,
-        first.error,
-        again.step.step_ms(*_FULL_MS) / first.step.step_ms(*_FULL_MS) - 1,
-        max(one.last for run in live for one in run),
-        (before, os.getloadavg()[0]),
+        compared(live, replays),
+        live,
+        replays,
+        [step.step_ms(*_FULL_MS) for step in steps],
+        fmean(one.error for one in probed),
     )
 
 
-def _said(found: Profile) -> str:
-    return f"{found.step}, mean error of the probes {found.error:.1%}"
+async def _profiled(endpoint: HttpEndpoint, probes: Plan, told: Any) -> Profile:
+    found = await profile(endpoint, probes, told)
+    told(f"steps: {found.step}, mean error of the probes {found.error:.1%}")
+    return found
+
+
+def _replays(asks: Sequence[Ask], steps: Sequence[StepModel]) -> list[list[Served]]:
+    with child() as one:
+        said = [
+            one.ask({"live": {"asks": [asdict(a) for a in asks], "step": asdict(step), "frame": asdict(FRAME)}})
+            for step in steps
+        ]
+    return [[Served(**row) for row in each["served"]] for each in said]
 
 
 def rows(found: Compared) -> list[dict[str, Any]]:
@@ -102,7 +120,7 @@ def rows(found: Compared) -> list[dict[str, Any]]:
 
 
 def _row(figure: Figure) -> dict[str, Any]:
-    of_runs = ", ".join(f"{value * 1000:.1f}" for value in figure.live)
+    live, replays = (", ".join(f"{one * 1000:.1f}" for one in means) for means in (figure.live, figure.replays))
     return {
         "name": f"mean {figure.name}, replayed against {len(figure.live)} live runs",
         "ours": abs(figure.off),
@@ -113,7 +131,7 @@ def _row(figure: Figure) -> dict[str, Any]:
         "target": "<= the live runs' own spread",
         "met": figure.agrees,
         "live": list(figure.live),
-        "replayed": figure.replayed,
-        "note": f"replayed {figure.replayed * 1000:.1f} ms ({figure.off / figure.mean:+.1%}), live {of_runs} ms; "
+        "replayed": list(figure.replays),
+        "note": f"replayed {replays} ms ({figure.off / figure.mean:+.1%}), live {live} ms; "
         f"of a request {figure.replay_apart * 1000:.1f} ms, between live runs {figure.live_apart * 1000:.1f} ms",
     }

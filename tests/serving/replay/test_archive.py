@@ -11,7 +11,7 @@ import pytest
 from ramify.serving.replay.archive import pack, unpack
 from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.jobs import Job
-from tests.serving.replay.test_evaluation import result
+from tests.serving.replay.made import result
 
 KEY = "0123456789abcdef01234567"
 BAD = ("../../x", "/tmp/x", "..", "", "a" * 300, "x\u0660", KEY[:-1] + "/", KEY + "\n", KEY.upper(), 5, None, ["a"])

@@ -12,7 +12,7 @@ from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.evaluation import Table
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.row import Row
-from tests.serving.replay.test_evaluation import result
+from tests.serving.replay.made import result
 
 BASE = Job("concord", "/somewhere/trace.csv", seconds=150.0)
 ROW = Row(

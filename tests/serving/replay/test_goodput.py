@@ -17,7 +17,7 @@ from ramify.serving.replay.evaluation import names
 from ramify.serving.replay.files import text
 from ramify.serving.replay.jobs import Job
 from ramify.serving.replay.made_up import read_workload
-from tests.serving.replay.test_evaluation import result
+from tests.serving.replay.made import result
 
 KEY = "0123456789abcdef01234567"
 _PATH = Path(__file__).parents[3] / "benchmarks" / "goodput.py"

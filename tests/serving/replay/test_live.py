@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import csv
 import importlib.util
 import json
 import os
@@ -12,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -20,7 +22,7 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay import made_up
 from ramify.serving.replay.errors import BadProbe, BadTrace
-from ramify.serving.replay.live import Ask, Frame, Sizes, compared, plan, replayed, serve
+from ramify.serving.replay.live import Ask, Frame, Sizes, between, compared, plan, replayed, serve
 from ramify.serving.replay.measured import Served
 from ramify.serving.replay.probe import Stream
 from ramify.serving.replay.trace import Trace, read
@@ -119,24 +121,37 @@ def run(ttft: float, tpot: float) -> list[Served]:
     return [Served(10, 5, at, at + ttft, at + ttft + 4 * tpot) for at in (0.0, 2.0)]
 
 
-def test_a_replay_agrees_where_it_is_no_further_from_the_live_runs_than_they_are_from_each_other() -> None:
+def test_a_run_is_replayed_with_the_steps_times_on_both_its_sides() -> None:
+    before, amid, after = (
+        StepModel(30.0, 2.0, 1.0, 2.0),
+        StepModel(40.0, 1.0, 3.0, 0.0),
+        StepModel(50.0, 1.0, 1.0, 4.0),
+    )
+    first, second = between([before, amid, after])
+    assert (first, second) == (StepModel(35.0, 1.5, 2.0, 1.0), StepModel(45.0, 1.0, 2.0, 2.0))
+    assert first.step_ms(8, 1600, 30) == pytest.approx((before.step_ms(8, 1600, 30) + amid.step_ms(8, 1600, 30)) / 2)
+
+
+def test_replays_agree_where_they_are_no_further_from_the_live_runs_than_these_are_from_each_other() -> None:
     live = [run(1.0, 0.10), run(1.1, 0.10), run(1.2, 0.13)]
-    ttft, tpot, e2e = compared(live, run(1.25, 0.15))
+    ttft, tpot, e2e = compared(live, [run(1.2, 0.15), run(1.25, 0.12), run(1.3, 0.18)])
     assert [one.name for one in (ttft, tpot, e2e)] == ["TTFT", "TPOT", "E2E"]
     assert (ttft.mean, ttft.spread, ttft.off) == pytest.approx((1.1, 0.2, 0.15))
     assert ttft.agrees
     assert (tpot.mean, tpot.spread, tpot.off) == pytest.approx((0.11, 0.03, 0.04))
     assert not tpot.agrees
     assert e2e.live == pytest.approx((1.4, 1.5, 1.72)) and e2e.replayed == pytest.approx(1.85)
+    assert e2e.replays == pytest.approx((1.8, 1.73, 2.02))
 
 
 def test_single_requests_are_compared_where_means_are_the_same() -> None:
     even, uneven = run(1.0, 0.1), run(1.0, 0.1)
     uneven[0] = replace(uneven[0], first=uneven[0].first - 0.4)
     uneven[1] = replace(uneven[1], first=uneven[1].first + 0.4)
-    ttft = compared([even, uneven], even)[0]
+    ttft = compared([even, uneven], [even, even])[0]
     assert (ttft.spread, ttft.off) == pytest.approx((0.0, 0.0))
     assert (ttft.live_apart, ttft.replay_apart) == pytest.approx((0.4, 0.2))
+    assert compared([even, uneven], [even, uneven])[0].replay_apart == 0.0, "a run is held against its own replay"
 
 
 def frame(slots: int = 1, **more: bool) -> Frame:
@@ -169,13 +184,14 @@ def test_a_replays_times_are_its_step_models(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.model
 @pytest.mark.timeout(400)
-def test_a_small_live_run_is_measured_and_replayed(weights: Path) -> None:
+def test_a_small_live_run_is_measured_and_replayed(weights: Path, tmp_path: Path) -> None:
+    residuals = tmp_path / "residuals.csv"
     try:
         python = interpreter()
     except EngineFailed as missing:
         pytest.skip(str(missing))
     done = subprocess.run(
-        [sys.executable, "benchmarks/fidelity.py", "--live", "--quick", "--json"],
+        [sys.executable, "benchmarks/fidelity.py", "--live", "--quick", "--json", "--residuals", str(residuals)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -186,5 +202,12 @@ def test_a_small_live_run_is_measured_and_replayed(weights: Path) -> None:
     rows = json.loads(done.stdout.splitlines()[-1])["rows"]
     assert [row["name"].split()[1].rstrip(",") for row in rows] == ["TTFT", "TPOT", "E2E"]
     for row in rows:
-        assert len(row["live"]) == 2 and all(0 < value < 300 for value in [*row["live"], row["replayed"]])
+        assert len(row["live"]) == len(row["replayed"]) == 2
+        assert all(0 < value < 300 for value in [*row["live"], *row["replayed"]])
         assert row["met"] == (row["ours"] <= row["peer_value"])
+    with residuals.open(newline="", encoding="utf-8") as file:
+        single = list(csv.DictReader(file))
+    assert len(single) == 2 * 8, "of every request of both runs"
+    for name, row in zip(("ttft", "tpot"), rows, strict=False):
+        assert fmean(float(one[f"{name}_measured"]) for one in single) == pytest.approx(fmean(row["live"]))
+        assert fmean(float(one[f"{name}_replayed"]) for one in single) == pytest.approx(fmean(row["replayed"]))

@@ -15,7 +15,7 @@ from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.report import TITLES, write_page
 from ramify.serving.replay.score import Tail
 from ramify.serving.replay.tables import course, goodput, latencies, near_oracle, over_time
-from tests.serving.replay.test_evaluation import result
+from tests.serving.replay.made import result
 
 BASE = Job("concord", "/somewhere/trace.csv", seconds=600.0)
 

@@ -8,7 +8,7 @@ from ramify.serving.replay.evaluation import Table
 from ramify.serving.replay.jobs import Job, Result
 from ramify.serving.replay.row import Row
 from ramify.serving.replay.thesis import rows_of_thesis
-from tests.serving.replay.test_evaluation import result
+from tests.serving.replay.made import result
 
 BASE = Job("concord", "/somewhere/trace.csv")
 

