@@ -33,3 +33,7 @@ class Ahead:
 async def turns() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
