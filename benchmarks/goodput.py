@@ -78,7 +78,8 @@ def main() -> int:
         base, wanted = begun(asked)
         jobs = [job for section in wanted for job in section.jobs if among(job, asked)]
         if not jobs:
-            raise ReplayError(f"no replay is of {said(asked)}: loads are {evaluation.LOADS}")
+            loads = sorted({job.load for section in wanted for job in section.jobs})
+            raise ReplayError(f"no replay is of {said(asked)}: loads are {', '.join(map(str, loads))}")
         bounds = Bounds(asked.out / "results")
         results = replayed(jobs, asked, bounds.missing(bounds_needed(jobs, base)))
         if not results:
@@ -109,6 +110,7 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
         contender(name)
     if asked.report:
         around(asked.report)
+        asked.report.open("a").close()
     (asked.out / "results").mkdir(parents=True, exist_ok=True)
     if asked.results:
         print(f"{unpack(asked.results, asked.out / 'results')} results taken from {asked.results}", flush=True)

@@ -3,7 +3,7 @@
     {"replay": {…a Job…}}         answers with a Result
     {"fidelity": "a folder"}      answers with a Fidelity
     {"live": {"asks": …, "step": …, "frame": …}}    answers with "served": what a live engine's requests come to
-    An answer {"error": "…", "kind": "…"} says what went wrong; the process goes on.
+    An answer {"error": "…"} says what went wrong, and with a "kind" that it was not ours; the process goes on.
 
 It runs in the Python that has vLLM. What vLLM prints goes to standard error.
 """
@@ -56,7 +56,7 @@ def main() -> None:
             try:
                 said = answer(line, Path(folder))
             except ReplayError as error:
-                said = {"error": str(error), "kind": type(error).__name__}
+                said = {"error": str(error)}
             except Exception as error:  # noqa: BLE001  # vLLM's own: whoever asked is told, and the log has the place
                 traceback.print_exc()
                 said = {"error": str(error) or repr(error), "kind": type(error).__name__}

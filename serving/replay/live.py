@@ -5,6 +5,7 @@ not the same from one quarter of an hour to the next, and a replay is of the mac
 fitted to what is judged. The requests are single calls with a trace's arrivals and a part of its lengths, at a load
 that the first model gives. No two runs of one engine are the same: the replays' mean is held to how far the runs'
 means lie apart. Where it is no further from theirs than they are from each other, it might have been one of them.
+That gets easier with every run more; how far a run's own replay is from it does not, and is told too.
 """
 
 from __future__ import annotations
@@ -84,6 +85,16 @@ class Figure:
     @property
     def off(self) -> float:
         return self.replayed - self.mean
+
+    @property
+    def runs_apart(self) -> float:
+        """Mean over every two live runs."""
+        return fmean(abs(a - b) for a, b in combinations(self.live, 2))
+
+    @property
+    def replays_apart(self) -> float:
+        """Mean over live runs, each from its own replay."""
+        return fmean(abs(a - b) for a, b in zip(self.live, self.replays, strict=True))
 
     @property
     def agrees(self) -> bool:

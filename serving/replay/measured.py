@@ -117,7 +117,9 @@ def _engine(folder: Path, meta: str) -> Run:
         blocks = None if known is None else int(known)
         block_size = int(engine.get("block_size") or 16)
     except MISSHAPEN as error:
-        raise BadTrace(folder, f"meta.json names no engine: {error!r}; it has engine_kwargs, {_ENGINE}") from error
+        raise BadTrace(
+            folder, f"meta.json names no engine: {_why(error)}; it has engine_kwargs, {_ENGINE}"
+        ) from error
     if not 1 <= slots <= step_tokens:
         raise BadTrace(folder, f"meta.json: {slots} sequences in steps of {step_tokens} tokens: no vLLM runs so")
     if not 1 <= engines <= _MOST_ENGINES:
@@ -149,6 +151,10 @@ def _said(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for part in said for name, value in part.items() if value is not None}
 
 
+def _why(error: Exception) -> str:
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
+
+
 def _open(folder: Path, name: str) -> str:
     if path := found(folder, name):
         return text(path)
@@ -164,7 +170,7 @@ def _rows(folder: Path, lines: str) -> list[Row]:
                 rows.append(_row(json.loads(line)))
             except MISSHAPEN as error:
                 raise BadTrace(
-                    folder, f"requests.jsonl, line {number}: {error!r}; a request has {_FIELDS}"
+                    folder, f"requests.jsonl, line {number}: {_why(error)}; a request has {_FIELDS}"
                 ) from error
     if len(rows) < 8:
         raise BadTrace(folder, f"{len(rows)} requests are too few to fit on a half and judge on the other")

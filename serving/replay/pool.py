@@ -71,7 +71,7 @@ class Child:
         if said.get("kind") == "ModuleNotFoundError":
             raise self._none(said["error"])
         if "error" in said:
-            raise ReplayError(f"{said['kind']}: {said['error']}")
+            raise ReplayError(": ".join(said[part] for part in ("kind", "error") if part in said))
         return said
 
     def _last_words(self) -> str:
@@ -85,7 +85,7 @@ class Child:
 
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
-        with suppress(BrokenPipeError):  # what was asked of a child that is gone lies there still
+        with suppress(BrokenPipeError):  # what was asked of a child that is gone lies in the buffer still
             self._process.stdin.close()
         try:
             self._process.wait(timeout=5)

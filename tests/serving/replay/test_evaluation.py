@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ramify.serving.replay import evaluation
-from ramify.serving.replay.contenders import ALL, contender
+from ramify.serving.replay.contenders import ALL, REFUSING, contender
 from ramify.serving.replay.errors import ReplayError
 from ramify.serving.replay.evaluation import Table
 from ramify.serving.replay.jobs import Job, Result
@@ -25,6 +25,18 @@ def test_every_section_names_contenders_that_there_are(base: Job) -> None:
     jobs = [job for section in evaluation.sections(base, range(2)) for job in section.jobs]
     assert {contender(job.contender).name for job in jobs} <= {one.name for one in ALL}
     assert all(job.trace == base.trace and job.seconds == 20.0 for job in jobs)
+
+
+def test_who_refuses_runs_where_the_targets_are_and_the_strongest_wherever_few_do(base: Job) -> None:
+    jobs = {section.name: section.jobs for section in evaluation.sections(base, range(2))}
+    cells = {(job.slo, job.load) for job in jobs["refusing"]}
+    assert cells == {(slo, load) for slo in ("loose", "tight") for load in (1.1, 1.3)}
+    for slo, load in cells:
+        assert {one.name for one in REFUSING} <= {
+            job.contender for job in jobs["refusing"] if (job.slo, job.load) == (slo, load)
+        }
+    for name in ("slo-scale", "mix", "replicas", "poisson"):
+        assert {"concord", "fcfs", "edf-plan", "program-srpt-paced"} <= {job.contender for job in jobs[name]}
 
 
 def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:

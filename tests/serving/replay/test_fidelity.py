@@ -150,17 +150,3 @@ def test_a_fit_that_is_stopped_before_it_stands_still_says_so(
         for line in (tpot, ttft):
             assert ("the fit did not stand still" in line) == (not still)
         assert [row["fit_still"] for row in json.loads(last)["rows"]] == [still, still]
-
-
-@pytest.mark.parametrize(
-    "wrong", [("--load", "nan"), ("--load", "inf"), ("--load", "0"), ("--requests", "0"), ("--repeats", "1")]
-)
-def test_what_no_live_run_can_be_made_of_is_wrong_usage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str]
-) -> None:
-    """Before an engine is started."""
-    monkeypatch.setattr(sys, "argv", ["fidelity.py", "--live", *wrong])
-    with pytest.raises(SystemExit) as ended:
-        benchmark.main()
-    assert ended.value.code == 2
-    assert f"argument {wrong[0]}:" in capsys.readouterr().err

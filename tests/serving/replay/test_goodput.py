@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,40 @@ def test_quick_takes_the_seeds_that_are_asked_for(
     some = ["--quick", "--trace", trace, "--out", tmp_path / "out", "--contender", "fcfs"]
     assert run(monkeypatch, *some, "--seeds", 1) == 0
     assert [job.seed for job in asked] == [0]
+
+
+def test_a_quick_run_keeps_its_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of the two would draw a page of both."""
+    for quick in ([], ["--quick"]):
+        monkeypatch.setattr("sys.argv", ["goodput.py", *quick])
+        assert goodput.arguments().out == goodput.ROOT / "build" / ("goodput-quick" if quick else "goodput")
+
+
+def test_a_plot_of_an_earlier_run_is_not_put_beside_a_report(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    page, out = tmp_path / "evaluation.md", tmp_path / "out"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    out.mkdir()
+    (out / "load.png").write_bytes(b"an earlier run's")
+    some = ["--trace", trace, "--out", out, "--seconds", 20, "--seeds", 1, "--report", page, "--contender", "fcfs"]
+    assert run(monkeypatch, *some, "--only", "mix") == 0
+    assert not page.with_suffix(".png").exists() and "load.png" not in page.read_text()
+    assert run(monkeypatch, *some, "--only", "load") == 0
+    assert page.with_suffix(".png").read_bytes() == b"an earlier run's", "drawn anew, had not the test taken the pen"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_report_that_cannot_be_written_is_refused_before(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    page = tmp_path / "evaluation.md"
+    page.write_text(f"{BEGIN}\n{END}\n")
+    page.chmod(0o444)
+    assert run(monkeypatch, "--quick", "--trace", trace, "--out", tmp_path / "out", "--report", page) == 1
+    assert str(page) in capsys.readouterr().err and not asked
 
 
 def test_a_page_that_cannot_be_written_is_one_line(

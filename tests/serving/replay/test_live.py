@@ -144,6 +144,19 @@ def test_replays_agree_where_they_are_no_further_from_the_live_runs_than_these_a
     assert e2e.replays == pytest.approx((1.8, 1.73, 2.02))
 
 
+@pytest.mark.parametrize(("replay", "agrees"), [(0.74, False), (0.75, True), (1.75, True), (1.76, False)])
+def test_a_replay_may_be_off_to_either_side_and_by_no_more_than_the_spread(replay: float, agrees: bool) -> None:
+    ttft = compared([run(1.0, 0.1), run(1.5, 0.1)], [run(replay, 0.1)] * 2)[0]
+    assert (ttft.mean, ttft.spread, ttft.agrees) == (1.25, 0.5, agrees)
+
+
+def test_how_far_a_run_is_from_its_own_replay_is_not_evened_out() -> None:
+    live = [run(1.0, 0.1), run(1.5, 0.1), run(1.25, 0.1)]
+    ttft = compared(live, [run(1.5, 0.1), run(1.0, 0.1), run(1.25, 0.1)])[0]
+    assert ttft.off == 0.0
+    assert (ttft.replays_apart, ttft.runs_apart) == pytest.approx((1.0 / 3, 1.0 / 3))
+
+
 def test_single_requests_are_compared_where_means_are_the_same() -> None:
     even, uneven = run(1.0, 0.1), run(1.0, 0.1)
     uneven[0] = replace(uneven[0], first=uneven[0].first - 0.4)
@@ -152,6 +165,7 @@ def test_single_requests_are_compared_where_means_are_the_same() -> None:
     assert (ttft.spread, ttft.off) == pytest.approx((0.0, 0.0))
     assert (ttft.live_apart, ttft.replay_apart) == pytest.approx((0.4, 0.2))
     assert compared([even, uneven], [even, uneven])[0].replay_apart == 0.0, "a run is held against its own replay"
+    assert compared([even, uneven, even], [even] * 3)[0].live_apart == pytest.approx(0.8 / 3), "every two runs"
 
 
 def frame(slots: int = 1, **more: bool) -> Frame:

@@ -21,12 +21,15 @@ def test_whatever_ends_a_replay_is_told_and_the_process_goes_on(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("log", [None, "child.log"])
+@pytest.mark.parametrize(
+    ("says", "told"), [("echo begun >&2; echo no room >&2", "no room"), ("true", "it said nothing")]
+)
 def test_a_child_that_ends_is_told_with_its_last_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str | None, says: str, told: str
 ) -> None:
-    """Also where the question still lies in the pipe that nobody reads."""
+    """Also where the question lies in our buffer still, since nobody reads it."""
     gone = tmp_path / "python"
-    gone.write_text("#!/bin/sh\necho no room >&2\nexit 3\n")
+    gone.write_text(f"#!/bin/sh\n{says}\nexit 3\n")
     gone.chmod(0o755)
     monkeypatch.setattr(pool, "interpreter", lambda: str(gone))
     kept = tmp_path / log if log else None
@@ -34,8 +37,16 @@ def test_a_child_that_ends_is_told_with_its_last_words(
         kept.write_text("of another child, before\n")
     more = f"; {kept} has more" if kept else ""
     with pytest.raises(WorkerDied) as caught, pool.child(kept) as one:
-        one.ask({"replay": {"long": "x" * 200_000}})
-    assert str(caught.value) == f"the replaying process ended with status 3: no room{more}"
+        one._process.wait()
+        one.ask({"replay": {}})
+    assert str(caught.value) == f"the replaying process ended with status 3: {told}{more}"
+
+
+def test_what_was_asked_wrongly_is_told_in_our_own_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(pool, "interpreter", lambda: sys.executable)
+    with pool.child() as one, pytest.raises(ReplayError) as caught:
+        one.ask({"fidelity": str(tmp_path)})
+    assert str(caught.value) == f"{tmp_path}: has neither meta.json nor meta.json.gz"
 
 
 def test_without_vllm_a_replay_says_so(monkeypatch: pytest.MonkeyPatch, base: Job, tmp_path: Path) -> None:

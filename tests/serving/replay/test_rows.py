@@ -10,6 +10,7 @@ import pytest
 
 from ramify.serving.replay import evaluation
 from ramify.serving.replay.bounds.shares import Bounds, Share
+from ramify.serving.replay.contenders import REFUSING
 from ramify.serving.replay.evaluation import Table
 from ramify.serving.replay.figures import MET
 from ramify.serving.replay.jobs import Job, Result
@@ -173,6 +174,26 @@ def test_of_the_forms_that_refuse_the_best_counts(base: Job) -> None:
     assert rows[f"{of} PLAS that refuses what is late"]["peer"] == "plas-plan, refusing"
     assert rows[f"{of} FCFS that drops what has waited"]["peer"] == "fcfs-drop, 0.5 s"
     assert f"{of} LTR that refuses what is late" not in rows
+
+
+@pytest.mark.parametrize("form", [one.name for one in REFUSING if one.name != "least-laxity, by medians"])
+def test_every_form_that_refuses_may_be_the_best_of_its_baseline(base: Job, form: str) -> None:
+    table = Table([result(base, 0.9), result(base.but(contender=form), 0.6)])
+    (row,) = [row for row in rows_of(table, base, Bounds()) if row["peer"] == form and "against" in row["name"]]
+    assert row["ours"] == pytest.approx(1.5) and row["met"] is None
+
+
+def test_lengths_worth_in_tokens_are_said_with_what_each_class_attains(base: Job) -> None:
+    made = [result(base.but(contender=name), 0.8) for name in ("concord", "concord-tokens", "concord-tokens-oracle")]
+    rows = {row["name"]: row for row in rows_of(Table(made), base, Bounds())}
+    row = rows["load 1.1, loose: oracle less predicted lengths, token goodput, by the form for it"]
+    assert "; met of latency 1.000; " in row["note"]
+
+
+def test_the_latency_sensitive_have_a_target_at_1_1_and_not_beyond(base: Job) -> None:
+    made = [result(base.but(load=load), 0.8) for load in (1.1, 1.3)]
+    names = [row["name"] for row in rows_of(Table(made), base, Bounds()) if "attainment" in row["name"]]
+    assert names == ["load 1.1, loose: latency-sensitive attainment"]
 
 
 def test_a_baseline_that_refuses_though_its_paper_does_not_has_a_row_and_is_among_those_the_gap_begins_at(
