@@ -20,9 +20,8 @@ import httpx
 from ramify import paths
 from ramify.serving import models
 from ramify.serving.engine.vllm import VllmEngine
-from ramify.serving.policy.types import StepModel
 from ramify.serving.replay import made_up
-from ramify.serving.replay.live import Ask, Figure, Frame, between, compared, plan, serve
+from ramify.serving.replay.live import Ask, Figure, Frame, Pace, between, compared, plan, serve
 from ramify.serving.replay.measured import Served
 from ramify.serving.replay.pool import child
 from ramify.serving.replay.probe import HttpEndpoint, Plan, Profile, profile
@@ -34,7 +33,7 @@ SLOTS, CONTEXT = 8, 1024
 FRAME = Frame(SLOTS, step_tokens=4096, overlap=False, chunked_prefill=False)
 PROBES = Plan(batches=(1, 2, 4, SLOTS), prompts=(16, 128, 384), tokens=32, repeats=3)
 BRIEF = Plan(batches=(1, SLOTS), prompts=(32, 256), tokens=12, repeats=1)
-_FULL_MS = (SLOTS, SLOTS * 200, 0.0)  # the step by which models are told of: all slots, 200 tokens each
+_FULL = (SLOTS, SLOTS * 200, 0.0)  # the step by which models are told of: all slots, 200 tokens each
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +49,11 @@ class Compared:
         """From the first request to the last token, longest of the live runs."""
         return max(one.last for run in self.live for one in run)
 
-    def residuals(self) -> list[tuple[float, float, float, float]]:
-        """Of every request of every run, in seconds: TTFT and TPOT as they were, and as replayed."""
+    def residuals(self) -> list[tuple[float, ...]]:
+        """Of every request: its run, from 1, and TTFT and TPOT as they were and as replayed, in seconds."""
         return [
-            (one.ttft, one.tpot, ours.ttft, ours.tpot)
-            for run, replay in zip(self.live, self.replays, strict=True)
+            (number, one.ttft, one.tpot, ours.ttft, ours.tpot)
+            for number, (run, replay) in enumerate(zip(self.live, self.replays, strict=True), 1)
             for one, ours in zip(run, replay, strict=True)
         ]
 
@@ -90,28 +89,27 @@ async def _measure(
                 told(f"run {number + 1} of {runs}: {requests} requests over {asks[-1].at:.0f} s")
                 live.append(await serve(endpoint, asks))
                 probed.append(await _profiled(endpoint, probes, told))
-    steps = [one.step for one in probed]
-    replays = _replays(asks, between(steps))
+    replays = _replays(asks, between(probed))
     return Compared(
         compared(live, replays),
         live,
         replays,
-        [step.step_ms(*_FULL_MS) for step in steps],
+        [one.step.step_ms(*_FULL) for one in probed],
         fmean(one.error for one in probed),
     )
 
 
 async def _profiled(endpoint: HttpEndpoint, probes: Plan, told: Told) -> Profile:
     found = await profile(endpoint, probes, told)
-    told(f"steps: {found.step}, mean error of the probes {found.error:.1%}")
+    told(f"steps: {found.step}, mean error of the probes {found.error:.1%}; to and fro {found.way_s * 1000:.1f} ms")
     return found
 
 
-def _replays(asks: Sequence[Ask], steps: Sequence[StepModel]) -> list[list[Served]]:
+def _replays(asks: Sequence[Ask], paces: Sequence[Pace]) -> list[list[Served]]:
     with child() as one:
         said = [
-            one.ask({"live": {"asks": [asdict(a) for a in asks], "step": asdict(step), "frame": asdict(FRAME)}})
-            for step in steps
+            one.ask({"live": {"asks": [asdict(a) for a in asks], "pace": asdict(pace), "frame": asdict(FRAME)}})
+            for pace in paces
         ]
     return [[Served(**row) for row in each["served"]] for each in said]
 

@@ -22,17 +22,22 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import between, count  # noqa: E402
+from benchmarks._arguments import count, to_write, within  # noqa: E402
 from benchmarks._machine import machine  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
 from ramify.serving.replay.pool import child  # noqa: E402
+
+Row = dict[str, Any]
+Residual = tuple[float, ...]
+OF_LIVE = ("quick", "trace", "requests", "repeats", "load", "seed")
+RESIDUALS = ("run", "ttft_measured", "tpot_measured", "ttft_replayed", "tpot_replayed")
 
 
 def main() -> int:
@@ -50,31 +55,40 @@ def main() -> int:
     parser.add_argument("--requests", type=two, help="live: of each run (100; 8 with --quick)")
     parser.add_argument("--repeats", type=two, help="live: how often they are sent (5; 2 with --quick)")
     parser.add_argument(
-        "--load", type=between(0.01, 100), help="live: of what the engine can do by its step model (0.8)"
+        "--load", type=within(0.01, 100), help="live: of what the engine can do by its step model (0.8)"
     )
     parser.add_argument("--seed", type=int, help="live: where in the trace (0)")
     parser.add_argument("--json", action="store_true", help="the last line is one object")
-    parser.add_argument("--residuals", type=Path, help="a CSV of every judged request, measured and replayed")
+    parser.add_argument("--residuals", type=to_write, help="a CSV of every judged request, measured and replayed")
     asked = parser.parse_args()
-    of_live = [name for name in ("quick", "trace", "requests", "repeats", "load", "seed") if getattr(asked, name)]
+    given = vars(asked)
+    of_live = [name for name in OF_LIVE if given[name] is not None and given[name] is not False]
     if asked.run and of_live:
         parser.error(f"--{of_live[0]} is of --live: a measured run is replayed as it was")
     try:
+        rows, residuals = _live(asked) if asked.live else _measured(asked)
+        show(rows, asked.json)
         if asked.residuals:
-            asked.residuals.open("a").close()  # else it would fail when all is done
-        rows = _live(asked) if asked.live else _measured(asked)
+            with asked.residuals.open("w", newline="", encoding="utf-8") as out:
+                csv.writer(out).writerows([RESIDUALS, *residuals])
     except (ServingError, OSError) as error:
         print(f"fidelity: {error}", file=sys.stderr)
         return 1
-    for row in rows:
-        verdict = "met" if row["met"] else "MISSED"
-        print(f"{row['name']:<56} {row['ours']:.4f} {row['unit']}  {row['target']:<10} {verdict:<7} {row['note']}")
-    if asked.json:
-        print(json.dumps({"rows": rows, "machine": machine()}))
+    except KeyboardInterrupt:
+        print("fidelity: cut short; nothing is kept", file=sys.stderr)
+        return 130
     return 0
 
 
-def _live(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def show(rows: Sequence[Row], as_json: bool) -> None:
+    for row in rows:
+        verdict = "met" if row["met"] else "MISSED"
+        print(f"{row['name']:<56} {row['ours']:.4f} {row['unit']}  {row['target']:<10} {verdict:<7} {row['note']}")
+    if as_json:
+        print(json.dumps({"rows": rows, "machine": machine()}))
+
+
+def _live(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
     from benchmarks import _fidelity_live as live
 
     before = os.getloadavg()[0]
@@ -82,7 +96,7 @@ def _live(asked: argparse.Namespace) -> list[dict[str, Any]]:
         asked.trace,
         requests=asked.requests or (8 if asked.quick else 100),
         runs=asked.repeats or (2 if asked.quick else 5),
-        load=asked.load or 0.8,
+        load=0.8 if asked.load is None else asked.load,
         seed=asked.seed or 0,
         told=lambda line: print(line, flush=True),
         probes=live.BRIEF if asked.quick else live.PROBES,
@@ -93,28 +107,18 @@ def _live(asked: argparse.Namespace) -> list[dict[str, Any]]:
         f"{found.probe_error:.1%} off); load of the machine {before:.1f} before, {os.getloadavg()[0]:.1f} after, on "
         f"{os.cpu_count()} cores"
     )
-    if asked.residuals:
-        _write(asked.residuals, found.residuals())
-    return live.rows(found)
+    return live.rows(found), found.residuals()
 
 
-def _measured(asked: argparse.Namespace) -> list[dict[str, Any]]:
+def _measured(asked: argparse.Namespace) -> tuple[list[Row], list[Residual]]:
     with child() as one:
         found = one.ask({"fidelity": str(asked.run.resolve())})
     print(f"{found['run']}: step model fitted on the first {found['fitted_on']} requests: {found['step']}")
-    if asked.residuals:
-        _write(asked.residuals, found["residuals"])
-    return [_row("mean TPOT", found, "tpot", 0.01), _row("mean TTFT", found, "ttft", 0.04)]
+    rows = [_row("mean TPOT", found, "tpot", 0.01), _row("mean TTFT", found, "ttft", 0.04)]
+    return rows, [(1, *one) for one in found["residuals"]]
 
 
-def _write(file: Path, residuals: Iterable[Sequence[float]]) -> None:
-    with file.open("w", newline="", encoding="utf-8") as out:
-        writer = csv.writer(out)
-        writer.writerow(["ttft_measured", "tpot_measured", "ttft_replayed", "tpot_replayed"])
-        writer.writerows(residuals)
-
-
-def _row(name: str, found: dict[str, Any], figure: str, most: float) -> dict[str, Any]:
+def _row(name: str, found: dict[str, Any], figure: str, most: float) -> Row:
     error = found[figure]
     off = abs(error["replayed"] / error["measured"] - 1)
     return {

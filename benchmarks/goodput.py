@@ -21,6 +21,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,7 +29,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import between, count  # noqa: E402
+from benchmarks._arguments import count, to_write, within, writable  # noqa: E402
 from benchmarks._machine import machine  # noqa: E402
 from ramify.serving.policy.types import SloClass  # noqa: E402
 from ramify.serving.replay import evaluation  # noqa: E402
@@ -61,11 +62,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--contender", action="append", help="only this one; repeatable")
     parser.add_argument("--load", action="append", type=float, help="only this load; repeatable")
     parser.add_argument("--seeds", type=count(1), help="so many (5; 2 with --quick)")
-    parser.add_argument("--seconds", type=between(1, 86_400), help="of arrivals in a replay (600; 150 with --quick)")
+    parser.add_argument("--seconds", type=within(1, 86_400), help="of arrivals in a replay (600; 150 with --quick)")
     parser.add_argument("--workers", type=count(1), default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--report", type=Path, help="write the measured part of this document (docs/evaluation.md)")
+    parser.add_argument("--report", type=to_write, help="write this document's measured part (docs/evaluation.md)")
     parser.add_argument("--results", type=Path, help="begin with the replays that a report lies beside (*.jsonl.gz)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="then begin no other replay, and report")
+    parser.add_argument("--minutes", type=within(0, inf), default=inf, help="then begin no other replay, and report")
     parser.add_argument("--out", type=Path, help="kept results, plots, raw JSON (build/goodput; with --quick -quick)")
     asked = parser.parse_args()
     asked.out = asked.out or ROOT / "build" / ("goodput-quick" if asked.quick else "goodput")
@@ -88,8 +89,8 @@ def main() -> int:
         rows = [*rows_of(table, base, bounds), *rows_of_thesis(table, base)]
         page = write_page(asked.out, results, rows, wanted)
         if asked.report:
-            update(asked.report, results, rows, pictured(asked, wanted, results))
             pack(asked.report.with_suffix(".jsonl.gz"), results)
+            update(asked.report, results, rows, pictured(asked, wanted, results))
         report(results, rows, page, asked)
     except (ReplayError, OSError) as error:
         print(f"goodput: {error}", file=sys.stderr)
@@ -110,7 +111,8 @@ def begun(asked: argparse.Namespace) -> tuple[Job, list[evaluation.Section]]:
         contender(name)
     if asked.report:
         around(asked.report)
-        asked.report.open("a").close()
+        for beside in (".jsonl.gz", ".png"):
+            writable(asked.report.with_suffix(beside))
     (asked.out / "results").mkdir(parents=True, exist_ok=True)
     if asked.results:
         print(f"{unpack(asked.results, asked.out / 'results')} results taken from {asked.results}", flush=True)

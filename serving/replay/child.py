@@ -2,7 +2,7 @@
 
     {"replay": {…a Job…}}         answers with a Result
     {"fidelity": "a folder"}      answers with a Fidelity
-    {"live": {"asks": …, "step": …, "frame": …}}    answers with "served": what a live engine's requests come to
+    {"live": {"asks": …, "pace": …, "frame": …}}    answers with "served": what a live engine's requests come to
     An answer {"error": "…"} says what went wrong, and with a "kind" that it was not ours; the process goes on.
 
 It runs in the Python that has vLLM. What vLLM prints goes to standard error.
@@ -34,11 +34,12 @@ def answer(line: str, folder: Path) -> dict[str, Any]:
         done: dict[str, Any] = json.loads(run(Job.from_json(json.dumps(asked["replay"])), folder).to_json())
         return done
     if "live" in asked:
-        from ramify.serving.replay.live import Ask, Frame, replayed
+        from ramify.serving.replay.live import Ask, Frame, Pace, replayed
 
         live = asked["live"]
         asks = [Ask(**one) for one in live["asks"]]
-        served = replayed(asks, StepModel(**live["step"]), Frame(**live["frame"]), folder)
+        pace = Pace(StepModel(**live["pace"]["step"]), live["pace"]["way_s"])
+        served = replayed(asks, pace, Frame(**live["frame"]), folder)
         return {"served": [asdict(one) for one in served]}
     from ramify.serving.replay.fidelity import judge
     from ramify.serving.replay.measured import read_run

@@ -21,7 +21,7 @@ from statistics import fmean
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay.errors import BadProbe, BadTrace
 from ramify.serving.replay.measured import Run, Served
-from ramify.serving.replay.probe import Endpoint
+from ramify.serving.replay.probe import Endpoint, Profile
 from ramify.serving.replay.rerun import again
 from ramify.serving.replay.timing import Held
 from ramify.serving.replay.trace import Trace
@@ -49,6 +49,14 @@ class Frame:
     step_tokens: int
     overlap: bool  # it schedules a step while the one before it runs
     chunked_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast it is, seen from outside."""
+
+    step: StepModel
+    way_s: float  # of a request to the engine and of its first token back; here all of it is before the engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,22 +169,25 @@ async def serve(
     return served
 
 
-def between(steps: Sequence[StepModel]) -> list[StepModel]:
-    """Of models measured before, between and after runs, each run's: the mean of the two beside it."""
-    return [
-        StepModel(*(fmean(term) for term in zip(astuple(a), astuple(b), strict=True))) for a, b in pairwise(steps)
-    ]
+def between(probed: Sequence[Profile]) -> list[Pace]:
+    """Of what was measured before, between and after runs, each run's: the mean of the two beside it."""
+    paces = []
+    for before, after in pairwise(probed):
+        terms = zip(astuple(before.step), astuple(after.step), strict=True)
+        paces.append(Pace(StepModel(*map(fmean, terms)), fmean([before.way_s, after.way_s])))
+    return paces
 
 
-def replayed(asks: Sequence[Ask], step: StepModel, frame: Frame, folder: Path) -> list[Served]:
-    """The same through vLLM's own scheduler and KV cache manager, on the clock of `step`."""
-    asked = tuple(Served(ask.prompt, ask.output, ask.at, ask.at, ask.at) for ask in asks)
+def replayed(asks: Sequence[Ask], pace: Pace, frame: Frame, folder: Path) -> list[Served]:
+    """The same through vLLM's own scheduler and KV cache manager, on the clock of `pace`."""
+    asked = tuple(Served(ask.prompt, ask.output, *[ask.at + pace.way_s] * 3) for ask in asks)
     run = Run("live", frame.slots, frame.step_tokens, asked, frame.overlap, frame.chunked_prefill)
 
     def step_ms(held: Held) -> float:
-        return step.step_ms(held.sequences, held.context, held.prefill)
+        return pace.step.step_ms(held.sequences, held.context, held.prefill)
 
-    return again(run, step_ms, folder)[0]
+    served, _ = again(run, step_ms, folder)
+    return [replace(one, arrived=ask.at) for one, ask in zip(served, asks, strict=True)]
 
 
 def compared(live: Sequence[Sequence[Served]], replays: Sequence[Sequence[Served]]) -> list[Figure]:

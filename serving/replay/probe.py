@@ -60,6 +60,7 @@ class Profile:
     step: StepModel
     spans: tuple[Span, ...]
     error: float  # mean absolute relative error of the spans' times under the model
+    way_s: float  # what a first token takes beyond the step that makes it: to the engine and back
 
 
 class Endpoint(Protocol):
@@ -87,7 +88,9 @@ async def profile(endpoint: Endpoint, plan: Plan, told: Callable[[str], None] = 
     step = StepModel()
     for _ in range(_FITS):
         step = fit(spans, step)
-    return Profile(step, tuple(spans), fmean(abs(_seconds(step, span) / span.seconds - 1) for span in spans))
+    error = fmean(abs(_seconds(step, span) / span.seconds - 1) for span in spans)
+    way_s = median(took - step.step_ms(1, prompt, prompt) / 1000 for prompt, took in firsts)
+    return Profile(step, tuple(spans), error, max(0.0, way_s))
 
 
 async def _decoding(endpoint: Endpoint, prompt: int, size: int, tokens: int) -> Span:

