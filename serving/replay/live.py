@@ -1,7 +1,7 @@
 """A replay held against a live engine: the same requests, sent to it several times over, and replayed.
 
 The step-time model is measured from the engine itself, before each run and after it (`probe.profile`): a machine is
-not the same from one quarter of an hour to the next, and a replay is of the machine that its run had. Nothing is
+not the same from one run to the next, and a replay is of the machine that its run had. Nothing is
 fitted to what is judged. The requests are single calls with a trace's arrivals and a part of its lengths, at a load
 that the first model gives. No two runs of one engine are the same: the replays' mean is held to how far the runs'
 means lie apart. Where it is no further from theirs than they are from each other, it might have been one of them.
