@@ -41,11 +41,15 @@ def _own_home() -> set[Path]:
 
 
 def written() -> set[Path]:
-    """The regular files that this process has open for writing: logs, traces, metrics, databases."""
+    """The logs and traces that this process writes: the regular files that it appends to, and its standard streams.
+
+    Not all that it writes: data that a program has open may be what its worlds are to read."""
     found = set()
     for link in list(Path("/proc/self/fd").iterdir()):
         with suppress(OSError, ValueError):  # the one that they are listed by
-            if not fcntl.fcntl(int(link.name), fcntl.F_GETFL) & (os.O_WRONLY | os.O_RDWR):
+            flags = fcntl.fcntl(int(link.name), fcntl.F_GETFL)
+            appended = flags & os.O_APPEND or int(link.name) in (1, 2)
+            if not (appended and flags & (os.O_WRONLY | os.O_RDWR)):
                 continue
             path, status = link.readlink(), os.fstat(int(link.name))
             if stat.S_ISREG(status.st_mode) and os.path.samestat(status, path.lstat()):  # else it has no name left
