@@ -98,7 +98,14 @@ class Runtime:
         whom = (None, None) if llm is None else getattr(llm, "whom", ("", None))
         kept = None if address is None else without_secrets(address)
         self._settings = Settings(name or "namespaces", kept, model, *whom)
-        self._resources = Resources(self.home, backend=given, llm=llm, address=address, api_key=api_key or env_key)
+        self._resources = Resources(
+            self.home,
+            backend=given,
+            llm=llm,
+            address=address,
+            api_key=api_key or env_key,
+            private=paths.private(self.home, self.database),
+        )
         self._observers = [] if observer is None else [observer]
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())

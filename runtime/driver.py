@@ -95,7 +95,7 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
     args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
     workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
     async with Pins(services.locks).held():  # until the run names what is imported
-        imported = await asyncio.to_thread(_import, services.snapshots, workspace)
+        imported = await asyncio.to_thread(_import, services, workspace)
         base = imported.snapshot
         now = services.clock()
         record = RunRecord(
@@ -118,11 +118,11 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
     return record, imported.skipped
 
 
-def _import(snapshots: SnapshotStore, workspace: Path | None) -> Imported:
-    if workspace is not None:
-        return snapshots.import_tree(workspace)
+def _import(services: Services, workspace: Path | None) -> Imported:
+    if workspace is not None:  # which may hold the database: no command is to read it
+        return services.snapshots.import_tree(workspace, without=services.store.address.files)
     with tempfile.TemporaryDirectory(prefix="ramify-empty-") as empty:
-        return snapshots.import_tree(Path(empty))
+        return services.snapshots.import_tree(Path(empty))
 
 
 async def drive(
