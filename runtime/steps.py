@@ -16,6 +16,7 @@ from ramify.runtime import codec
 from ramify.runtime.awaited import LEFT, Begun
 from ramify.runtime.calling import StepDef, bind
 from ramify.runtime.costs import Choice, Cost
+from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.errors import (
     Diverged,
     EffectInDoubt,
@@ -63,8 +64,9 @@ def begin_step(
             "the plan was compiled from other code; compile it again"
         )
     scope.run.steps[step.name] = step
-    arguments = codec.encode(bind(step, args, kwargs), f"step {step.name!r}: arguments")
-    args_digest = codec.digest_text(arguments)
+    bound = bind(step, args, kwargs)
+    arguments = codec.encode(bound, f"step {step.name!r}: arguments")
+    args_digest = digest_in(scope.run.journal, bound, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(Pending(scope, step, op, key, args_digest, arguments))
     assert isinstance(performing, CoroutineType)
