@@ -95,7 +95,7 @@ class Encoder:
             return value
         if kind is str:
             return value if value.isascii() else self._str(value)
-        write = _WRITERS.get(kind)
+        write = WRITERS.get(kind)
         return write(self, value, where) if write is not None else self._object(value, where)
 
     def _str(self, value: str, _: str = "") -> Any:
@@ -401,7 +401,7 @@ class Encoder:
         return {TAG: "validation", "v": [self._any(one, where) for one in parts]}
 
 
-_WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
+WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
     float: Encoder._float,
     list: Encoder._list,
     dict: Encoder._dict,

@@ -22,6 +22,7 @@ from ramify.runtime.errors import (
     EffectInDoubt,
     EffectRefused,
     HiddenWrites,
+    NotSerialisable,
     PlanMismatch,
     WrongReuse,
 )
@@ -42,12 +43,13 @@ from ramify.runtime.outcomes import (
 from ramify.runtime.pending import Pending, commands_of, run_attempt
 from ramify.runtime.prints import code_print
 from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.returns import refuse_return
 from ramify.runtime.reuse import ASKED, Question
 from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.worlds import Branch
 
-FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, WrongReuse)
+FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
 """What doing the step again does not mend."""
 
 
@@ -231,6 +233,8 @@ async def _execute_and_commit(
     run, branch, fence = pending.scope.run, pending.scope.branch, pending.fence()
     if fence is None:  # one that reaches outside asks its own ledger first
         run.journal.refuse_when_stopped()
+    elif run.journal.effect(pending.key) is None:
+        refuse_return(pending.step.function, f"step {pending.step.name!r}")
     begun, entry = run.clock(), branch.snapshot
     attempt, recovered = 0, dict[str, str]()
     while True:
