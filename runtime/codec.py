@@ -13,13 +13,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import Any, TypeVar
 
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.forms import TAG, Encoder, sort_encoded
 from ramify.runtime.read_forms import OWN_KINDS, Decoder
 from ramify.runtime.shape import holds_itself
 from ramify.runtime.typenames import own
+
+T = TypeVar("T")
 
 
 def encode(value: object, what: str = "value") -> str:
@@ -70,10 +72,13 @@ def decode(text: str) -> Any:
     return Decoder().decode(json.loads(text))
 
 
-def decode_own(text: str) -> Any:
-    """As `decode`, where only types of Ramify's own are expected, as in the row of a model call. Any other is
-    refused, and nothing of the user's is looked up: for commands that only look."""
-    return Decoder(own, OWN_KINDS).decode(json.loads(text))
+def decode_own(text: str, kind: type[T]) -> T:
+    """As `decode`, of what Ramify itself recorded, as in the row of a model call: a `kind`, of Ramify's own types.
+    Any other is refused, and no type of the user's is looked up: for commands that only look."""
+    found = Decoder(own, OWN_KINDS).decode(json.loads(text))
+    if not isinstance(found, kind):
+        raise NotSerialisable(f"a {type(found).__qualname__} is stored where Ramify records a {kind.__qualname__}")
+    return found
 
 
 def digest_text(text: str) -> str:

@@ -34,6 +34,7 @@ from ramify.runtime.errors import (
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.hints import hint_ahead
 from ramify.runtime.journal import Journal, base_checkpoint
+from ramify.runtime.loading import is_target
 from ramify.runtime.locks import take_wish, working_on
 from ramify.runtime.past import forked_from
 from ramify.runtime.pins import Pins
@@ -259,6 +260,7 @@ def mixing(record: RunRecord, settings: Settings) -> Settings | None:
 
 
 async def _call(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:
+    is_target(function.__module__)
     args, kwargs = codec.decode(run.record.args_json)
     try:
         hint_ahead(run, function, answered, services.llm, services.emit)

@@ -36,11 +36,6 @@ if TYPE_CHECKING:
 OPEN = DOUBTFUL | {EffectStatus.APPROVED, EffectStatus.AGAIN}
 
 
-def lacks_result(effect: EffectRecord) -> bool:
-    """Whether it was done, and what it gave could not be kept: a run that needs it stands still."""
-    return effect.status is EffectStatus.DONE and effect.result_json is None
-
-
 async def approve(
     store: RunStore,
     locks: Path,
@@ -67,8 +62,8 @@ async def approve(
 
 def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRecord:
     named = [e for e in ledger if e.step == step or e.idempotency_key.startswith(step)]
-    found = [e for e in named if e.status in OPEN or lacks_result(e)]
-    doubts = [e for e in found if e.status in DOUBTFUL or lacks_result(e)] or found
+    found = [e for e in named if e.status in OPEN or e.lacks_result]
+    doubts = [e for e in found if e.status in DOUBTFUL or e.lacks_result] or found
     if not doubts:
         raise RunNotFound(
             f"run {run} has no effect of step {step!r} in doubt: `ramify effects {run}` lists what it did outside"
