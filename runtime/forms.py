@@ -494,8 +494,14 @@ def same(one: Any, other: Any) -> bool:
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
     if hasattr(type(one), "__pydantic_validator__") and hasattr(one, "model_dump"):
         return same(one.__dict__, other.__dict__) and one.model_fields_set == other.model_fields_set
+    if dataclasses.is_dataclass(one):
+        names = [field.name for field in dataclasses.fields(one)]
+        return all(same(getattr(one, name, None), getattr(other, name, None)) for name in names)
     if isinstance(one, float):
         return repr(one) == repr(other)
+    if isinstance(one, datetime | time):
+        zones = [(type(each.tzinfo), str(each.tzinfo), each.fold) for each in (one, other)]
+        return one.replace(tzinfo=None) == other.replace(tzinfo=None) and zones[0] == zones[1]
     return bool(one == other)
 
 

@@ -116,6 +116,12 @@ class TypeNotAllowed(GraphError):
         )
 
     @classmethod
+    def because(cls, why: str) -> TypeNotAllowed:
+        error = cls("", "")
+        error.args = (f"a checkpoint cannot be read: {why}",)
+        return error
+
+    @classmethod
     def form(cls, code: int) -> TypeNotAllowed:
         error = cls("", "")
         error.args = (f"a checkpoint holds a value in form {code}, which this version of Ramify does not know",)

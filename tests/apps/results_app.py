@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from zoneinfo import ZoneInfo
 
 from pydantic import BaseModel, SecretStr
 
@@ -24,7 +26,11 @@ class Response:
 
 
 class Receipt(BaseModel):
-    number: int
+    number: int = 0
+    note: str = ""
+
+
+BERLIN = datetime(2026, 7, 1, tzinfo=ZoneInfo("Europe/Berlin"))
 
 
 class Page(BaseModel, Generic[T]):
@@ -111,6 +117,25 @@ async def catches() -> Any:
 @workflow
 async def asks() -> Any:
     return await pay_asked(1)
+
+
+@step(effect="irreversible")
+async def pay_for(order: Receipt, at: datetime) -> int:
+    paid(f"{order.number} {at.tzname()}")
+    return order.number
+
+
+@step
+async def fails_once() -> None:
+    if (PAID.parent / "fail").exists():
+        raise ConnectionError("not yet")
+
+
+@workflow
+async def pays_for(order: Receipt) -> list[int]:
+    done = [await pay_for(order, BERLIN), await pay_for(Receipt(), BERLIN)]
+    await fails_once()
+    return done
 
 
 @workflow

@@ -10,6 +10,7 @@ import pytest
 import results_app
 
 from ramify import Runtime
+from ramify.runtime import earlier_forms, steps
 from ramify.runtime.errors import NotSerialisable, ResultNotKept, RunFailed
 from ramify.runtime.records import EffectStatus
 
@@ -102,6 +103,22 @@ async def test_a_workflow_whose_result_cannot_be_kept_makes_no_run(
     with pytest.raises(NotSerialisable, match="was not begun"):
         await runtime.run(results_app.gives_a_response, workspace=workspace)
     assert (await runtime.store.runs(), paid.read_text()) == ([], "")
+
+
+async def test_a_run_of_an_earlier_version_goes_on_and_pays_nothing_twice(
+    runtime: Runtime, workspace: Path, paid: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its keys hold digests of arguments in the form of then."""
+    (paid.parent / "fail").touch()
+    with monkeypatch.context() as earlier:
+        earlier.setattr(steps, "digest_in", lambda _, value, __: earlier_forms._digest_before(value))
+        with pytest.raises(RunFailed):
+            await runtime.run(results_app.pays_for, results_app.Receipt(number=1), workspace=workspace)
+    with pytest.raises(RunFailed):  # once more under this version, which keeps to the keys of then
+        await runtime.resume(str(runtime.last_run_id))
+    (paid.parent / "fail").unlink()
+    assert await runtime.resume(str(runtime.last_run_id)) == [1, 0]
+    assert paid.read_text() == "1 CEST\n0 CEST\n"
 
 
 @pytest.mark.parametrize("value", [threading.Lock(), [1, {2: results_app.Held()}], results_app.Response()])

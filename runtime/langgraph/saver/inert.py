@@ -12,6 +12,9 @@ from typing import Any
 import ormsgpack
 from langgraph.checkpoint.serde.jsonplus import EXT_DELTA_SNAPSHOT, EXT_NUMPY_ARRAY
 
+EXACT = 64
+"""The form of an object that LangGraph's own would change: the journal's (`ramify.runtime.codec`)."""
+
 _ID = (8, 4, 4, 4, 12)  # how a UUID is written
 
 
@@ -37,6 +40,8 @@ class Inert:
 
 
 def _laid_open(code: int, data: bytes) -> Any:
+    if code == EXACT:
+        return _bare(json.loads(data))
     held = ormsgpack.unpackb(data, ext_hook=_laid_open, option=ormsgpack.OPT_NON_STR_KEYS)
     if code == EXT_DELTA_SNAPSHOT:
         return held
@@ -48,6 +53,15 @@ def _laid_open(code: int, data: bytes) -> Any:
         parts = iter(value)
         return "-".join("".join(next(parts, "") for _ in range(length)) for length in _ID)
     return value
+
+
+def _bare(value: Any) -> Any:
+    """What the journal's form holds, without the names of types."""
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return _bare(value["v"]) if "$" in value and "v" in value else {key: _bare(one) for key, one in value.items()}
 
 
 INERT = Inert()

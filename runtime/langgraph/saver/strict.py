@@ -4,6 +4,9 @@ LangGraph's reads a module and a name out of the database, imports the one and c
 the database would have code run in every process that reads it. This one builds the types that LangGraph counts
 as safe, those that it was told of, and classes of data (pydantic models, dataclasses, enums, named tuples) out of
 modules that the program has loaded itself. Anything else is refused, and nothing is imported for a row.
+
+It writes LangGraph's form, but for an object that would not come back from it as it was (a zone, a `fold`, a tuple
+in a dataclass, a parametrised generic, which fields were set): that is written as the journal keeps it.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import importlib
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable
-from datetime import date, time, timedelta, tzinfo
+from datetime import date, datetime, time, timedelta, tzinfo
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
@@ -33,12 +36,18 @@ from langgraph.checkpoint.serde.jsonplus import (
     EXT_PYDANTIC_V2,
     JsonPlusSerializer,
     _create_msgpack_ext_hook,
+    _msgpack_default,
+    _option,
     _reconstruction_fallback,
     _send_from_args,
 )
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
+from ramify.runtime import codec
+from ramify.runtime.errors import NotSerialisable
+from ramify.runtime.forms import same
 from ramify.runtime.langgraph.errors import TypeNotAllowed
+from ramify.runtime.langgraph.saver.inert import EXACT
 
 Allowed = type | tuple[str, str]
 """A class, or its module and its name: that module is imported where a checkpoint needs it."""
@@ -61,6 +70,11 @@ class StrictSerializer(JsonPlusSerializer):
         clone = copy.copy(self)
         clone._told = self._told | {_key(one) for one in extra_allowlist}
         return clone
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        if obj is None or isinstance(obj, bytes | bytearray):
+            return super().dumps_typed(obj)
+        return "msgpack", ormsgpack.packb(obj, default=_written, option=_option)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         """Raises `TypeNotAllowed`."""
@@ -86,6 +100,8 @@ class StrictSerializer(JsonPlusSerializer):
     def _built(self, code: int, data: bytes, hook: Callable[[int, bytes], Any]) -> Any:
         if code == EXT_NUMPY_ARRAY:
             return _of_langgraph(code, data) if "numpy" in sys.modules else _imported_numpy(code, data)
+        if code == EXACT:
+            return _exact(data)
         if code not in (*_CONSTRUCTORS, *_MODELS, EXT_METHOD_SINGLE_ARG, _DELTA):
             raise TypeNotAllowed.form(code)
         held = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
@@ -117,6 +133,33 @@ class StrictSerializer(JsonPlusSerializer):
         if not (found is None and "__getattr__" not in vars(loaded)) and not _is_data(found):
             raise TypeNotAllowed(module, name)
         return found
+
+
+def _written(obj: Any) -> Any:
+    """LangGraph's form of an object; ours where that would come back otherwise."""
+    theirs = _msgpack_default(obj)
+    cls = type(obj)
+    if cls.__module__.startswith("langchain") or not (isinstance(obj, datetime | time) or _is_data(cls)):
+        return theirs
+    try:
+        if not _is_parametrised(cls):  # whose name finds it only where it has been built already
+            packed = ormsgpack.packb(theirs)
+            if same(ormsgpack.unpackb(packed, ext_hook=_permissive, option=ormsgpack.OPT_NON_STR_KEYS), obj):
+                return theirs
+        return ormsgpack.Ext(EXACT, codec.encode(obj).encode())
+    except (NotSerialisable, ValueError):  # neither form keeps all of it: LangGraph's is what its users know
+        return theirs
+
+
+def _is_parametrised(cls: Any) -> bool:
+    return (getattr(cls, "__pydantic_generic_metadata__", None) or {}).get("origin") is not None
+
+
+def _exact(data: bytes) -> Any:
+    try:
+        return codec.decode(data.decode())
+    except NotSerialisable as error:
+        raise TypeNotAllowed.because(str(error)) from None
 
 
 def _is_data(found: Any) -> bool:
@@ -152,6 +195,8 @@ def _imported_numpy(code: int, data: bytes) -> Any:
     return _of_langgraph(code, data)
 
 
+_permissive = _create_msgpack_ext_hook(True)
+"""Of what this process has itself just written: the types are its own."""
 _of_langgraph = _create_msgpack_ext_hook(None)
 """LangGraph's own hook, strict: for what names no type."""
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
+import json
 import sys
 from collections import deque
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypedDict
+from typing import Annotated, Any, Generic, NamedTuple, TypedDict, TypeVar
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import ormsgpack
 import pytest
@@ -22,10 +24,13 @@ from langgraph.types import Interrupt, Send
 from pydantic import BaseModel
 
 from ramify import Saver
+from ramify.runtime.forms import same
 from ramify.runtime.langgraph.errors import TypeNotAllowed
 from ramify.runtime.langgraph.saver import Cache
 from ramify.runtime.langgraph.saver.inert import INERT
 from ramify.runtime.langgraph.saver.strict import StrictSerializer
+
+T = TypeVar("T")
 
 
 class Colour(enum.Enum):
@@ -58,7 +63,7 @@ class Names(set):  # type: ignore[type-arg]
 VALUES: list[Any] = [
     HumanMessage("x", id="1"),
     AIMessage("x", tool_calls=[{"name": "a", "args": {}, "id": "1"}]),
-    Plan(inner=Inner(x=1)),
+    Plan(inner=Inner(x=1), colour=Colour.RED),
     [Point(1)],
     {"a": Pair(1, "x"), "b": Colour.RED},
     {1, 2},
@@ -85,8 +90,49 @@ def test_a_programs_own_data_is_read_back(value: Any) -> None:
     assert (type(back), back) == (type(value), value)
 
 
+@dataclass
+class Late:
+    x: int
+    y: int = field(init=False)
+    at: tuple[int, ...] = (1, 2)
+
+    def __post_init__(self) -> None:
+        self.y = self.x + 1
+
+
+class Page(BaseModel, Generic[T]):
+    items: list[T]
+
+
+class Event(BaseModel):
+    at: datetime
+    more: Any = None
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+CHANGED: list[Any] = [
+    datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1),
+    {"at": datetime(2026, 1, 1, tzinfo=timezone(timedelta(hours=2), "CEST"))},
+    Late(1),
+    Plan(inner=Inner(x=1)),
+    Page[Inner](items=[Inner(x=1)]),
+    Event(at=datetime(2026, 7, 1, tzinfo=BERLIN)),
+    Event(at=datetime(2026, 7, 1, tzinfo=UTC), more=(1, 2)),
+]
+
+
+@pytest.mark.parametrize("value", CHANGED, ids=lambda value: type(value).__name__)
+def test_what_langgraphs_form_would_change_comes_back(value: Any) -> None:
+    serde = StrictSerializer()
+    kept = serde.dumps_typed(value)
+    back = serde.loads_typed(kept)
+    assert same(back, value) and back == value
+    assert kept != JsonPlusSerializer().dumps_typed(value)
+    assert "$" not in str(INERT.loads_typed(kept))
+
+
 MARK = "touch {}"
-HOSTILE: list[tuple[int, tuple[Any, ...]]] = [
+HOSTILE: list[tuple[int, Any]] = [
     (0, ("os", "system", MARK)),
     (0, ("builtins", "exec", "open('{}', 'w')")),
     (1, ("os", "system", [MARK])),
@@ -101,6 +147,8 @@ HOSTILE: list[tuple[int, tuple[Any, ...]]] = [
     (0, ("ramify_hostile_module", "touch", 1)),
     (0, (1, 2, 3)),
     (42, ("a", "b", "c")),
+    (64, {"$": "dataclass", "t": "ramify_hostile_module:Point", "v": {"x": 1}}),
+    (64, {"$": "dataclass", "t": "os:system", "v": {}}),
 ]
 
 
@@ -130,9 +178,10 @@ def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-@pytest.mark.parametrize(("code", "held"), HOSTILE, ids=[f"{code} {held[:2]}" for code, held in HOSTILE])
-def test_nothing_that_a_row_names_is_imported_or_called(code: int, held: tuple[Any, ...], mark: Path) -> None:
-    ext = ormsgpack.Ext(code, ormsgpack.packb(filled(held, mark)))
+@pytest.mark.parametrize(("code", "held"), HOSTILE, ids=[f"{code} {str(held)[:40]}" for code, held in HOSTILE])
+def test_nothing_that_a_row_names_is_imported_or_called(code: int, held: Any, mark: Path) -> None:
+    body = json.dumps(held).encode() if code == 64 else ormsgpack.packb(filled(held, mark))
+    ext = ormsgpack.Ext(code, body)
     for body in (ormsgpack.packb(ext), ormsgpack.packb({"a": [ormsgpack.Ext(7, ormsgpack.packb([ext]))]})):
         with pytest.raises(TypeNotAllowed):
             StrictSerializer().loads_typed(("msgpack", body))
