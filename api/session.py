@@ -46,6 +46,7 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.recovery import missing
+from ramify.runtime.returns import refuse_return
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
@@ -180,6 +181,7 @@ class Runtime:
             raise BadArguments(
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
+        refuse_return(workflow.__wrapped__, f"workflow {workflow.__ramify_workflow__.name!r}")
         folder = workspace if workspace is not None else workflow.workspace
         code: dict[str, str] = {}
         if plan is None:

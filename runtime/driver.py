@@ -22,10 +22,19 @@ from ramify.runtime import codec
 from ramify.runtime.answers import Answers
 from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
-from ramify.runtime.errors import EffectInDoubt, RunCancelled, RunError, RunFailed, RunWaiting, StepFailed
+from ramify.runtime.errors import (
+    EffectInDoubt,
+    ResultNotKept,
+    RunCancelled,
+    RunError,
+    RunFailed,
+    RunWaiting,
+    StepFailed,
+)
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.hints import hint_ahead
 from ramify.runtime.journal import Journal, base_checkpoint
+from ramify.runtime.loading import is_target
 from ramify.runtime.locks import take_wish, working_on
 from ramify.runtime.past import forked_from
 from ramify.runtime.pins import Pins
@@ -251,6 +260,7 @@ def mixing(record: RunRecord, settings: Settings) -> Settings | None:
 
 
 async def _call(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:
+    is_target(function.__module__)
     args, kwargs = codec.decode(run.record.args_json)
     try:
         hint_ahead(run, function, answered, services.llm, services.emit)
@@ -319,7 +329,7 @@ def _failure(run: Run, error: Exception) -> RunError:
         f"The run is kept (`ramify show {run.record.id}`). If the cause lies outside the code, "
         f"`ramify resume {run.record.id}` goes on from here; changed code starts a new run"
     )
-    if isinstance(error, EffectInDoubt):  # to resume before a person has said it only asks again
+    if isinstance(error, EffectInDoubt | ResultNotKept):  # to resume before a person has said it only asks again
         hint = f"The run is kept: `ramify effects {run.record.id}` lists what it did outside"
     where = getattr(error, "__ramify_step__", None)
     shown = f"{type(error).__name__}: {error}"

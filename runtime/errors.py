@@ -9,6 +9,7 @@ RunError
 ├── WouldBlock            a stream read with a plain `for` where an event loop runs, which would stand still
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
 ├── NotSerialisable       an argument or result that the journal cannot keep
+│   └── ResultNotKept     an irreversible step was done, and its result cannot be kept; it is not done again
 ├── RunNotFound           no run, checkpoint or snapshot of that name
 ├── AmbiguousRef          a prefix that names several
 ├── RunLocked             another process works on that run
@@ -92,6 +93,15 @@ class WorkflowChanged(RunError):
 
 class NotSerialisable(RunError):
     """A value that the journal cannot keep."""
+
+
+class ResultNotKept(NotSerialisable):
+    """An irreversible step was done, and what it returned cannot be kept. It is not done again: `ramify approve`
+    gives the run a result to go on with."""
+
+    def __init__(self, message: str, *, run_id: str, key: str) -> None:
+        self.doubtful_run, self.key = run_id, key  # it, too, waits for a person's word
+        super().__init__(message)
 
 
 class RunNotFound(RunError):

@@ -13,6 +13,7 @@ from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.runtime import codec
 from ramify.runtime.calling import StepDef
+from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.effects import compensate
 from ramify.runtime.errors import BranchReleased, EffectUndone, NotInARun
 from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
@@ -49,7 +50,8 @@ class Fork(Generic[T]):
         self._items = _listed(items, site)
         self._where = site.where
         self.op = scope.run.op(OpKind.FORK, site)
-        self._digest = codec.digest_text(codec.encode(self._items, f"fork() at {site.where}: its items"))
+        encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
+        self._digest = digest_in(scope.run.journal, self._items, encoded)
         self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
         self._place = ""  # "op.place": names the children, apart from those of the operation's other forks here
         self.base: Line = scope.branch  # as it stands where the children begin

@@ -99,6 +99,7 @@ class Journal:
         self._caught = {row.key: row for row in caught}
         self._effects = {effect.key: effect for effect in effects}
         self._elsewhere = elsewhere
+        self._recorded = {row.args_digest for row in ops if row.args_digest}
         forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
         """Whether the whole run is to meet the outside as a branch of a fork does."""
@@ -195,6 +196,17 @@ class Journal:
         """Before something new begins. Raises what the run was stopped with."""
         if self.stopped is not None:
             raise self.stopped
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether earlier processes recorded anything that was given arguments."""
+        return bool(self._recorded or self._effects)
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether earlier processes recorded something under that digest of its arguments."""
+        if digest in self._recorded:
+            return True
+        return any(digest[:16] in key for key in self._effects)  # one that was begun has no row yet
 
     def knows(self, key: str) -> bool:
         """Whether an operation of that key was done, in whatever state."""

@@ -57,7 +57,7 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
     limit = asyncio.timeout(step.timeout)
     try:
         async with limit:
-            result_json = codec.encode(await run_code(pending, face, attempt), f"step {step.name!r}: its result")
+            value = await run_code(pending, face, attempt)
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"step {step.name!r} took longer than its timeout of {step.timeout:g} s") from error
@@ -65,7 +65,19 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
     finally:
         if face is not None:
             face.end()
-    return result_json, codec.decode(result_json)
+    return _kept(pending, value)
+
+
+def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
+    """Raises `ResultNotKept` of an irreversible step: whatever went wrong with its result, it was done."""
+    fence = pending.fence()
+    try:
+        result_json = codec.encode(value, f"step {pending.step.name!r}: its result")
+        return result_json, codec.decode(result_json)
+    except Exception as error:
+        if fence is None:
+            raise
+        raise fence.result_lost(str(error)) from error
 
 
 async def run_code(pending: Pending, face: Sandbox | None, attempt: int) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.runtime import codec
+from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import OpRecord, OpStatus
 from ramify.runtime.run import RunScope, new_row, sealed_before
@@ -29,7 +30,7 @@ def begin_asking(scope: RunScope, question: Any, site: CallSite) -> Awaitable[An
     """Give out the question's key now, in program order, and return what asks it."""
     op = scope.run.op(OpKind.INTERRUPT, site)
     encoded = codec.encode(question)
-    key = scope.run.journal.key(scope.branch.path, op.id, "ask", codec.digest_text(encoded)[:16])
+    key = scope.run.journal.key(scope.branch.path, op.id, "ask", digest_in(scope.run.journal, question, encoded)[:16])
     return _ask(scope, op.id, key, encoded)
 
 

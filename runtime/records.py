@@ -171,6 +171,11 @@ class EffectRecord:
     note: str = ""  # how its status is known; of an intent: why the attempt before it is in doubt
     attempt: int = 1
 
+    @property
+    def lacks_result(self) -> bool:
+        """Whether it was done, and what it gave could not be kept: a run that needs it stands still."""
+        return self.status is EffectStatus.DONE and self.result_json is None
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:

@@ -16,11 +16,13 @@ from ramify.runtime import codec
 from ramify.runtime.awaited import LEFT, Begun
 from ramify.runtime.calling import StepDef, bind
 from ramify.runtime.costs import Choice, Cost
+from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.errors import (
     Diverged,
     EffectInDoubt,
     EffectRefused,
     HiddenWrites,
+    NotSerialisable,
     PlanMismatch,
     WrongReuse,
 )
@@ -41,12 +43,13 @@ from ramify.runtime.outcomes import (
 from ramify.runtime.pending import Pending, commands_of, run_attempt
 from ramify.runtime.prints import code_print
 from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.returns import refuse_return
 from ramify.runtime.reuse import ASKED, Question
 from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.worlds import Branch
 
-FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, WrongReuse)
+FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
 """What doing the step again does not mend."""
 
 
@@ -63,8 +66,9 @@ def begin_step(
             "the plan was compiled from other code; compile it again"
         )
     scope.run.steps[step.name] = step
-    arguments = codec.encode(bind(step, args, kwargs), f"step {step.name!r}: arguments")
-    args_digest = codec.digest_text(arguments)
+    bound = bind(step, args, kwargs)
+    arguments = codec.encode(bound, f"step {step.name!r}: arguments")
+    args_digest = digest_in(scope.run.journal, bound, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(Pending(scope, step, op, key, args_digest, arguments))
     assert isinstance(performing, CoroutineType)
@@ -229,6 +233,8 @@ async def _execute_and_commit(
     run, branch, fence = pending.scope.run, pending.scope.branch, pending.fence()
     if fence is None:  # one that reaches outside asks its own ledger first
         run.journal.refuse_when_stopped()
+    elif run.journal.effect(pending.key) is None:
+        refuse_return(pending.step.function, f"step {pending.step.name!r}")
     begun, entry = run.clock(), branch.snapshot
     attempt, recovered = 0, dict[str, str]()
     while True:

@@ -14,6 +14,7 @@ import click
 from ramify.cli.app import App, find, need_run, pass_app, say, say_json
 from ramify.cli.errors import Interrupted
 from ramify.cli.naming import run_names
+from ramify.cli.trust import need_own_home, trust_option
 from ramify.cli.words import count, harmless
 from ramify.runtime.errors import RunError, RunNotFound
 from ramify.runtime.records import DECORATORS, RunRecord, RunStatus
@@ -186,6 +187,7 @@ def run_command(
     help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
     "one of its name in the file that compiled it]",
 )
+@trust_option
 @run_options
 @pass_app
 def resume_command(
@@ -196,6 +198,7 @@ def resume_command(
     back_to: str | None,
     answer: str | None,
     target: str | None,
+    trust_home: bool,
     **options: Any,
 ) -> None:
     """Go on with a RUN where its journal ends (without RUN: the newest that is not done).
@@ -209,6 +212,8 @@ def resume_command(
     """
     from ramify.cli.targets import argument
 
+    if not trust_home:
+        need_own_home(app)
     record = app.look(lambda store: _unfinished(app, store) if run is None else need_run(store, run))
     choices = Choices(**options)
     if record.frontend != DECORATORS:

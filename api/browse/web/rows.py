@@ -65,7 +65,7 @@ def moment_row(moment: Moment) -> MomentRow:
 
 
 def _answer(row: LLMRecord) -> str:
-    result: ChatResult = codec.decode(row.result_json)
+    result = codec.decode_own(row.result_json, ChatResult)
     return " ".join(result.text[: 4 * _LONGEST].split())
 
 
