@@ -173,6 +173,17 @@ class EffectRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """A person's answer, bound to one question of one run. `key` is the journal key of the question."""
+
+    run_id: RunId
+    key: str
+    answer_json: str  # codec
+    answered_at: float
+    answered_by: str = ""  # what took it: "ramify resume", "the local page"
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointRecord:
     """One atomic record: a branch's snapshot and its place in the journal."""
 
