@@ -50,6 +50,7 @@ class OpStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"  # recorded to be read by people; never honoured by a resume
     ASKED = "asked"  # a question that waits for its answer, which is a row of its own
+    UNASKED = "not asked again"  # a question that the run's newest process did not come to
     UNDONE = "undone"  # it was done, and the run went back to before it: as FAILED
 
 

@@ -133,7 +133,7 @@ def unask(run_id: RunId, keys: Sequence[str]) -> Update:
     """Questions that the run did not meet again are not open any more."""
     ops = tables.ops
     asked = (ops.c.run_id == run_id, ops.c.status == OpStatus.ASKED, ops.c.key.in_(keys))
-    return ops.update().where(*asked).values(status=OpStatus.UNDONE)
+    return ops.update().where(*asked).values(status=OpStatus.UNASKED)
 
 
 def interrupts(run_id: RunId | None) -> Select[Any]:
