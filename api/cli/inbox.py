@@ -115,4 +115,4 @@ async def _store(app: App, id: str, value: str) -> Stored:
     from ramify.cli.targets import argument
 
     async with app.store() as store:
-        return await store_answer(store, app.database, id, argument(value), clock=app.clock, by="`ramify answer`")
+        return await store_answer(store, app.database, id, argument(value), clock=app.clock, by="ramify answer")

@@ -158,7 +158,7 @@ async def _bound(graph: WorldApp, runtime: Runtime, record: RunRecord, answers: 
     if not stored_here:
         texts = {one.key: one.answer_json for one in inbox.bound(given, time.time(), "")}
     else:
-        await store_answers(runtime.store, inbox, given, clock=time.time, by="`ramify resume`")
+        await store_answers(runtime.store, inbox, given, clock=time.time, by="ramify resume")
         texts = {one.key: one.answer_json for one in await runtime.store.answers(record.id)}
     found = {one.native: codec.decode(texts[one.key]) for one in asked if one.key in texts}
     return _Resume(found) if found else None

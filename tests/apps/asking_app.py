@@ -196,13 +196,11 @@ async def asks_beside_work(name: str) -> list[object]:
     return [told.result(), worked.result()]
 
 
-STARTED: asyncio.Event = asyncio.Event()
 GO_ON: asyncio.Event = asyncio.Event()
 
 
 @step(effect="irreversible")
 async def waits_outside(name: str) -> str:
-    STARTED.set()
     await GO_ON.wait()
     DONE.append(name)
     return name

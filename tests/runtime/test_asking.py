@@ -1,4 +1,4 @@
-"""Several questions at once: all of them are told, each takes its own answer, in whatever order, and nothing hangs."""
+"""Several questions at once: all of them are told, each takes its own answer, in any order, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import asking_app
 import pytest
 
 from ramify import Runtime
+from ramify.compiler.plan import OpKind
 from ramify.runtime import asking
 from ramify.runtime.errors import AlreadyAnswered, RunNotFound, RunWaiting, SeveralQuestions
-from ramify.runtime.events import Event, Noticed
+from ramify.runtime.events import Event, Noticed, OpDone
 from ramify.runtime.inbox import OpenQuestion
 from ramify.runtime.records import OpStatus, RunStatus
 from ramify.session import compile_plan
@@ -27,7 +28,6 @@ NAMES = ["staging", "production", "archive"]
 def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for kept in (asking_app.DONE, asking_app.PAUSE, asking_app.KIND):
         kept.clear()
-    monkeypatch.setattr(asking_app, "STARTED", asyncio.Event())
     monkeypatch.setattr(asking_app, "GO_ON", asyncio.Event())
     monkeypatch.setattr(asking, "UNWIND_S", 0.05)
     yield
@@ -210,16 +210,28 @@ async def test_one_that_is_not_asked_any_more_does_not_stand_in_the_way(
     assert await runtime.resume(run, answer=1) == [1, 2]
 
 
+class Heard:
+    """An observer. `noticed` and `answered` are set by what it hears; `said` is what was noticed first."""
+
+    def __init__(self) -> None:
+        self.noticed, self.answered = asyncio.Event(), asyncio.Event()
+        self.said = ""
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Noticed):
+            self.said = self.said or event.what
+            self.noticed.set()
+        elif isinstance(event, OpDone) and (event.row.kind, event.row.status) == (OpKind.INTERRUPT, OpStatus.DONE):
+            self.answered.set()
+
+
 async def test_what_works_beside_a_question_is_not_stopped(home: Path) -> None:
     """An irreversible step that was cancelled for a question beside it would be in doubt."""
-    heard: list[Event] = []
-    async with Runtime(home=home, sandbox="copy", observer=heard.append) as runtime:
-        asking_app.PAUSE["after"] = 0.0
+    heard = Heard()
+    async with Runtime(home=home, sandbox="copy", observer=heard) as runtime:
         running = asyncio.create_task(asked(runtime.run(asking_app.asks_beside_work, "sent")))
-        await asking_app.STARTED.wait()
-        while not (said := [one.what for one in heard if isinstance(one, Noticed)]):
-            await asyncio.sleep(0.01)
-        assert "meanwhile?" in said[0] and "ramify answer" in said[0]
+        await heard.noticed.wait()
+        assert "meanwhile?" in heard.said and "ramify answer" in heard.said
         asking_app.GO_ON.set()
         (question,) = await running
         assert (question.question, asking_app.DONE) == ("meanwhile?", ["sent"])
@@ -227,17 +239,17 @@ async def test_what_works_beside_a_question_is_not_stopped(home: Path) -> None:
         assert asking_app.DONE == ["sent"]
 
 
-async def test_an_answer_is_taken_while_the_run_works(runtime: Runtime, home: Path) -> None:
-    running = asyncio.create_task(runtime.run(asking_app.asks_beside_work, "sent"))
-    await asking_app.STARTED.wait()
-    while not (questions := await runtime.questions()):
-        await asyncio.sleep(0.01)
-    async with Runtime(home=home, sandbox="copy") as other:
-        await other.answer(str(runtime.last_run_id), questions[0].id, "in time")
-    while OpStatus.DONE not in [row.status for row in await runtime.journal() if row.key == questions[0].key]:
-        await asyncio.sleep(0.01)
-    asking_app.GO_ON.set()
-    assert await running == ["in time", "sentafter"]
+async def test_an_answer_is_taken_while_the_run_works(home: Path) -> None:
+    heard = Heard()
+    async with Runtime(home=home, sandbox="copy", observer=heard) as runtime:
+        running = asyncio.create_task(runtime.run(asking_app.asks_beside_work, "sent"))
+        await heard.noticed.wait()
+        (question,) = await runtime.questions()
+        async with Runtime(home=home, sandbox="copy") as other:
+            await other.answer(str(runtime.last_run_id), question.id, "in time")
+        await heard.answered.wait()
+        asking_app.GO_ON.set()
+        assert await running == ["in time", "sentafter"]
 
 
 async def test_nothing_is_done_while_a_waiting_run_unwinds(runtime: Runtime) -> None:
