@@ -169,6 +169,16 @@ class Asking:
         return bool(answered)
 
     def _raise(self, error: BaseException) -> None:
-        for future in self._parked.values():
-            if not future.done():
-                future.set_exception(Asked(error.keys) if isinstance(error, Asked) else error)
+        for key, future in self._parked.items():
+            if future.done():
+                continue
+            future.set_exception(Asked(error.keys) if isinstance(error, Asked) else error)
+            task = self._tasks[key]
+            if task is not None:
+                task.add_done_callback(_heard)
+
+
+def _heard(task: asyncio.Task[Any]) -> None:
+    """Nobody need await a task that a question ended: the run says so itself."""
+    if not task.cancelled():
+        task.exception()
