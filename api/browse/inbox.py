@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ramify.browse.values import plain
 from ramify.runtime import codec
-from ramify.runtime.errors import RunNotFound
+from ramify.runtime.errors import AmbiguousRef, RunNotFound
 from ramify.runtime.inbox import (
     INTERRUPT_KEY,
     VOID,
@@ -131,7 +131,7 @@ async def store_answer(
         raise RunNotFound(await _unknown(store, id))
     exact = [inbox for inbox in found if inbox.knows(id, whole=True)] or found
     if len(exact) > 1:
-        raise RunNotFound(f"questions of {len(exact)} runs begin with {id!r}: write more of the id")
+        raise AmbiguousRef(f"questions of {len(exact)} runs begin with {id!r}: write more of the id")
     inbox = exact[0]
     question = inbox.question(id)
     await store_answers(store, inbox, Given({question.id: text}), clock=clock, by=by)

@@ -183,7 +183,7 @@ def test_the_inbox_is_of_all_runs_and_names_what_settles_a_doubt(call: Call) -> 
     items = json.loads(call("inbox", "--json").stdout)
     assert [(item["kind"], item["workflow"]) for item in items] == [("question", "single"), ("doubt", "sends")]
     told = call("inbox")
-    assert re.search(rf"{items[0]['id']}  question +{items[0]['run']} .* drop the only database", told.stdout)
+    assert re.search(rf"{items[0]['id']}  +question +{items[0]['run']} .* drop the only database", told.stdout)
     done, again = items[1]["commands"]
     assert done in told.stderr.replace(" --home home", "") and again.endswith("--again")
     assert call("answer", items[1]["id"], "yes").returncode == 1
