@@ -28,6 +28,7 @@ from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound, StoreError, WorkflowChanged
 from ramify.runtime.events import Event, Noticed, Observer
+from ramify.runtime.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
 from ramify.runtime.loading import load_target
 from ramify.runtime.observed import Observed, learned
 from ramify.runtime.past import FORKED
@@ -201,12 +202,20 @@ class Runtime:
         return await driver.drive(services, record, workflow.__wrapped__, skipped=skipped, code=code)
 
     async def resume(
-        self, run_id: str, *, deadline: Duration | None = None, back_to: str | None = None, answer: Any = NO_ANSWER
+        self,
+        run_id: str,
+        *,
+        deadline: Duration | None = None,
+        back_to: str | None = None,
+        answer: Any = NO_ANSWER,
+        answers: Mapping[str, Any] = MappingProxyType({}),
     ) -> Any:
         """Go on with a run where its journal ends; the result again where it is done.
 
-        `answer`: to the question that it waits for. `back_to`: the id of a checkpoint of its root branch, to go back
-        to first: effects done since are compensated where their steps say how.
+        `answer`: to the one question that is open; `SeveralQuestions` where there are more. `answers`: by the id of
+        the question (`RunWaiting.questions`, `questions()`). Both are durable before the run goes on, and
+        `AlreadyAnswered` is raised where another person was first. `back_to`: the id of a checkpoint of its root
+        branch, to go back to first: effects done since are compensated where their steps say how.
         `deadline`: a new one, counted from now. The run goes on in the sandbox and with the model that it began
         with, unless this runtime was told otherwise. Raises `WorkflowChanged` where the code is no longer what the
         run's plan was compiled from.
@@ -214,7 +223,9 @@ class Runtime:
         record = await self.store.run(RunId(run_id))
         self.last_run_id = record.id
         workflow = load_target(record.workflow)
+        given = _given(answer, answers)
         if record.status is RunStatus.DONE and back_to is None:
+            await self._store_answers(record, given, "Runtime.resume")
             return codec.decode(record.result_json or "null")
         plan = Plan.from_json(record.plan_json)
         code = self._since(record, plan, workflow)
@@ -224,12 +235,33 @@ class Runtime:
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
             record = await self.store.run(record.id)
         await ledger.undo(self._services(settings), record, steps_of(workflow))
+        await self._store_answers(record, given, "Runtime.resume")
         self._warm(plan, settings)
         more_s = None if deadline is None else seconds(deadline)
-        encoded = None if answer is NO_ANSWER else codec.encode(answer)
-        return await driver.drive(
-            self._services(settings), record, workflow.__wrapped__, more_s=more_s, answer=encoded, code=code
-        )
+        return await driver.drive(self._services(settings), record, workflow.__wrapped__, more_s=more_s, code=code)
+
+    async def questions(self, run_id: str | None = None) -> list[OpenQuestion]:
+        """What a run (the last one) has asked and nobody has answered, in the order in which it was asked; of a
+        LangGraph thread what its interrupts ask, with `ThreadElsewhere` where another saver keeps it."""
+        return (await self._inbox(await self.record(run_id))).open
+
+    async def answer(self, run_id: str, question: str, answer: Any) -> None:
+        """Store the answer to a question, named by its id, without going on. A process that works on the run picks
+        it up; else the next `resume` does. Raises `AlreadyAnswered` where somebody was first."""
+        record = await self.record(run_id)
+        await self._store_answers(record, _given(NO_ANSWER, {question: answer}), "Runtime.answer")
+
+    async def _store_answers(self, record: RunRecord, given: Given, by: str) -> None:
+        if not given.is_empty:
+            await store_answers(self.store, await self._inbox(record), given, clock=self._clock, by=by)
+
+    async def _inbox(self, record: RunRecord) -> Inbox:
+        if record.thread_id is None:
+            return await inbox_of(self.store, record.id)
+        from ramify.runtime.langgraph.asked import open_interrupts
+
+        asked = await asyncio.to_thread(open_interrupts, self.database, record)
+        return Inbox.of_interrupts(record.id, asked, await self.store.answers(record.id))
 
     def _going_on(self, began: Settings) -> Settings:
         """With what a run goes on: as it began, unless this runtime was told otherwise. Without the client that its
@@ -438,6 +470,12 @@ class Runtime:
         """The plan says that the model will be called: start it while the workspace is worked on."""
         if any(op.kind is OpKind.CALL_LLM for op in plan.ops):
             self._resources.warm(settings)
+
+
+def _given(answer: Any, answers: Mapping[str, Any]) -> Given:
+    """Encoded. Raises `NotSerialisable`."""
+    by_id = {id: codec.encode(value, f"the answer to question {id}") for id, value in answers.items()}
+    return Given(by_id, None if answer is NO_ANSWER else codec.encode(answer, "the answer"))
 
 
 @cache

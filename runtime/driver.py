@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,17 +20,10 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
 from ramify.runtime.answers import Answers
+from ramify.runtime.asking import Asked
 from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
-from ramify.runtime.errors import (
-    EffectInDoubt,
-    ResultNotKept,
-    RunCancelled,
-    RunError,
-    RunFailed,
-    RunWaiting,
-    StepFailed,
-)
+from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunCancelled, RunError, RunFailed, StepFailed
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.hints import hint_ahead
 from ramify.runtime.journal import Journal, base_checkpoint
@@ -39,7 +32,7 @@ from ramify.runtime.locks import take_wish, working_on
 from ramify.runtime.past import forked_from
 from ramify.runtime.pins import Pins
 from ramify.runtime.prints import world_print
-from ramify.runtime.questions import answers_to, asked_in, open_questions
+from ramify.runtime.questions import asking_of, waiting
 from ramify.runtime.records import (
     DOUBTFUL,
     ROOT,
@@ -141,14 +134,12 @@ async def drive(
     *,
     skipped: tuple[Skipped, ...] = (),
     more_s: float | None = None,
-    answer: str | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
 ) -> Any:
     """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
 
-    `more_s`: a new deadline, counted from now. `answer`: to the first question that the run waits for, encoded.
-    `code`: the digests of steps that have changed since the plan was made: what they do now is not taken for what
-    they did. Raises `RunWaiting` where the workflow asks (another) one.
+    `more_s`: a new deadline from now. `code`: the digests of steps that have changed since the plan was made:
+    what they do now is not taken for what they did. Raises `RunWaiting` where it asks what nobody has answered.
     """
     async with working_on(services.locks, services.store, record.id):
         waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
@@ -184,14 +175,13 @@ async def drive(
             calls=LLMCalls(record, plan, journal, services.llm, services.clock, _answers(services, record, reuse)),
             clock=services.clock,
             root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[Made(base, "the workspace")]),
-            answers=answers_to(ops, answer, record.id),
             reuse=reuse,
             recovery=recovery,
             costs=CostModel().learn(ops),
             careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
         )
         run.worlds.recovery = recovery
-        run.asked.update(row.key for row in open_questions(ops))
+        run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
         try:
             answered = {row.op_id for row in llm}
             return await _unless_cancelled(_call(run, function, services, answered), services, record.id)
@@ -264,20 +254,14 @@ async def _call(run: Run, function: Callable[..., Any], services: Services, answ
     args, kwargs = codec.decode(run.record.args_json)
     try:
         hint_ahead(run, function, answered, services.llm, services.emit)
-        with entered(RunScope(run, run.root)):
-            result_json = codec.encode(await outcome(function, args, kwargs), "its result")
+        result_json = codec.encode(await _outcome(run, function, args, kwargs), "its result")
         left = await run.end_left()
         run.journal.refuse_when_stopped()
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
-        if (asked := asked_in(error)) is not None:
-            raise RunWaiting(
-                f"run {run.record.id} asks: {asked.question}\n"
-                f"Answer it by `ramify resume {run.record.id} --answer JSON`",
-                question=asked.question,
-                run_id=run.record.id,
-            ) from None
+        if isinstance(run.journal.stopped, Asked):
+            raise waiting(run, run.journal.stopped) from None
         if isinstance(error, Exception):
             raise _failure(run, error) from error
         raise
@@ -292,17 +276,28 @@ async def _call(run: Run, function: Callable[..., Any], services: Services, answ
     return result
 
 
+async def _outcome(run: Run, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    assert run.asking is not None
+    run.asking.begin()
+    try:
+        with entered(RunScope(run, run.root)):
+            return await outcome(function, args, kwargs)
+    finally:
+        await asyncio.shield(run.asking.end())
+
+
 async def _stopped(run: Run, error: BaseException, services: Services) -> None:
     """The workflow did not come to its end: stop what it left running, and write down why."""
     await run.settle(ROOT)
     _tell_left_aside(run, services, ended=False)
-    if asked_in(error) is not None:
-        status, why = RunStatus.WAITING, ""
+    unasked: Sequence[str] = ()
+    if isinstance(run.journal.stopped, Asked) and run.asking is not None:
+        status, why, unasked = RunStatus.WAITING, "", run.asking.not_met
     elif isinstance(error, asyncio.CancelledError):
         status, why = RunStatus.CANCELLED, "cancelled"
     else:
         status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"
-    await run.journal.finish(RunUpdate(status=status, error=why))
+    await run.journal.finish(RunUpdate(status=status, error=why), unasked=unasked)
     services.emit(RunEnded(run.record, status))
 
 

@@ -4,7 +4,8 @@ RunError
 ├── RunFailed             the workflow raised; the run is kept and can be resumed
 │   └── StepFailed        a step did; names step, branch, last output
 ├── RunCancelled          `ramify cancel` stopped it; it can be resumed
-├── RunWaiting            it asks a person; `.question`
+├── RunWaiting            it asks a person; `.questions`
+├── AlreadyAnswered       somebody answered that question before; `.answer`
 ├── NotInARun             a step, fork or model call outside a workflow
 ├── WouldBlock            a stream read with a plain `for` where an event loop runs, which would stand still
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
@@ -12,6 +13,7 @@ RunError
 │   └── ResultNotKept     an irreversible step was done, and its result cannot be kept; it is not done again
 ├── RunNotFound           no run, checkpoint or snapshot of that name
 ├── AmbiguousRef          a prefix that names several
+│   └── SeveralQuestions  an answer that does not say which of a run's questions it is for
 ├── RunLocked             another process works on that run
 ├── StoreError            the database is missing, of another version, or refuses to write
 ├── BranchReleased        a branch used after its fork, or its run, was over
@@ -34,7 +36,13 @@ RunError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ramify.sandboxes.contract import RunResult
+
+if TYPE_CHECKING:
+    from ramify.runtime.inbox import OpenQuestion
 
 
 class RunError(Exception):
@@ -67,10 +75,28 @@ class RunCancelled(RunError):
 
 
 class RunWaiting(RunError):
-    """The workflow asks a person. It goes on when the run is resumed with the answer."""
+    """The workflow asks a person. It goes on when the run is resumed with the answer.
 
-    def __init__(self, message: str, *, question: object, run_id: str) -> None:
-        self.question, self.waiting_run = question, run_id
+    `questions`: all that it waits for, each with its `id` and its `question`, in the order in which they were asked;
+    `question` is the first one's.
+    """
+
+    def __init__(
+        self, message: str, *, question: object, run_id: str, questions: Sequence[OpenQuestion] = ()
+    ) -> None:
+        self.question, self.waiting_run, self.questions = question, run_id, tuple(questions)
+        super().__init__(message)
+
+
+class AlreadyAnswered(RunError):
+    """Somebody answered that question before: their answer stands. `answer` is the value, `answered_at` the time in
+    Unix seconds, `answered_by` what took it."""
+
+    def __init__(
+        self, message: str, *, question_id: str, answer: object, answered_at: float | None, answered_by: str
+    ) -> None:
+        self.question_id, self.answer = question_id, answer
+        self.answered_at, self.answered_by = answered_at, answered_by
         super().__init__(message)
 
 
@@ -110,6 +136,14 @@ class RunNotFound(RunError):
 
 class AmbiguousRef(RunError):
     """A prefix that names several things."""
+
+
+class SeveralQuestions(AmbiguousRef):
+    """A run has several open questions, and the answer does not say which of them it is for. `questions` has them."""
+
+    def __init__(self, message: str, *, questions: Sequence[OpenQuestion]) -> None:
+        self.questions = tuple(questions)
+        super().__init__(message)
 
 
 class RunLocked(RunError):

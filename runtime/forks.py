@@ -61,7 +61,7 @@ class Fork(Generic[T]):
         if self._branches is not None:
             raise BranchReleased("a fork is entered once: call fork() again")
         run, parent = self._scope.run, self._scope.branch
-        async with parent.lock:
+        async with run.busy(), parent.lock:
             if parent.released:
                 raise BranchReleased(f"branch {parent.path} was released, so it cannot be forked")
             if (
@@ -135,6 +135,10 @@ class Fork(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        async with self._scope.run.busy():
+            await self._leave(kind)
+
+    async def _leave(self, kind: type[BaseException] | None) -> None:
         run, branches = self._scope.run, self._branches or []
         for branch in branches:
             branch.line.released = True
@@ -248,7 +252,7 @@ class Branch(Generic[T]):
     async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
         run, parent = self.parent.run, self.parent.branch
         key = run.journal.key(parent.path, op.id, self.line.path, _said(strategy))
-        async with parent.lock, self.line.lock:
+        async with run.busy(), parent.lock, self.line.lock:
             if self.line.released or parent.released:
                 raise BranchReleased(f"branch {self.path} was released: adopt it inside its fork's block")
             row = run.journal.served(key, at=parent.snapshot)

@@ -19,7 +19,7 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine import crash
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
-from ramify.runtime.errors import BranchReleased, RunError
+from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.past import FORKED
 from ramify.runtime.records import (
@@ -103,9 +103,9 @@ class Journal:
         forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
         """Whether the whole run is to meet the outside as a branch of a fork does."""
-        self.stopped: RunError | None = None
+        self.stopped: BaseException | None = None
         """Why nothing new begins and the run ends, whoever caught that: an effect of which nobody knows whether it
-        happened, a wrong hit (decision 292)."""
+        happened, a wrong hit (decision 292), questions that wait for a person (decision 327)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self._occurrences: Counter[str] = Counter()
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
@@ -187,7 +187,12 @@ class Journal:
         self._emit(OpDone(row, replayed=True))
         return error if isinstance(error, Exception) else None
 
-    def stop(self, why: RunError) -> RunError:
+    @property
+    def pulse(self) -> tuple[int, int]:
+        """Changes with each operation that is met or recorded."""
+        return len(self._asked), self._seq
+
+    def stop(self, why: BaseException) -> BaseException:
         """Have the run end with this error, or with the first that was said; it is for the caller to raise."""
         self.stopped = self.stopped or why
         return why
@@ -415,12 +420,11 @@ class Journal:
         if self._lost is not None:
             raise self._lost
 
-    async def finish(self, update: RunUpdate) -> None:
-        """The run's own row, last."""
+    async def finish(self, update: RunUpdate, *, unasked: Sequence[str] = ()) -> None:
+        """The run's own row, last. `unasked`: the keys of questions that are not open any more."""
         touched = self._touch()
-        await self._store.commit(
-            self._run.id, update=replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
-        )
+        update = replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
+        await self._store.commit(self._run.id, unasked=unasked, update=update)
         while self._soon:  # committed before, or with it: only their futures are to be heard
             await asyncio.wait(list(self._soon))
         self._refuse_what_does_not_follow()

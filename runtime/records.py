@@ -50,6 +50,7 @@ class OpStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"  # recorded to be read by people; never honoured by a resume
     ASKED = "asked"  # a question that waits for its answer, which is a row of its own
+    UNASKED = "not asked again"  # a question that the run's newest process did not come to
     UNDONE = "undone"  # it was done, and the run went back to before it: as FAILED
 
 
@@ -175,6 +176,17 @@ class EffectRecord:
     def lacks_result(self) -> bool:
         """Whether it was done, and what it gave could not be kept: a run that needs it stands still."""
         return self.status is EffectStatus.DONE and self.result_json is None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """A person's answer, bound to one question of one run. `key` is the journal key of the question."""
+
+    run_id: RunId
+    key: str
+    answer_json: str  # codec
+    answered_at: float
+    answered_by: str = ""  # what took it: "ramify resume", "the local page"
 
 
 @dataclass(frozen=True, slots=True)

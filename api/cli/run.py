@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +179,14 @@ def run_command(
     help="Go back to this checkpoint of its root branch first: what was done later is done anew, and effects on the "
     "outside are compensated where their steps say how.",
 )
-@click.option("--answer", metavar="JSON", help="To the question that it waits for. Text where it is no JSON.")
+@click.option(
+    "--answer",
+    "answers",
+    multiple=True,
+    metavar="[ID=]JSON",
+    help="To the question that it waits for; with its ID, as `ramify inbox` lists it, where it waits for several. "
+    "Text where it is no JSON. Repeatable.",
+)
 @click.option(
     "--app",
     "target",
@@ -196,7 +203,7 @@ def resume_command(
     run: str | None,
     deadline: float | None,
     back_to: str | None,
-    answer: str | None,
+    answers: tuple[str, ...],
     target: str | None,
     trust_home: bool,
     **options: Any,
@@ -208,16 +215,15 @@ def resume_command(
 
     \b
     Example: ramify resume 3f2a --answer '"yes"'
+             ramify resume 3f2a --answer 9c01d2e4=true --answer 77ab01cd=false
              ramify resume 3f2a --app agent.py:app
     """
-    from ramify.cli.targets import argument
-
     if not trust_home:
         need_own_home(app)
+    given = _given(answers)
     record = app.look(lambda store: _unfinished(app, store) if run is None else need_run(store, run))
     choices = Choices(**options)
     if record.frontend != DECORATORS:
-        given = () if answer is None else (argument(answer),)
         _resume_thread(app, record, choices, target, Onward(given, deadline, back_to))
         return
     if target is not None:
@@ -225,9 +231,8 @@ def resume_command(
 
     async def go_on(runtime: Runtime) -> Any:
         checkpoint = None if back_to is None else await _checkpoint(runtime, back_to)
-        if answer is None:
-            return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint)
-        return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint, answer=argument(answer))
+        only = {} if given.alone is None else {"answer": given.alone[0]}
+        return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint, answers=given.by_id, **only)
 
     _perform(app, choices, go_on, record.settings.sandbox)
 
@@ -285,10 +290,37 @@ async def _unfinished(app: App, store: Reader) -> RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
-    """How a thread goes on. `answer`: in a tuple, empty where none was given; `back_to`: as the user named it."""
+class AnswersGiven:
+    """`alone`: the answer that names no question, in a tuple; None where there is none."""
 
-    answer: tuple[Any, ...] = ()
+    by_id: Mapping[str, Any]
+    alone: tuple[Any] | None = None
+
+
+def _given(texts: Sequence[str]) -> AnswersGiven:
+    """Raises `click.UsageError` where it is not clear which answer is for which question."""
+    from ramify.cli.targets import argument
+    from ramify.runtime.inbox import named_answer
+
+    by_id: dict[str, Any] = {}
+    alone: tuple[Any] | None = None
+    for id, text in map(named_answer, texts):
+        if id is None and alone is None:
+            alone = (argument(text),)
+        elif id is None or id in by_id:
+            raise click.UsageError("--answer was given twice for one question: name each, --answer ID=JSON")
+        else:
+            by_id[id] = argument(text)
+    if alone is not None and by_id:
+        raise click.UsageError(f"which question is {alone[0]!r} for? Name it too: --answer ID=JSON")
+    return AnswersGiven(by_id, alone)
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """How a thread goes on. `back_to`: as the user named it."""
+
+    answers: AnswersGiven
     deadline_s: float | None = None
     back_to: str | None = None
 

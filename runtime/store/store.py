@@ -24,6 +24,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import RunLocked, RunNotFound, StoreError
 from ramify.runtime.records import (
+    DOUBTFUL,
+    AnswerRecord,
     CheckpointId,
     CheckpointRecord,
     EffectRecord,
@@ -185,6 +187,7 @@ class RunStore:
         checkpoints: Sequence[CheckpointRecord] = (),
         effects: Sequence[EffectRecord] = (),
         undone_after: int | None = None,
+        unasked: Sequence[str] = (),
         update: RunUpdate | None = None,
         barrier: Barrier | None = None,
         coming: Coming | None = None,
@@ -194,14 +197,15 @@ class RunStore:
 
         `begin`: the run's own row where it is not there yet, for a run that begins with a past.
 
-        `undone_after`: the rows with a higher number that are there and DONE become UNDONE. `barrier` makes durable
-        what the rows name; it is called once for all commits of a transaction that give the same one.
+        `undone_after`: the rows with a higher number that are there and DONE become UNDONE, and answers to what was
+        asked or answered since are void. `unasked`: the keys of questions that are not open any more. `barrier` makes
+        durable what the rows name; it is called once for all commits of a transaction that give the same one.
 
         A cancelled caller waits for the transaction's end, so that what it knows is what the disk holds. A run that
         goes back to RUNNING loses its error. Raises `RunNotFound`; `StoreError` for an illegal change of status,
         for a row of another run, or a sequence number that is taken.
         """
-        job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin)
+        job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked)
         await self._write(job, coming)
 
     def commit_soon(
@@ -239,6 +243,7 @@ class RunStore:
         update: RunUpdate | None,
         barrier: Barrier | None,
         begin: RunRecord | None = None,
+        unasked: Sequence[str] = (),
     ) -> Job:
         owners = {op.run_id for op in ops} | {call.run_id for call in llm} | {one.run_id for one in checkpoints}
         owners |= {effect.run_id for effect in effects}
@@ -257,7 +262,10 @@ class RunStore:
                 statements.put(connection, tables.runs, [rows.run_row(begin)])
             statements.update_run(connection, run_id, change, self._clock)
             if undone_after is not None:
+                connection.execute(statements.void_answers_after(run_id, undone_after))
                 connection.execute(statements.undo(run_id, undone_after))
+            if unasked:
+                connection.execute(statements.unask(run_id, unasked))
             statements.put(connection, tables.ops, [rows.op_row(op) for op in ops])
             statements.put(connection, tables.llm, [rows.llm_row(call) for call in llm])
             statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
@@ -280,6 +288,47 @@ class RunStore:
 
     async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
         query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
+        return await self._fetch(query, rows.effect_record)
+
+    async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
+        """Store answers of a run's questions, durable when this returns. None of them where one of the questions has
+        an answer already: that one is given back."""
+
+        def work(connection: Connection) -> None:
+            for answer in answers:
+                if not statements.put_answer(connection, answer):
+                    raise _Taken(answer.key)
+
+        try:
+            await self._write(
+                Job(work, run_id, [text for one in answers for text in rows.texts(tables.answers, one)])
+            )
+        except _Taken as taken:
+            return next(one for one in await self.answers(run_id) if one.key == taken.key)
+        return None
+
+    async def void_answers(self, run_id: RunId, keys: Sequence[str]) -> None:
+        """These answers count no more: their questions, asked again, take new ones."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(statements.void_answers(run_id, keys))
+
+        await self._write(Job(work, run_id))
+
+    async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
+        """What people answered to a run's questions (to those of all runs), in the order of the answers."""
+        query = tables.query(tables.answers).order_by(tables.answers.c.n)
+        mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
+        return await self._fetch(mine, rows.answer_record)
+
+    async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
+        """The rows of a run's journal (of all runs' that are not done) that ask a person or hold an answer."""
+        return await self._fetch(statements.interrupts(run_id), rows.op_record)
+
+    async def doubts(self) -> list[EffectRecord]:
+        """Effects of all runs that were begun and not ended. One of a run at work may end yet."""
+        table = tables.effects
+        query = tables.query(table).where(table.c.status.in_(sorted(DOUBTFUL))).order_by(table.c.n)
         return await self._fetch(query, rows.effect_record)
 
     async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
@@ -372,6 +421,14 @@ class RunStore:
     async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
         query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
         return await self._fetch(query.where(table.c.seq > after) if after else query, make)
+
+
+class _Taken(Exception):
+    """The question of that key has an answer."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(key)
 
 
 def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:

@@ -4,7 +4,9 @@ The server listens on loopback, which keeps other machines out and nobody else: 
 connect, and so can a page of any site that the user has open. Against the first stands a random token, the first part
 of every path, so that the page's own files and its answers have it in common and no cookie is needed. Against the
 second stand the check of `Host` (a name that an attacker's DNS points here is not ours: DNS rebinding), the check of
-`Sec-Fetch-Site`, and that no answer carries a CORS header. The page itself may load nothing from elsewhere, nor be
+`Sec-Fetch-Site`, and that no answer carries a CORS header. The one path that stores something asks for more: a body
+that is JSON by its `Content-Type`, the token in a header of its own, which a page elsewhere cannot send unless the
+server agrees first (CORS), and no `Origin` but ours. The page itself may load nothing from elsewhere, nor be
 framed, nor turn text into markup (trusted types).
 """
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -28,7 +30,10 @@ HEADERS = {
     "cache-control": "no-store",
 }
 _HEADERS = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
-_METHODS = ("GET", "HEAD")  # the page looks; it changes nothing
+TOKEN_HEADER = "x-ramify-token"
+WRITES = "api/answers"
+"""The one path that stores something."""
+_METHODS = ("GET", "HEAD")  # of all others: the page looks
 
 
 def new_token() -> str:
@@ -82,8 +87,22 @@ class Guard:
         site = headers.get(b"sec-fetch-site", [b"none"])
         if site not in ([b"none"], [b"same-origin"]) and (rest or scope["method"] != "GET"):
             return _refused(403, "another site asked for this")
+        if scope["method"] == "POST" and rest == WRITES:
+            return self._refusal_to_write(headers, named[0])
         if scope["method"] not in _METHODS:
             return _refused(405, "the page only looks: GET and HEAD")
+        return None
+
+    def _refusal_to_write(self, headers: Mapping[bytes, list[bytes]], host: str) -> JSONResponse | None:
+        kinds = [value.partition(b";")[0].strip().lower() for value in headers.get(b"content-type", [])]
+        if kinds != [b"application/json"]:
+            return _refused(415, "an answer is sent as application/json")
+        tokens = headers.get(TOKEN_HEADER.encode(), [])
+        if len(tokens) != 1 or not hmac.compare_digest(tokens[0], self._token.encode()):
+            return _refused(403, f"an answer is sent with the page's token in {TOKEN_HEADER}")
+        origins = [value.decode("latin-1").lower() for value in headers.get(b"origin", [])]
+        if origins not in ([], [f"http://{host}"]):
+            return _refused(403, "another site asked for this")
         return None
 
 
