@@ -24,6 +24,7 @@ from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
 from ramify.runtime.errors import EffectInDoubt, RunCancelled, RunError, RunFailed, RunWaiting, StepFailed
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
+from ramify.runtime.forked import InOneProcess
 from ramify.runtime.hints import hint_ahead
 from ramify.runtime.journal import Journal, base_checkpoint
 from ramify.runtime.locks import take_wish, working_on
@@ -255,7 +256,8 @@ async def _call(run: Run, function: Callable[..., Any], services: Services, answ
     try:
         hint_ahead(run, function, answered, services.llm, services.emit)
         with entered(RunScope(run, run.root)):
-            result_json = codec.encode(await outcome(function, args, kwargs), "its result")
+            made = InOneProcess(outcome(function, args, kwargs), f"workflow {run.record.name!r}")
+            result_json = codec.encode(await made, "its result")
         left = await run.end_left()
         run.journal.refuse_when_stopped()
         result = codec.decode(result_json)

@@ -18,6 +18,7 @@ process was faster, nothing more is written for that run.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import threading
 import time
@@ -29,7 +30,8 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection, Engine
 
 from ramify.fork_engine import crash
-from ramify.runtime.errors import RunLocked, StoreError
+from ramify.fork_engine.at_fork import refuse_in_child
+from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import statements, tables
 from ramify.runtime.store.blobs import Recent
@@ -95,6 +97,8 @@ class Committer:
         self._recent = Recent()
         self._guests: list[Callable[[], None]] = []
         self._closed = False
+        self._broken: BaseException | None = None  # what ended the thread
+        self._owner = os.getpid()
         self._lock = threading.RLock()  # entered as it is: Ctrl-C inside a Condition's own entry leaves it locked
         self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._serve, name="ramify-store", daemon=True)
@@ -129,6 +133,8 @@ class Committer:
         return self._put(_Waiting(Job(lambda connection: self._give(connection, run)), alone=True), None)
 
     def close(self) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy, without the thread: its parent commits what waits
         for leave in self._guests:
             leave()
         with self._lock:
@@ -143,8 +149,11 @@ class Committer:
             self._changed.notify_all()
 
     def _put(self, waiting: _Waiting, coming: Coming | None) -> Future[None]:
+        refuse_in_child(self._owner, "the database", UsedAfterFork)
         waiting.future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
         with self._lock:
+            if self._broken is not None:
+                raise _ended(self._broken) from self._broken
             if self._closed:
                 raise StoreError("the database is not open any more: its store was closed")
             self._queue.append(waiting)
@@ -156,13 +165,27 @@ class Committer:
     # Below: on the thread
 
     def _serve(self) -> None:
+        batch: Sequence[_Waiting] | None = None
         try:
             while (batch := self._next()) is not None:
                 crash.point("batch taken")
                 self._commit(batch)
+        except BaseException as error:
+            self._end_by(error, batch)
+            raise
         finally:
             if self._connection is not None:
                 self._connection.close()
+
+    def _end_by(self, error: BaseException, batch: Sequence[_Waiting] | None) -> None:
+        """This thread ends: nothing that waits, or is submitted later, is left without an answer."""
+        with self._lock:
+            self._broken = error
+            left = [*(batch or ()), *self._queue]
+            self._queue.clear()
+        for one in left:
+            if not one.future.done():
+                one.future.set_exception(_ended(error))
 
     def _next(self) -> list[_Waiting] | None:
         """All that waits, once some of it is due and nobody is about to join; None at the end."""
@@ -329,6 +352,13 @@ def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "r
     )
     there = {(int(high) << 32) | int(low) for high, low in rows}
     return {run for run in runs if lock_number(run, what) % (1 << 64) in there}
+
+
+def _ended(error: BaseException) -> StoreError:
+    return StoreError(
+        f"the thread that commits has ended ({type(error).__name__}: {error}): close this Runtime or app and resume "
+        "its runs with a new one"
+    )
 
 
 def _locked(connection: Connection, run: RunId) -> bool:

@@ -8,6 +8,7 @@ one fsync). Readers (`ramify ls` beside a run) never wait for the writer.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -21,8 +22,9 @@ from sqlalchemy import Connection, Engine, Select, String, Table, bindparam, sel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from ramify.fork_engine.at_fork import refuse_in_child
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.errors import RunLocked, RunNotFound, StoreError
+from ramify.runtime.errors import RunLocked, RunNotFound, StoreError, UsedAfterFork
 from ramify.runtime.records import (
     CheckpointId,
     CheckpointRecord,
@@ -64,6 +66,7 @@ class RunStore:
         self._reader: AsyncEngine | None = None
         self._writer: Engine | None = None
         self._committer: Committer | None = None
+        self._owner = os.getpid()
 
     async def __aenter__(self) -> Self:
         with in_our_words(self.address):
@@ -76,12 +79,15 @@ class RunStore:
             except BaseException:
                 await self._dispose()
                 raise
+        self._owner = os.getpid()
         self._committer = Committer(self._writer, clock=self._clock, patience_s=self._patience_s)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         committing, self._committer = self._opened(), None
         await to_its_end(self._close(committing))
 
@@ -127,7 +133,7 @@ class RunStore:
         try:
             yield
         finally:
-            if self.address.on_server:
+            if self.address.on_server and os.getpid() == self._owner:
                 await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
 
     async def _hold(self, run_id: RunId) -> None:
@@ -335,6 +341,7 @@ class RunStore:
         self._reader = self._writer = None
 
     def _opened(self) -> Committer:
+        refuse_in_child(self._owner, "the database", UsedAfterFork)
         if self._committer is None:
             raise StoreError(f"the database {self.address} is not open: use `async with RunStore(…)`")
         return self._committer

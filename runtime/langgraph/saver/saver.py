@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -107,6 +108,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self._owner = os.getpid()
         self._begin(address, clock)
         self._rows = Rows()
         self._house = House(self._engine.dialect, self._forget)
@@ -127,6 +129,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
 
     def close(self) -> None:
         """Commit what lingers, and let go of the database."""
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         try:
             self._writer.close()
         finally:
