@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, func
 
 from ramify.fork_engine import crash
 from ramify.fork_engine.at_fork import refuse_in_child
@@ -36,6 +36,7 @@ from ramify.runtime.records import RunId
 from ramify.runtime.store import statements, tables
 from ramify.runtime.store.blobs import Recent
 from ramify.runtime.store.failures import clashed, is_gone
+from ramify.runtime.store.pooler import refused, session_of
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
@@ -90,6 +91,7 @@ class Committer:
         self._name = secrets.token_hex(8)
         self._batches = 0
         self._connection: Connection | None = None
+        self._session = 0  # on a server, the connection's: our locks are that session's
         self._held: set[RunId] = set()
         self._lost: set[RunId] = set()
         self._queue: deque[_Waiting] = deque()
@@ -280,12 +282,18 @@ class Committer:
         put = put.on_conflict_do_update(
             index_elements=["id"], set_=newer, where=tables.writers.c.batch < put.excluded.batch
         )
-        return connection.execute(put.returning(tables.writers.c.batch)).first() is not None
+        found = connection.execute(put.returning(func.pg_backend_pid())).first()
+        if found is not None and found[0] != self._session:
+            raise self._refused()
+        return found is not None
 
     def _connected(self) -> Connection:
         if self._connection is None:
             connection = self._engine.connect()
             try:
+                if self._on_server:
+                    with connection.begin():
+                        self._session = session_of(connection)
                 self._take_again(connection)
             except BaseException:
                 connection.close()
@@ -296,7 +304,7 @@ class Committer:
     def _take_again(self, connection: Connection) -> None:
         with connection.begin():
             for run in sorted(self._held):
-                if not _locked(connection, run):
+                if not self._locked(connection, run):
                     self._held.discard(run)
                     self._lost.add(run)
 
@@ -307,10 +315,21 @@ class Committer:
             connection.close()
 
     def _take(self, connection: Connection, run: RunId) -> None:
-        if run not in self._held and not _locked(connection, run):
+        if run not in self._held and not self._locked(connection, run):
             raise RunLocked(f"run {run} is being worked on by a process on another machine: wait for it or stop it")
         self._held.add(run)
         self._lost.discard(run)
+
+    def _locked(self, connection: Connection, run: RunId) -> bool:
+        """Take the run's lock, if nobody else has it, and see that it is in the session that all of ours use."""
+        asked = "SELECT pg_try_advisory_lock(%s), pg_backend_pid()"
+        locked, session = connection.exec_driver_sql(asked, (lock_number(run),)).one()
+        if session != self._session:
+            raise self._refused()
+        return bool(locked)
+
+    def _refused(self) -> StoreError:
+        return refused(self._engine.url.render_as_string())
 
     def _give(self, connection: Connection, run: RunId) -> None:
         if run in self._held:
@@ -359,10 +378,6 @@ def _ended(error: BaseException) -> StoreError:
         f"the thread that commits has ended ({type(error).__name__}: {error}): close this Runtime or app and resume "
         "its runs with a new one"
     )
-
-
-def _locked(connection: Connection, run: RunId) -> bool:
-    return bool(connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s)", (lock_number(run),)).scalar_one())
 
 
 def _taken_over(run: RunId | None) -> RunLocked:

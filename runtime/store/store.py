@@ -43,6 +43,7 @@ from ramify.runtime.store.committer import PATIENCE_S, Barrier, Coming, Committe
 from ramify.runtime.store.connect import probe, reader, to_its_end, writer
 from ramify.runtime.store.failures import in_our_words, is_gone
 from ramify.runtime.store.migrate import bring_up_to_date
+from ramify.runtime.store.pooler import refuse_shared_sessions
 from ramify.runtime.store.tallies import Tally
 
 T = TypeVar("T")
@@ -75,6 +76,7 @@ class RunStore:
                 await asyncio.to_thread(probe, file)
             self._reader, self._writer = reader(self.address), writer(self.address)
             try:
+                await asyncio.to_thread(refuse_shared_sessions, self._writer, self.address)
                 await asyncio.to_thread(bring_up_to_date, self._writer, self.address)
             except BaseException:
                 await self._dispose()
