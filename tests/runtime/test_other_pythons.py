@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -44,7 +45,7 @@ def test_a_run_begun_in_one_python_goes_on_in_another(others: list[Path], tmp_pa
     assert status == 0, errors
     expected, log = lines[-1]["result"], sorted((whole / "log").read_text().splitlines())
     ways = [(here, other) for other in others] + [(other, here) for other in others]
-    ways += list(zip(others, others[1:], strict=False)) + list(zip(others[1:], others, strict=False))
+    ways += [way for pair in itertools.pairwise(others) for way in (pair, pair[::-1])]
     for number, (first, then) in enumerate(ways):
         home = tmp_path / f"way{number}"
         lines, status, errors = live(first, home)
