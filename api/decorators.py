@@ -202,6 +202,7 @@ class Workflow(Generic[P, R]):
             inner: R = await outcome(self.__wrapped__, args, kwargs)
             return inner
         if (under := ambient or Runtime.ambient()) is not None and under.loop is not None:
+            under.check_open()
             result: R = await on_loop(under.loop, partial(under.start, self, args, kwargs))
             return result
         async with Runtime() as runtime:

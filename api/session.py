@@ -20,13 +20,23 @@ from ramify import paths
 from ramify.browse.graph import ancestry
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
+from ramify.fork_engine.at_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.resources import GivenBackend, Resources, environment, share_checked, without_secrets
 from ramify.runtime import codec, driver, ledger
 from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound, StoreError, WorkflowChanged
+from ramify.runtime.errors import (
+    BadArguments,
+    PlanMismatch,
+    RunError,
+    RunNotFound,
+    RuntimeClosed,
+    StoreError,
+    UsedAfterFork,
+    WorkflowChanged,
+)
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
 from ramify.runtime.loading import load_target
@@ -115,7 +125,8 @@ class Runtime:
         self._check_reuse = share_checked(os.environ) if check_reuse is None else check_reuse
         self._clock = clock
         self._stack = AsyncExitStack()
-        self._entered = False
+        self._entered = self._closed = False
+        self._owner = os.getpid()  # the process that opened it
         self._token: Token[Runtime | None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # where it was opened
 
@@ -140,14 +151,40 @@ class Runtime:
             stack.push_async_callback(self._resources.close)
             self._stack = stack.pop_all()
         self._token, self.loop = _ambient.set(self), asyncio.get_running_loop()
+        self._owner = os.getpid()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
+        self._closed = True
         await self._stack.aclose()
         if _ambient.get() is self and self._token is not None:
             _ambient.reset(self._token)
+
+    def check_open(self) -> None:
+        """Raises `UsedAfterFork` in a process that was forked from the one that opened this runtime, `RuntimeClosed`
+        where it was closed or the loop on which it was opened has ended, and `RunError` where it never was open."""
+        if self.loop is None:
+            raise RunError("a Runtime is opened before it is used: `async with Runtime() as runtime`")
+        refuse_in_child(self._owner, "the Runtime", UsedAfterFork)
+        if self._closed or self.loop.is_closed():
+            why = "was closed" if self._closed else "is of no use: the event loop on which it was opened has ended"
+            raise RuntimeClosed(
+                f"the Runtime for {self.home} {why}. Open a new one where you need it: "
+                "`async with Runtime() as runtime`"
+            )
+
+    def _check_here(self) -> None:
+        """As `check_open`, and `RunError` on another loop than its own: what it holds answers there only."""
+        self.check_open()
+        if asyncio.get_running_loop() is not self.loop:
+            raise RunError(
+                f"the Runtime for {self.home} was opened on another event loop, and is used on that one only: open a "
+                "Runtime on this loop, or call the workflow itself (`await workflow(...)`), which runs it over there"
+            )
 
     async def run(
         self,
@@ -176,6 +213,7 @@ class Runtime:
         plan: Plan | None = None,
     ) -> Any:
         """As `run`, for a workflow whose own parameters have names that `run` takes."""
+        self._check_here()
         try:
             signature(workflow.__wrapped__).bind(*args, **kwargs)
         except TypeError as error:
@@ -220,6 +258,7 @@ class Runtime:
         with, unless this runtime was told otherwise. Raises `WorkflowChanged` where the code is no longer what the
         run's plan was compiled from.
         """
+        self._check_here()
         record = await self.store.run(RunId(run_id))
         self.last_run_id = record.id
         workflow = load_target(record.workflow)
@@ -305,6 +344,7 @@ class Runtime:
         in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep. Of a
         state that is lost a resume does again what made it, and the observer hears of it.
         """
+        self._check_here()
         async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and imported
             at = await self.store.checkpoint(CheckpointId(checkpoint_id))
             record = await self.store.run(at.run_id)
@@ -343,6 +383,7 @@ class Runtime:
         `base`: the snapshot that both sides changed; without it the latest state that both descend from. `strategy`
         answers conflicts. Raises `MergeConflict` with all that are left, and `RunError` where there is no base.
         """
+        self._check_here()
         async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and merged
             mine, other = [await self.store.checkpoint(CheckpointId(id)) for id in (ours, theirs)]
             record = await self.store.run(mine.run_id)

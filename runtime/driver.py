@@ -25,6 +25,7 @@ from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
 from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunCancelled, RunError, RunFailed, StepFailed
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
+from ramify.runtime.forked import InOneProcess
 from ramify.runtime.hints import hint_ahead
 from ramify.runtime.journal import Journal, base_checkpoint
 from ramify.runtime.loading import is_target
@@ -281,7 +282,7 @@ async def _outcome(run: Run, function: Callable[..., Any], args: Sequence[Any], 
     run.asking.begin()
     try:
         with entered(RunScope(run, run.root)):
-            return await outcome(function, args, kwargs)
+            return await InOneProcess(outcome(function, args, kwargs), f"workflow {run.record.name!r}")
     finally:
         await asyncio.shield(run.asking.end())
 

@@ -15,6 +15,8 @@ RunError
 ├── AmbiguousRef          a prefix that names several
 │   └── SeveralQuestions  an answer that does not say which of a run's questions it is for
 ├── RunLocked             another process works on that run
+├── UsedAfterFork         a forked child used what belongs to the process that it was forked from
+├── RuntimeClosed         a Runtime was used after it was closed, or after its event loop ended
 ├── StoreError            the database is missing, of another version, or refuses to write
 ├── BranchReleased        a branch used after its fork, or its run, was over
 ├── StateLost             a world with unsealed changes is gone
@@ -148,6 +150,14 @@ class SeveralQuestions(AmbiguousRef):
 
 class RunLocked(RunError):
     """Another process works on that run."""
+
+
+class UsedAfterFork(RunError):
+    """A forked child used a `Runtime`, a store or a run of the process that it was forked from."""
+
+
+class RuntimeClosed(RunError):
+    """A `Runtime` was used after it was closed, or after the event loop on which it was opened had ended."""
 
 
 class StoreError(RunError):

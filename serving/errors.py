@@ -10,6 +10,7 @@ ServingError
     ├── LLMUnavailable    down, refusing, 5xx, a cut stream: retried within the deadline, then this
     ├── LLMTimeout        it did not answer in the time there was
     ├── LLMRejected       the server said no (4xx): a retry would not help
+    ├── UsedAfterFork     a client with open connections was used in a forked child
     └── DeadlineInfeasible  422: it cannot be done in time; `.earliest_feasible_s`
 """
 
@@ -63,6 +64,10 @@ class LLMRejected(LLMError):
         self.status = status
         self.code = code
         super().__init__(message)
+
+
+class UsedAfterFork(LLMError):
+    """A client whose connections another process opened was used in a forked child of it."""
 
 
 class DeadlineInfeasible(LLMError):

@@ -211,9 +211,11 @@ def _connected(address: Address, *, bring: bool = False) -> Any:
             return unwritable.connected(address.file, timeout_s=BUSY_TIMEOUT_S)
         from ramify.runtime.store.connect import writer
         from ramify.runtime.store.migrate import bring_up_to_date
+        from ramify.runtime.store.pooler import refuse_shared_sessions
 
         engine = writer(address)
         try:
+            refuse_shared_sessions(engine, address)
             if bring:
                 bring_up_to_date(engine, address)
             connection = engine.raw_connection()

@@ -8,6 +8,7 @@ one fsync). Readers (`ramify ls` beside a run) never wait for the writer.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -21,8 +22,9 @@ from sqlalchemy import Connection, Engine, Select, String, Table, bindparam, sel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from ramify.fork_engine.at_fork import refuse_in_child
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.errors import RunLocked, RunNotFound, StoreError
+from ramify.runtime.errors import RunLocked, RunNotFound, StoreError, UsedAfterFork
 from ramify.runtime.records import (
     DOUBTFUL,
     AnswerRecord,
@@ -43,6 +45,7 @@ from ramify.runtime.store.committer import PATIENCE_S, Barrier, Coming, Committe
 from ramify.runtime.store.connect import probe, reader, to_its_end, writer
 from ramify.runtime.store.failures import in_our_words, is_gone
 from ramify.runtime.store.migrate import bring_up_to_date
+from ramify.runtime.store.pooler import refuse_shared_sessions
 from ramify.runtime.store.tallies import Tally
 
 T = TypeVar("T")
@@ -66,6 +69,7 @@ class RunStore:
         self._reader: AsyncEngine | None = None
         self._writer: Engine | None = None
         self._committer: Committer | None = None
+        self._owner = os.getpid()
 
     async def __aenter__(self) -> Self:
         with in_our_words(self.address):
@@ -74,16 +78,20 @@ class RunStore:
                 await asyncio.to_thread(probe, file)
             self._reader, self._writer = reader(self.address), writer(self.address)
             try:
+                await asyncio.to_thread(refuse_shared_sessions, self._writer, self.address)
                 await asyncio.to_thread(bring_up_to_date, self._writer, self.address)
             except BaseException:
                 await self._dispose()
                 raise
+        self._owner = os.getpid()
         self._committer = Committer(self._writer, clock=self._clock, patience_s=self._patience_s)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         committing, self._committer = self._opened(), None
         await to_its_end(self._close(committing))
 
@@ -129,7 +137,7 @@ class RunStore:
         try:
             yield
         finally:
-            if self.address.on_server:
+            if self.address.on_server and os.getpid() == self._owner:
                 await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
 
     async def _hold(self, run_id: RunId) -> None:
@@ -384,6 +392,7 @@ class RunStore:
         self._reader = self._writer = None
 
     def _opened(self) -> Committer:
+        refuse_in_child(self._owner, "the database", UsedAfterFork)
         if self._committer is None:
             raise StoreError(f"the database {self.address} is not open: use `async with RunStore(…)`")
         return self._committer

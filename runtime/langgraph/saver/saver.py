@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -115,6 +116,7 @@ class Saver(Opened, BaseCheckpointSaver[int]):
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__(serde=serde or StrictSerializer(allow))
+        self._owner = os.getpid()
         self._begin(address, clock)
         self._rows = Rows()
         self._house = House(self._engine.dialect, self._forget)
@@ -135,6 +137,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
 
     def close(self) -> None:
         """Commit what lingers, and let go of the database."""
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         try:
             self._writer.close()
         finally:
