@@ -140,10 +140,9 @@ class Gateway:
             call.prompt_tokens = read
         if made is not None:
             call.chunks = made
-        cached = call.affinity is not None and at.read(call.affinity)
         alone = not several(dialect, body) and not echoes(body)  # else what is counted is not one answer's
         tokens = made if made is not None or not streamed else pieces
-        seen = service_of(call, at, details, now, tokens=tokens, pieces=pieces, cached=cached) if alone else None
+        seen = service_of(call, at, details, now, tokens=tokens, pieces=pieces) if alone else None
         at.answered(seen)
 
     def close(self, call: Call, outcome: Outcome) -> None:

@@ -26,8 +26,8 @@ from ramify.serving.policy.types import StepModel
 _DECAY = 0.95  # what each older call weighs against the next
 _ENOUGH = 3  # calls before which nothing is claimed to be known
 _USUAL = (0.0, 0.03, 1.0, 0.002)  # start, prompt token, step and each call beside, in steps: where nothing says more
-_SPREAD = (0.25, 0.03, 1.0, 0.03)  # by how much engines differ in each
-_PRIOR = 0.001  # what that weighs against one span
+_SPREAD = (0.8, 0.03, 1.0, 0.01)  # by how much engines differ in each
+_PRIOR = 0.0001  # what that weighs against one span
 _NOISE = 0.01  # variance of a span's relative error
 _UNSURE = 1.5  # standard deviations below the estimate at which the evidence still allows a call's time
 _CHANGED, _IN_A_ROW = 1.3, 5  # so many calls, all off by this factor in one direction: the engine is another one now
@@ -120,6 +120,14 @@ class ServiceModel:
         self._off, self._sums = 0, _Sums()
         for recent in self._last:
             self._sums.add(recent)
+
+    def expected_s(self, prompt_tokens: float, tokens: float, beside: float) -> float:
+        """0 where nothing is known."""
+        return (
+            self._fitted().expected((1.0, float(prompt_tokens), float(tokens), tokens * beside))
+            if self.known
+            else 0.0
+        )
 
     def least_s(self, prompt_tokens: float, tokens: float, beside: float) -> float:
         """The least time for such a call that the evidence allows; 0 where nothing is known."""

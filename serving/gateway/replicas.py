@@ -71,7 +71,7 @@ class Replica:
     _stays: dict[RequestId, Stay] = field(default_factory=dict)
     _worked: float = 0.0  # seconds of work on calls, summed over those that were worked on
     _worked_at: float = 0.0
-    _prefixes: OrderedDict[str, None] = field(default_factory=OrderedDict)  # it has answered calls that began so
+    _prefixes: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)  # how the last one went
 
     def up(self, now: float) -> bool:
         return self.upstream is not None and now >= self.down_until
@@ -109,11 +109,11 @@ class Replica:
         self._worked += min(self.running, self.slots) * max(0.0, now - self._worked_at)
         self._worked_at = now
 
-    def read(self, affinity: str) -> bool:
-        """Remember that a call with this affinity was answered here. Had one been before, so that its prompt may
-        have come from the engine's cache?"""
+    def read(self, affinity: str, took_s: float, tokens: int) -> bool:
+        """A call with this affinity was answered here. Had one been before, so that its prompt may have come from the
+        engine's cache?"""
         before = affinity in self._prefixes
-        self._prefixes[affinity] = None
+        self._prefixes[affinity] = (took_s, max(1, tokens))
         self._prefixes.move_to_end(affinity)
         while len(self._prefixes) > _AFFINITIES:
             self._prefixes.popitem(last=False)
@@ -124,10 +124,12 @@ class Replica:
         keeps nobody waiting: where the evidence allows that the call is in time, and now and then as a test."""
         if self.running >= self.slots:
             return False
-        cached = affinity in self._prefixes and self.traits.keeps_prefixes is not False
-        prompt = 1 if cached else call.to_prefill
-        least_s = self.model.least_s(prompt, needs.tokens, self.running + 1.0)
-        return self.doubt.lets_in(min(least_s, needs.own_s) + needs.later_s, needs.due - now, now)
+        last = None if affinity is None else self._prefixes.get(affinity)
+        prompt = 1 if last is not None and self.traits.keeps_prefixes else call.to_prefill
+        least_s = min(needs.own_s, self.model.least_s(prompt, needs.tokens, self.running + 1.0))
+        if last is not None and self.traits.keeps_prefixes is None:  # as quick as that, whether it has a cache or not
+            least_s = min(least_s, last[0] * max(1.0, needs.tokens / last[1]))
+        return self.doubt.lets_in(least_s + needs.later_s, needs.due - now, now)
 
     def capacity(self, leaving: int = 0) -> Capacity:
         """Its own, as a policy sees it; none while its process is being started again. `leaving`: of those that run,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from ramify.serving.policy.job import Job
 
-_SURE = 0.75  # of the predicted wait: calls end early, or are called off
+_SURE = 0.75  # of the predicted time: calls end early, or are called off
 
 
 class Foreseen(NamedTuple):
@@ -32,7 +32,7 @@ def foresee(slots: int, running_s: Sequence[float], queue: Iterable[Job], now: f
     hopeless = []
     for job in queue:
         wait_s = free_at[0]
-        if job.counts and not job.view.generated and wait_s > 0.0 and now + _SURE * wait_s >= job.late_at:
+        if job.counts and not job.view.generated and wait_s > 0.0 and now + _SURE * (wait_s + job.before_s) > job.due:
             hopeless.append((job, wait_s))
         else:
             heapq.heapreplace(free_at, wait_s + job.slot_s)
