@@ -145,28 +145,34 @@ class Concord:
                     drop = tuple([_refusal(job, wait_s, now, token_s) for job in refused])
                 late = [job.id for job in too_late if job.view.generated > 0]
         moves = Displacement()
-        if self._stands(queue, capacity.free):
-            running_due = book.running.by_due()
-            contested = not _fits(book.by_deadline(), running_due, self.options.headroom, now)
-            if contested:
-                kept = keep(book.promised(), running_due, self._reserve, now)
-                queue = list(filter(kept.__contains__, queue))
-                rest = filterfalse(kept.__contains__, book.by_density())
-                if too_late:
-                    rest = filterfalse({job.id for job in too_late}.__contains__, rest)
-                queue += rest
-                queue = self._heaviest_first(queue, now)
-                queue = self._with_floors(queue, capacity.slots, now)
-            if self.options.refuse and self.options.foresee:
-                hopeless = self._foreseen(queue, capacity, now).hopeless
-                drop += tuple([_refusal(job, wait_s, now, token_s) for job, wait_s in hopeless])
-                too_late = [*too_late, *[job for job, _ in hopeless]]
-                queue = list(filterfalse({job.id for job, _ in hopeless}.__contains__, queue))
+        stands = self._stands(queue, capacity.free)
+        contested = stands and not _fits(book.by_deadline(), book.running.by_due(), self.options.headroom, now)
+        if contested:
+            queue = self._contested(queue, too_late, capacity, now)
+        if self.options.refuse and self.options.foresee and len(queue) + capacity.running > capacity.slots:
+            hopeless = self._foreseen(queue, capacity, now).hopeless
+            drop += tuple([_refusal(job, wait_s, now, token_s) for job, wait_s in hopeless])
+            too_late = [*too_late, *[job for job, _ in hopeless]]
+            queue = list(filterfalse({job.id for job, _ in hopeless}.__contains__, queue))
+        if stands:
             worth = book.worth() - sum([job.weight for job in too_late])
             moves = self._displacement(view, queue, worth, now, contested)
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
         return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
+
+    def _contested(
+        self, queue: list[RequestId], too_late: list[Job], capacity: Capacity, now: float
+    ) -> list[RequestId]:
+        """The queue where not all of it can be met."""
+        book = self._book
+        kept = keep(book.promised(), book.running.by_due(), self._reserve, now)
+        queue = list(filter(kept.__contains__, queue))
+        rest = filterfalse(kept.__contains__, book.by_density())
+        if too_late:
+            rest = filterfalse({job.id for job in too_late}.__contains__, rest)
+        queue += rest
+        return self._with_floors(self._heaviest_first(queue, now), capacity.slots, now)
 
     def _stands(self, queue: list[RequestId], free: int) -> bool:
         """Does it matter who is first? Prompts are computed one after the other: where they are long, the last of a

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 _FACTOR = 2.0  # estimates are this far off without being wrong: a call that needs no more than this is let in
 _DOUBLES_S = 15.0  # the factor doubles for each so many seconds without a test,
-_MOST_DOUBLINGS = 7.0  # and stops at 256 times the estimate's own
+_MOST_DOUBLINGS = 7.0  # and stops at 256
 
 
 class Doubt:
