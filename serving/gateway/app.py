@@ -33,7 +33,7 @@ from ramify.serving.gateway.queues import ReplicaQueues
 from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
 from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
-from ramify.serving.policy.table import make_policy
+from ramify.serving.policy.table import make_live_policy
 from ramify.serving.policy.types import Policy
 
 
@@ -75,7 +75,7 @@ def create_gateway(
     if isinstance(policy, Sequence):
         admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
     else:
-        admission = OneQueue(policy or make_policy(), replicas, clock, figures.verdict)
+        admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
     gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys)
 
     @asynccontextmanager

@@ -21,7 +21,7 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.admission import Preempted, Refused
 from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.core import Gateway, several
-from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of, was_cut
+from ramify.serving.gateway.dialects import Details, Dialect, answer_id, details_of, refusal_of, usage_of, was_cut
 from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
 from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
@@ -53,6 +53,7 @@ class _Work:
     name: str | None = None  # what the engine that is at it calls its answer
     text: list[str] = field(default_factory=list)  # said so far, where it may have to be gone on with
     usage: tuple[int | None, int | None] = (None, None)
+    details: Details = field(default_factory=Details)
     closing: Mapping[str, object] | None = None  # the event that holds the whole answer
     places: Places = field(default_factory=Places)  # of typed events
     ended: bool = False
@@ -186,7 +187,8 @@ class Endpoint:
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
-        gateway.answered(call, replica, work.body, self._dialect, usage_of(answer), answer.get("id"))
+        usage, details = usage_of(answer), details_of(answer)
+        gateway.answered(call, replica, work.body, self._dialect, usage, answer.get("id"), details)
         gateway.close(call, Outcome.DONE)
         await work.out.whole({**answer, wire.LEDGER_KEY: self._ledger(call)})
 
@@ -242,6 +244,9 @@ class Endpoint:
                     analysis.progressed(call, piece.text, work.name)
             if piece.tokens is not None:
                 work.usage = (piece.tokens + again, piece.prompt_tokens)
+            if piece.tokens is not None or "timings" in chunk:
+                whole = chunk.get("response")
+                work.details = details_of(whole if isinstance(whole, Mapping) else chunk)
             if piece.ends:
                 work.ended, work.whole, call.cut = True, piece.whole, piece.cut
                 call.resumable = False  # what is left to come is the end
@@ -261,7 +266,7 @@ class Endpoint:
         last = None if work.closing is None else work.closing.get("response")
         answer = last if isinstance(last, Mapping) else {}
         if work.whole:
-            gateway.answered(call, replica, work.body, self._dialect, work.usage, answer.get("id"))
+            gateway.answered(call, replica, work.body, self._dialect, work.usage, answer.get("id"), work.details)
         gateway.close(call, Outcome.DONE if work.whole else Outcome.FAILED)
         ledger = self._ledger(call)
         if work.closing is not None:

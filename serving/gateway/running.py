@@ -26,7 +26,7 @@ from ramify.serving.gateway.supervisor import Supervised
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Policy
 
-_QUEUE_INSIDE = 1024  # calls at once into an engine that runs our policy: it must see what waits, to order it
+_QUEUE_INSIDE = 1024  # calls that wait in an engine that runs our policy: it must see what waits, to order it
 _CLOSE_S = 5  # for connections to close once every call has ended
 
 Behind = Replica | Supervised
@@ -57,12 +57,11 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
             if spec.kind is EngineKind.VLLM:
                 sockets[index] = folder / f"engine-{index}.sock"
             make, traits = _maker(spec, settings, sockets.get(index))
-            slots = _QUEUE_INSIDE if spec.kind is EngineKind.VLLM else None
             one = Supervised(
                 index,
                 make,
                 traits,
-                slots=slots,
+                queue=_QUEUE_INSIDE if spec.kind is EngineKind.VLLM else 0,
                 hang_s=settings.hang_s,
                 whole_s=settings.whole_s,
                 restart_s=settings.restart_s,

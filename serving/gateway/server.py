@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self, TextIO
 
 from ramify.serving.engine.types import EngineKind, EngineSpec
 from ramify.serving.errors import EngineFailed
-from ramify.serving.policy.table import DEFAULT, OptionValue, make_policy
+from ramify.serving.policy.table import DEFAULT, OptionValue, make_live_policy
 
 if TYPE_CHECKING:
     from ramify.serving.gateway.core import Gateway
@@ -71,8 +71,8 @@ class GatewaySettings:
     def policies(self) -> Policy | list[Policy]:
         """A fresh one, or one for each engine where each has its queue. Raises UnknownPolicy."""
         if self.placed is Placement.ONE_QUEUE:
-            return make_policy(self.policy, **self.policy_options)
-        return [make_policy(self.policy, **self.policy_options) for _ in self.engines]
+            return make_live_policy(self.policy, **self.policy_options)
+        return [make_live_policy(self.policy, **self.policy_options) for _ in self.engines]
 
 
 class LocalGateway:
