@@ -38,6 +38,7 @@ def main() -> None:
     params.port = 0
     params.n_parallel = settings["slots"]
     params.n_ctx = settings["context"] * settings["slots"]
+    params.n_batch = params.n_ubatch  # one turn of its loop, which a watch waits for, is one step
     params.n_threads_http = settings["slots"] + 8  # each call in it has one until its end, and questions need some
     params.cpuparams.n_threads = settings["threads"]
     params.cpuparams_batch.n_threads = settings["threads"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 
 from starlette.requests import Request
@@ -26,7 +26,9 @@ from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, b
 from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
+from ramify.serving.gateway.shape_budget import has_shape
 from ramify.serving.gateway.shapes import check_shape, must_call, shape_in
+from ramify.serving.gateway.standstill import STOOD_STILL
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
@@ -130,13 +132,16 @@ class Endpoint:
         """Wait for a slot, and get the answer there. False where the call has to wait for another one."""
         gateway, call = self._gateway, work.call
         replica: Replica | None = None
+        upstream: Upstream | None = None
         try:
             with _interruptible(call):
                 async with gateway.admission.slot(call) as replica:
                     await gateway.hints.make_room(replica)
                     if replica.traits.llama_cpp and must_call(work.body) and not await _of(replica).shows_tools():
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
-                    await (self._stream if stream else self._whole)(work, replica)
+                    upstream = _of(replica)
+                    with upstream.shaped.inside(call) if has_shape(work.body) else nullcontext():
+                        await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()
             return False
@@ -144,6 +149,11 @@ class Endpoint:
             failure = as_api_error(error)
             if failure.status == 400 and failure.param is None:
                 failure.param = shape_in(failure.message, work.body)
+            blamed = (
+                None if upstream is None or failure.code != STOOD_STILL else upstream.shaped.blame(call, work.body)
+            )
+            if blamed is not None:
+                raise blamed from error
             if (refused := from_line(failure.message)) is not None:  # as vLLM 0.33 says it
                 raise Refused(Refusal(call.id, *refused)) from error
             with _interruptible(call):

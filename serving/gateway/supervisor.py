@@ -85,7 +85,12 @@ class Supervised:
         self.replica.alias = engine.alias
         queues = self.replica.traits.reads_tags
         self._upstream = Upstream(
-            engine.base_url, key=self._key, hang_s=self._hang_s, whole_s=self._whole_s, queues=queues
+            engine.base_url,
+            key=self._key,
+            hang_s=self._hang_s,
+            whole_s=self._whole_s,
+            queues=queues,
+            loops=self.replica.traits.llama_cpp,
         )
         self._past_answering.clear()
         self.replica.upstream = self._upstream
@@ -126,6 +131,7 @@ class Supervised:
             async with following(self._upstream, min(self._hang_s, self._restart_s) / LOOKS):
                 await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
             if mute.done() and not ended.done():
+                self._upstream.stood_still = self.replica.traits.llama_cpp
                 log("engine_hung", level=logging.ERROR, replica=self.replica.index, problem=mute.result())
                 return None
             await asyncio.wait({ended}, timeout=_STATUS_S)

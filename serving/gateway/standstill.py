@@ -1,0 +1,55 @@
+"""Which call is why an engine stands still.
+
+llama.cpp works on all its calls in one loop. A shape with too many ways holds that loop up, for everybody, and also
+after its client has left. An engine whose loop does not turn is ended and started again (pulse.py), and its calls are
+done by the next one; but not the one that would hold that up as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.shape_budget import SHAPES, TOO_COSTLY
+
+if TYPE_CHECKING:
+    from ramify.serving.gateway.calls import Call
+
+STOOD_STILL = "engine_stood_still"
+_MOST = 2  # engines that a call with a shape may have been in when they stood still
+
+
+class ShapedCalls:
+    """The calls with shapes that have been in an engine since its loop was last seen to turn."""
+
+    def __init__(self) -> None:
+        self._inside: set[int] = set()
+        self._since: set[int] = set()
+
+    @contextmanager
+    def inside(self, call: Call) -> Iterator[None]:
+        """While the engine works on it."""
+        self._inside.add(call.id)
+        self._since.add(call.id)
+        try:
+            yield
+        finally:
+            self._inside.discard(call.id)
+
+    def turned(self) -> None:
+        """The loop has turned: who has left is not why it stands still later."""
+        self._since = set(self._inside)
+
+    def blame(self, call: Call, body: Mapping[str, object]) -> ApiError | None:
+        """Of a call that was in the engine when that stood still: the error, where it is why. Where other shapes were
+        in it, that is not known until the call was in a second one."""
+        if call.id not in self._since:
+            return None
+        call.stood_still += 1
+        if self._since != {call.id} and call.stood_still < _MOST:
+            return None
+        field = next((name for name in SHAPES if body.get(name)), None)
+        said = f"{field}: the engine stood still over this shape, and was started again: ask for a simpler one"
+        return ApiError(400, TOO_COSTLY, said, field)
