@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager, nullcontext
+from contextlib import aclosing, contextmanager
 from dataclasses import asdict, dataclass, field
 
 from starlette.requests import Request
@@ -26,9 +26,8 @@ from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, b
 from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
-from ramify.serving.gateway.shape_budget import has_shape
 from ramify.serving.gateway.shapes import check_shape, must_call, shape_in
-from ramify.serving.gateway.standstill import STOOD_STILL
+from ramify.serving.gateway.standstill import STOOD_STILL, limited
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
@@ -140,7 +139,7 @@ class Endpoint:
                     if replica.traits.llama_cpp and must_call(work.body) and not await _of(replica).shows_tools():
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
                     upstream = _of(replica)
-                    with upstream.shaped.inside(call) if has_shape(work.body) else nullcontext():
+                    async with limited(upstream, call, work.body, loops=replica.traits.llama_cpp):
                         await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()

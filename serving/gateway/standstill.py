@@ -7,15 +7,17 @@ done by the next one; but not the one that would hold that up as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING
 
 from ramify.serving.gateway.errors import ApiError
-from ramify.serving.gateway.shape_budget import SHAPES, TOO_COSTLY
+from ramify.serving.gateway.shape_budget import SHAPES, TOO_COSTLY, has_shape
 
 if TYPE_CHECKING:
     from ramify.serving.gateway.calls import Call
+    from ramify.serving.gateway.upstream import Upstream
 
 STOOD_STILL = "engine_stood_still"
 _MOST = 2  # engines that a call with a shape may have been in when they stood still
@@ -50,6 +52,24 @@ class ShapedCalls:
         call.stood_still += 1
         if self._since != {call.id} and call.stood_still < _MOST:
             return None
-        field = next((name for name in SHAPES if body.get(name)), None)
-        said = f"{field}: the engine stood still over this shape, and was started again: ask for a simpler one"
-        return ApiError(400, TOO_COSTLY, said, field)
+        return _too_costly(body, "the engine stood still over this shape, and was started again")
+
+
+@asynccontextmanager
+async def limited(upstream: Upstream, call: Call, body: Mapping[str, object], *, loops: bool) -> AsyncIterator[None]:
+    """While an engine works on a call. One that asks for a shape, of an engine that works in one loop, has as long as
+    a whole answer may take: each of its tokens may cost everybody seconds. Raises ApiError."""
+    if not has_shape(body):
+        yield
+        return
+    with upstream.shaped.inside(call):
+        try:
+            async with upstream.awake.timeout(upstream.whole_s if loops else math.inf):
+                yield
+        except TimeoutError:
+            raise _too_costly(body, f"no whole answer of this shape came within {upstream.whole_s:g} s") from None
+
+
+def _too_costly(body: Mapping[str, object], why: str) -> ApiError:
+    field = next((name for name in SHAPES if body.get(name)), None)
+    return ApiError(400, TOO_COSTLY, f"{field}: {why}: ask for a simpler one", field)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -125,6 +126,7 @@ async def test_nor_does_it_look_or_ask_for_permission(tmp_path: Path) -> None:
         ("GET /health HTTP/1.1\r\nHOST: LocalHost.:9\r\n", 200),
         ("GET /health HTTP/1.1\r\nhost: [::1]:9\r\n", 200),
         ("GET /health HTTP/1.0\r\n", 200),
+        ("GET /health HTTP/1.1\r\nhost: localhost\r\naccept-language: *\r\nsec-fetch-mode: cors\r\n", 200),  # Node
         ("HEAD /health HTTP/1.1\r\nhost: 127.0.0.1\r\n", 200),
         ("GET http://localhost:9/health HTTP/1.1\r\nhost: localhost:9\r\n", 200),
         ("GET http://localhost:9/health HTTP/1.1\r\nhost: proxy.test\r\n", 200),
@@ -182,6 +184,16 @@ async def test_curl_as_the_documentation_has_it(tmp_path: Path) -> None:
             )
             assert done.stdout[-3:] == status
         assert "-H 'content-type: application/json'" in json.loads(done.stdout[:-3])["error"]["message"]
+
+
+async def test_it_is_reached_by_its_address_of_the_other_kind(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 here")
+    async with gateway(tmp_path, host="::1") as (_, port):
+        for host, status in ((f"[::1]:{port}", 200), ("[::1]", 200), ("ip6.evil.test", 421), ("[::2]", 421)):
+            assert (await said(port, f"GET /health HTTP/1.1\r\nhost: {host}\r\n", at="::1"))[0] == status
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])

@@ -14,7 +14,7 @@ import pytest
 from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.calls import Call
 from ramify.serving.gateway.pulse import hung
-from ramify.serving.gateway.replicas import Traits
+from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.standstill import ShapedCalls
 from ramify.serving.gateway.supervisor import Supervised
 from ramify.serving.gateway.upstream import Upstream
@@ -122,6 +122,23 @@ async def test_of_two_shapes_neither_is_blamed_before_the_second_time() -> None:
         assert (await other).status_code in (200, 400)
         assert (await ask(client)).status_code == 200
         assert 1 <= engine.replica.restarts <= 2
+
+
+@pytest.mark.parametrize("llama_cpp", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_call_with_a_shape_has_as_long_as_a_whole_answer(llama_cpp: bool, stream: bool) -> None:
+    """A token now and then keeps a stream alive, and each may cost everybody seconds."""
+    model = ScriptedModel(lambda _: "one two three four five six", token_s=0.1, delay_s=0.0 if stream else 0.5)
+    slow = Upstream("http://engine", transport=model, hang_s=0.3 if stream else 3.0, whole_s=0.3, loops=llama_cpp)
+    if not stream:
+        slow.whole_s = 0.3
+    app = create_gateway([Replica(0, 1, slow, Traits(llama_cpp=llama_cpp))])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        said = await ask(client, stream=stream, **SHAPED)
+        assert ("shape_too_costly" in said.text) is llama_cpp
+        if stream:
+            assert ("[DONE]" in said.text) is not llama_cpp
+            assert "[DONE]" in (await ask(client, stream=True)).text, "it has no shape"
 
 
 def a_call(at: int) -> Call:
