@@ -40,9 +40,18 @@ class ShapedCalls:
         finally:
             self._inside.discard(call.id)
 
-    def turned(self) -> None:
-        """The loop has turned: who has left is not why it stands still later."""
-        self._since = set(self._inside)
+    @property
+    def suspected(self) -> bool:
+        """May one of them hold the loop up?"""
+        return bool(self._since)
+
+    def asking(self) -> set[int]:
+        """Those that have left before the loop is asked whether it turns."""
+        return self._since - self._inside
+
+    def turned(self, gone: set[int]) -> None:
+        """It does: they are not why it stands still later."""
+        self._since -= gone
 
     def blame(self, call: Call, body: Mapping[str, object]) -> ApiError | None:
         """Of a call that was in the engine when that stood still: the error, where it is why. Where other shapes were

@@ -40,8 +40,9 @@ class Upstream:
     `hang_s` where that is more (docs/decisions/262). Time that this loop was held up for is nobody's silence. Where
     an engine that queues works for others, a call that it does not know any more is lost after `whole_s` (283).
 
-    `loops`: it works on all calls in one loop, which also answers for its metrics. So these tell whether it turns,
-    and its `/health`, which llama.cpp answers from other threads, does not."""
+    `loops`: it works on all calls in one loop, which also answers for its metrics. While a call with a shape may hold
+    that loop up, these tell whether it turns; its `/health`, which llama.cpp answers from other threads, does not.
+    """
 
     def __init__(
         self,
@@ -236,8 +237,10 @@ class Upstream:
 
     async def _is_well(self) -> bool:
         """By what its server says of itself; one that has no such question is."""
-        status, _ = await self._asked("/metrics" if self._loops else "/health", _MOST_STATUS)
-        self.shaped.turned()
+        of_its_loop, gone = self._loops and self.shaped.suspected, self.shaped.asking()
+        status, _ = await self._asked("/metrics" if of_its_loop else "/health", _MOST_STATUS)
+        if of_its_loop:
+            self.shaped.turned(gone)
         return status not in (500, 503)
 
     async def _asked(self, path: str, most: int) -> tuple[int, bytes]:
@@ -298,7 +301,7 @@ class Upstream:
                     finally:
                         self._waits.discard(limit)
         except asyncio.CancelledError:
-            if not self._loops and self.awake.time() > since + _LEFT_S and not self.heard_since(since):
+            if self.awake.time() > since + _LEFT_S and not self.heard_since(since):
                 self.suspect = True  # its client left, and nobody would find out why
             raise
         except TimeoutError:

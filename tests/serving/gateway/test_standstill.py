@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import httpx
@@ -149,13 +149,13 @@ def test_who_is_to_blame() -> None:
     shaped, one, two = ShapedCalls(), a_call(1), a_call(2)
     with shaped.inside(one):
         pass
-    shaped.turned()
+    shaped.turned(shaped.asking())
     with shaped.inside(two):
         pass
     assert shaped.blame(two, AMBIGUOUS) is not None, "it was alone since the loop turned"
     assert shaped.blame(one, AMBIGUOUS) is None, "it had left before"
     with shaped.inside(one):
-        shaped.turned()
+        shaped.turned(shaped.asking())
         with shaped.inside(two):
             pass
     assert shaped.blame(one, AMBIGUOUS) is None
@@ -163,8 +163,19 @@ def test_who_is_to_blame() -> None:
     assert error is not None and (error.status, error.param) == (400, "grammar"), "twice is enough"
 
 
-@pytest.mark.parametrize("loops", [False, True])
-async def test_whether_a_loop_turns_its_metrics_tell_and_its_health_does_not(loops: bool) -> None:
+def test_who_left_while_the_loop_was_asked_may_still_hold_it_up() -> None:
+    shaped, one = ShapedCalls(), a_call(1)
+    with shaped.inside(one):
+        gone = shaped.asking()
+    shaped.turned(gone)
+    assert shaped.suspected
+    shaped.turned(shaped.asking())
+    assert not shaped.suspected
+
+
+@pytest.mark.parametrize(("loops", "shape"), [(False, True), (True, False), (True, True)])
+async def test_whether_a_loop_turns_its_metrics_tell_and_its_health_does_not(loops: bool, shape: bool) -> None:
+    """They are asked where a call with a shape may hold it up, also after it has left."""
     asked: list[str] = []
 
     async def engine(request: httpx.Request) -> httpx.Response:
@@ -174,15 +185,17 @@ async def test_whether_a_loop_turns_its_metrics_tell_and_its_health_does_not(loo
         return httpx.Response(200)
 
     upstream = Upstream("http://engine", transport=httpx.MockTransport(engine), loops=loops)
+    with upstream.shaped.inside(a_call(1)) if shape else nullcontext():
+        pass
     watch = asyncio.create_task(hung(upstream, "m", 0.3, 1))
-    if loops:
+    if loops and shape:
         assert "did not say that it is well" in await asyncio.wait_for(watch, 60)
     else:
         while len(asked) < 8:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         assert not watch.done()
         watch.cancel()
-    assert set(asked) == {"/metrics" if loops else "/health"}
+    assert set(asked) == {"/metrics" if loops and shape else "/health"}
 
 
 @pytest.mark.parametrize(("silent_s", "armed"), [(4.0, False), (6.0, True)])
