@@ -5,6 +5,7 @@ ServingError
 ├── ModelCorrupt          the weights do not match their sha256
 ├── DownloadFailed        the weights could not be fetched
 ├── EngineFailed          the local engine did not start or died
+├── Exposed               the gateway would let in everybody in the network
 ├── BadTags               a tag is malformed; `.field` names it
 └── LLMError              a call did not give a result; nothing of it counts as done
     ├── LLMUnavailable    down, refusing, 5xx, a cut stream: retried within the deadline, then this
@@ -35,6 +36,10 @@ class DownloadFailed(ServingError):
 
 class EngineFailed(ServingError):
     """The local engine did not start, or died."""
+
+
+class Exposed(ServingError):
+    """The gateway would listen beyond this machine, and no keys are set."""
 
 
 class BadTags(ServingError, ValueError):

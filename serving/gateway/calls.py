@@ -52,6 +52,7 @@ class Call:
     replica: int = 0
     attempts: int = 0
     lost: int = 0  # engines that failed with it inside
+    stood_still: int = 0  # of these, engines whose loop did not turn
     outcome: Outcome = Outcome.WAITING
     admitted: float | None = None  # the first time
     entered: float | None = None  # the engine, this time

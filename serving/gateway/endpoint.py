@@ -27,6 +27,7 @@ from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, ta
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
 from ramify.serving.gateway.shapes import check_shape, must_call, shape_in
+from ramify.serving.gateway.standstill import STOOD_STILL, limited
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
@@ -131,13 +132,16 @@ class Endpoint:
         """Wait for a slot, and get the answer there. False where the call has to wait for another one."""
         gateway, call = self._gateway, work.call
         replica: Replica | None = None
+        upstream: Upstream | None = None
         try:
             with _interruptible(call):
                 async with gateway.admission.slot(call) as replica:
                     await gateway.hints.make_room(replica)
                     if replica.traits.llama_cpp and must_call(work.body) and not await _of(replica).shows_tools():
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
-                    await (self._stream if stream else self._whole)(work, replica)
+                    upstream = _of(replica)
+                    async with limited(upstream, call, work.body, loops=replica.traits.llama_cpp):
+                        await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()
             return False
@@ -145,6 +149,11 @@ class Endpoint:
             failure = as_api_error(error)
             if failure.status == 400 and failure.param is None:
                 failure.param = shape_in(failure.message, work.body)
+            blamed = (
+                None if upstream is None or failure.code != STOOD_STILL else upstream.shaped.blame(call, work.body)
+            )
+            if blamed is not None:
+                raise blamed from error
             if (refused := from_line(failure.message)) is not None:  # as vLLM 0.33 says it
                 raise Refused(Refusal(call.id, *refused)) from error
             with _interruptible(call):
