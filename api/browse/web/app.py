@@ -20,6 +20,7 @@ from ramify.browse.web.errors import NotThere
 from ramify.browse.web.reader import Reader
 from ramify.browse.web.search import search
 from ramify.browse.web.wire import jsonable
+from ramify.cli.targets import argument
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.runtime.errors import AlreadyAnswered, RunError
 from ramify.runtime.observed import observed
@@ -73,11 +74,14 @@ class _Answers:
         return await self._reader.inbox()
 
     async def answer(self, request: Request) -> object:
-        """The body: `{"id": …, "answer": any JSON}`."""
+        """The body: `{"id": …, "answer": any JSON}`, or a "text" as people write it: JSON where it parses."""
         said = await _body(request)
-        if not isinstance(said, dict) or not isinstance(said.get("id"), str) or "answer" not in said:
-            raise HTTPException(400, 'send {"id": "…", "answer": …}')
-        return await self._reader.answer(said["id"], said["answer"])
+        match said:
+            case {"id": str(id), "answer": answer, **rest} if not rest:
+                return await self._reader.answer(id, answer)
+            case {"id": str(id), "text": str(text), **rest} if not rest:
+                return await self._reader.answer(id, argument(text))
+        raise HTTPException(400, 'send {"id": "…", "answer": …}, or a "text" in its place')
 
     async def history(self, request: Request) -> object:
         return await self._reader.page(_run(request), request.query_params.get("since", ""))

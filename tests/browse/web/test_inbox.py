@@ -78,6 +78,19 @@ async def test_an_answer_is_stored_for_the_question_that_it_names(
         assert await runtime.resume(run, answer="no") == ["no", {"no": [1]}]
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [("12345678901234567890", 12345678901234567890), ("yes, do", "yes, do"), ('"1"', "1"), ("", "")],
+)
+async def test_a_text_is_read_as_on_the_command_line(
+    text: str, answer: object, client: httpx.AsyncClient, asking: tuple[Path, str]
+) -> None:
+    id = (await inbox(client))["staging"]["id"]
+    assert (await client.post(ANSWERS, json={"id": id, "text": text}, headers=SENT)).status_code == 200
+    async with Runtime(home=asking[0], sandbox="copy") as runtime:
+        assert await runtime.resume(asking[1], answer=None) == [answer, None]
+
+
 ATTACKS: dict[str, dict[str, str | None]] = {
     "a form": {"content-type": "application/x-www-form-urlencoded"},
     "a form that says it is text": {"content-type": "text/plain"},
@@ -120,6 +133,7 @@ async def test_the_address_without_the_token_takes_no_answer(client: httpx.Async
     ("body", "status"),
     [
         ("", 400), ("{", 400), ("[]", 400), ('{"id": 1, "answer": 1}', 400), ('{"id": "12345678"}', 400),
+        ('{"id": "12345678", "text": 1}', 400), ('{"id": "12345678", "text": "1", "answer": 1}', 400),
         ('{"id": "12345678", "answer": 1}', 404), ('{"id": "", "answer": 1}', 404), ("[" * 100_000, 400),
         (f'{{"id": "12345678", "answer": "{"x" * LONGEST_ANSWER}"}}', 413),
     ],
