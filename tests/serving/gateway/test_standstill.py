@@ -57,7 +57,7 @@ async def looping(slots: int = 1) -> AsyncIterator[tuple[httpx.AsyncClient, Supe
             yield made[-1]
 
     lives = Lives(models())
-    async with Supervised(0, lives.make, Traits(llama_cpp=True), slots=slots, restart_s=1.2) as engine:
+    async with Supervised(0, lives.make, Traits(llama_cpp=True), queue=slots - 1, restart_s=1.2) as engine:
         app = create_gateway([engine.replica])
         engine.changed = app.state.gateway.admission.decide
         transport = httpx.ASGITransport(app)
