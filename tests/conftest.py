@@ -39,11 +39,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """By the policy: so do the loops that the product makes itself, in threads and by `asyncio.run`."""
+    """By the policy: so do the loops that the product makes itself, in threads and by `asyncio.run`. Programs that
+    tests start get it by tests/loops."""
     if config.getoption("--loop") == "uvloop":
         import uvloop
 
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+        os.environ["RAMIFY_TEST_LOOP"] = "uvloop"
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE / "loops"), os.environ.get("PYTHONPATH"))))
 
 
 def pytest_report_header(config: pytest.Config) -> str:

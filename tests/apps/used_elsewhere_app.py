@@ -1,12 +1,12 @@
 """Opens a Runtime, a saver, an app and a client, and uses each of them in a forked child: what each use says, one
-JSON pair a line. A child that waits for ever is killed, and told so by the pair's absence."""
+JSON pair a line. A child that waits for ever is ended, and its pair is missing."""
 
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import json
 import os
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +21,7 @@ from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest, user
 
-PATIENCE_S = 20  # with a child; one that waits for ever ends by SIGALRM
+PATIENCE_S = 60  # with a child; of one that waits for ever, standard error shows where
 
 
 class State(TypedDict, total=False):
@@ -62,7 +62,7 @@ def in_child(use: str, do: Callable[[], Any]) -> None:
         os.waitpid(pid, 0)
         return
     try:
-        signal.alarm(PATIENCE_S)
+        faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
         try:
             said = f"gave {do()!r}"
         except Exception as error:  # noqa: BLE001  # whatever it is, it is what the use says

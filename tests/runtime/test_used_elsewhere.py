@@ -27,7 +27,7 @@ def test_a_forked_child_is_told_what_it_may_not_use(tmp_path: Path) -> None:
     own = told.pop("a Runtime of its own")
     assert own == "gave 5"
     assert told.pop("closing it") == "gave None"
-    assert set(told) == set(app.USES) - {"a Runtime of its own", "closing it"}
+    assert set(told) == set(app.USES) - {"a Runtime of its own", "closing it"}, done.stderr
     for use, said in told.items():
         assert said.startswith("UsedAfterFork: "), (use, said)
         assert "which was forked from" in said
