@@ -10,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.serving.gateway.estimates import Service, ServiceModel
+from ramify.serving.gateway.dialects import Times, details_of
+from ramify.serving.gateway.estimates import Service, ServiceModel, came_whole
+from ramify.serving.gateway.replicas import Replica
+from ramify.serving.policy.types import RequestId
 from tests.serving.gateway.virtual import Came, Engine, Served, run
 
 PROMPTS, TOKENS = (3, 20, 200, 1500), (1, 8, 24, 60)
@@ -187,14 +190,17 @@ def test_an_idle_engine_that_has_just_answered_a_call_in_t_takes_it_again_with_3
     run(work)
 
 
+@pytest.mark.parametrize("policy_each", [False, True])
 @pytest.mark.parametrize("slower", [60.0, 200.0])
-def test_against_a_pessimistic_estimate_a_call_is_let_in_now_and_then_and_corrects_it(slower: float) -> None:
+def test_against_a_pessimistic_estimate_a_call_is_let_in_now_and_then_and_corrects_it(
+    slower: float, policy_each: bool
+) -> None:
     """Nothing but calls with short deadlines comes once the engine has its speed again: refusals alone would never
     tell that it has."""
 
     async def work() -> None:
         engine = Engine(slower=slower)
-        served = Served(engine, queue=1024)
+        served = Served(engine, queue=1024, policy_each=policy_each)
         await mixed(served, 40)
         engine.slower = 1.0
         came = []
@@ -206,6 +212,37 @@ def test_against_a_pessimistic_estimate_a_call_is_let_in_now_and_then_and_correc
         assert first > 0, "it was believed at first"
         assert statuses[-20:] == [200] * 20
         assert said(served, 20, 24) < 3 * engine.takes(20, 24)
+
+    run(work)
+
+
+def test_a_model_that_thinks_in_silence_makes_no_prompt_dear() -> None:
+    async def work() -> None:
+        engine = Engine(silent=40)
+        served = Served(engine)
+        await mixed(served, 60)
+        for _ in range(40):
+            await served.ask(20, 60, stream=True)
+        assert said(served, 1500, 1) == pytest.approx(engine.takes(1500, 1), rel=0.3)
+        assert said(served, 20, 60) == pytest.approx(engine.takes(20, 60), rel=0.3)
+
+    run(work)
+
+
+def test_a_stream_that_its_client_leaves_tells_nothing_and_holds_no_slot() -> None:
+    async def work() -> None:
+        engine = Engine()
+        served = Served(engine)
+        await mixed(served, 40)
+        before = served.model.step
+        for _ in range(10):
+            asked = asyncio.ensure_future(served.ask(20, 60, stream=True))
+            await asyncio.sleep(0.5)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+        await asyncio.sleep(5.0)
+        assert served.model.step == before
+        assert served.gateway.replicas.all[0].running == 0 and not served.gateway.replicas.all[0]._stays
 
     run(work)
 
@@ -283,3 +320,50 @@ def test_the_fixed_part_of_a_first_token_is_not_multiplied_by_the_prompts_length
 def test_a_call_that_waited_in_the_engine_says_nothing_of_its_prompt() -> None:
     assert Service(None, 24, 3.0, 1.0, 8.0, 4.0).spans() == Service(None, 24, None, 1.0, 8.0).spans() != []
     assert Service(None, 24, None, None, 8.0, 4.0).spans() == []
+
+
+def test_calls_beside_one_are_those_that_the_engine_worked_on() -> None:
+    one = Replica(0, 2, None, queue=10)
+    for id_ in range(4):
+        one.enter(RequestId(id_), 0.0)
+    assert [one.waited(RequestId(id_)) for id_ in range(4)] == [False, False, True, True]
+    assert one.beside(RequestId(3), 4.0) == pytest.approx(2.0), "the engine worked on two"
+    for id_ in range(3):
+        one.leave(RequestId(id_), 4.0)
+    assert one.beside(RequestId(3), 12.0) == pytest.approx(4 / 3), "and for 8 s on one"
+    one.leave(RequestId(3), 12.0)
+    assert (one.running, one.free, one._stays) == (0, 12, {})
+
+
+@pytest.mark.parametrize(
+    ("first_s", "decode_s", "tokens", "pieces", "whole"),
+    [
+        (1.0, 2.0, 60, 60, False),
+        (2.9, 0.01, 60, 60, True),
+        (2.0, 1.0, 60, 20, True),
+        (2.0, 0.5, 20, 17, False),
+        (9.9, 0.02, 2, 2, False),
+    ],
+    ids=["stream", "all at once", "thoughts in silence", "a few a chunk", "a short answer"],
+)
+def test_a_stream_that_says_nothing_of_when_its_tokens_were_made_counts_as_a_whole(
+    first_s: float, decode_s: float, tokens: int, pieces: int, whole: bool
+) -> None:
+    assert came_whole(first_s, decode_s, tokens, pieces) is whole
+
+
+def test_an_engines_own_account_is_read_where_it_can_be_one() -> None:
+    times = {"prompt_n": 12, "prompt_ms": 30.5, "predicted_n": 8, "predicted_ms": 200}
+    assert details_of({"timings": times}).times == Times(12, 0.0305, 8, 0.2)
+    assert details_of({"usage": {"prompt_tokens_details": {"cached_tokens": 7}}}).cached == 7
+    assert details_of({"usage": {"input_tokens_details": {"cached_tokens": 9}}}).cached == 9
+    nonsense: list[Any] = [
+        {},
+        [],
+        {**times, "prompt_ms": "30"},
+        {**times, "prompt_ms": float("nan")},
+        {**times, "predicted_ms": -1},
+        {**times, "predicted_n": True},
+        {**times, "prompt_ms": float("inf")},
+    ]
+    assert all(details_of({"timings": said, "usage": None}).times is None for said in nonsense)

@@ -15,6 +15,7 @@ from ramify.serving.gateway.app import create_gateway
 from ramify.serving.gateway.core import Gateway
 from ramify.serving.gateway.replicas import Replica, Traits
 from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.policy.table import make_live_policy
 
 _T = TypeVar("_T")
 _SSE = {"content-type": "text/event-stream"}
@@ -64,6 +65,7 @@ class Engine(httpx.AsyncBaseTransport):
     slower: float = 1.0
     tells: bool = False  # its own account of its time, as llama.cpp does
     buffers: bool = False  # a stream comes at its end
+    silent: int = 0  # of so many tokens of each answer the stream says nothing: the model thinks
     cache: bool = False  # of a prompt that it has read only the first token is computed again
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ class Engine(httpx.AsyncBaseTransport):
                     await asyncio.sleep(self.slower * (self.base + self._working * self.each))
                     if made == 0:
                         begun = asyncio.get_running_loop().time()
-                    if made < tokens - 1:
+                    if self.silent <= made < tokens - 1:
                         yield {}
                 decode_ms = 1000 * (asyncio.get_running_loop().time() - begun)
             finally:
@@ -133,10 +135,13 @@ class Came:
 class Served:
     """A gateway before `engine`. With `queue` it lets in so many calls beyond the engine's slots, as before vLLM."""
 
-    def __init__(self, engine: Engine, *, slots: int | None = None, queue: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, *, slots: int | None = None, queue: int = 0, policy_each: bool = False
+    ) -> None:
         loop = asyncio.get_running_loop()
         one = Replica(0, slots or engine.slots, Upstream("http://engine", transport=engine), Traits(), queue=queue)
-        self.app = create_gateway([one], clock=loop.time, wall=loop.time)
+        policy = [make_live_policy()] if policy_each else None
+        self.app = create_gateway([one], policy=policy, clock=loop.time, wall=loop.time)
         self.gateway: Gateway = self.app.state.gateway
         self.model = one.model
         self._client = httpx.AsyncClient(
