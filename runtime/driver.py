@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +34,9 @@ from ramify.runtime.questions import answers_to, asked_in, open_questions
 from ramify.runtime.records import (
     DOUBTFUL,
     ROOT,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
     OpStatus,
     RunId,
     RunRecord,
@@ -71,6 +74,19 @@ class Services:
     settings: Settings
     check_reuse: float = 0.0  # the share of what is taken over that is computed again and compared
     reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """The plan with which a run goes on after its code was changed, and what is said of that in its journal."""
+
+    plan: Plan
+    summary: str
+    attrs: Mapping[str, str]
+
+
+Adopt = Callable[[Sequence[OpRecord], Sequence[LLMRecord], Sequence[EffectRecord]], Adoption]
+"""Makes it of what the run has recorded by then. Raises `WorkflowChanged`."""
 
 
 def new_run_id() -> RunId:
@@ -134,8 +150,11 @@ async def drive(
     more_s: float | None = None,
     answer: str | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
+    adopt: Adopt | None = None,
 ) -> Any:
     """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
+
+    `adopt`: gives the plan of changed code, which is the run's own from then on.
 
     `more_s`: a new deadline, counted from now. `answer`: to the first question that the run waits for, encoded.
     `code`: the digests of steps that have changed since the plan was made: what they do now is not taken for what
@@ -148,6 +167,8 @@ async def drive(
         llm = await services.store.llm(record.id)
         ledger = await services.store.effects(record.id)
         elsewhere = [e for run in forked_from(ops) for e in await services.store.effects(run)]
+        if adopt is not None:
+            record, ops = await _adopted(services, record, ops, llm, adopt(ops, llm, ledger))
         journal = Journal(
             services.store,
             record,
@@ -191,6 +212,30 @@ async def drive(
             await run.worlds.close()
             run.reuse.close()
             recovery.close()
+
+
+async def _adopted(
+    services: Services, record: RunRecord, ops: list[OpRecord], llm: Sequence[LLMRecord], made: Adoption
+) -> tuple[RunRecord, list[OpRecord]]:
+    """The run with another plan, and the journal that says so."""
+    seq = 1 + max([row.seq for row in ops] + [call.seq for call in llm], default=0)
+    now = services.clock()
+    row = OpRecord(
+        run_id=record.id,
+        seq=seq,
+        key=f"code changed|{seq}",
+        op_id=OpId("change"),
+        kind=OpKind.CHANGE,
+        branch=ROOT,
+        status=OpStatus.DONE,
+        started_at=now,
+        ended_at=now,
+        summary=made.summary,
+        attrs=made.attrs,
+    )
+    text = made.plan.to_json()
+    await services.store.commit(record.id, ops=[row], update=RunUpdate(plan_json=text))
+    return replace(record, plan_json=text), [*ops, row]
 
 
 def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:

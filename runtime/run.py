@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
+from ramify.compiler.plan import ADDED, OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.awaited import LEFT, Begun, Waits
 from ramify.runtime.calls import LLMCalls
@@ -70,8 +70,13 @@ class Run:
     # the tasks that make worlds ready while the model thinks, and send what it is to read ahead
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def op(self, kind: OpKind, site: CallSite) -> PlanOp:
-        return find_op(self.plan, kind, site)
+    @property
+    def was_changed(self) -> bool:
+        """Whether a change of its code was accepted since it began."""
+        return any(ADDED in op.attrs for op in self.plan.ops)
+
+    def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
+        return find_op(self.plan, kind, site, step)
 
     def seal_op(self, op: PlanOp) -> PlanOp | None:
         """The SEAL that the plan puts after an operation; a graph break seals under its own name."""
