@@ -132,11 +132,10 @@ class Fence:
         equal = self.journal.unmet_effect(self.key, self.step, self.arguments)
         if equal is None:
             return
-        where = f"branch {equal.branch}" + (f" of run {equal.run_id}" if equal.run_id != self.run else "")
         raise self.journal.stop(
             EffectNotMet(
                 f"step {self.step!r} is irreversible, and its call is new to the plan of run {self.run}. The journal "
-                f"holds an equal effect, with the same arguments, on {where} ({equal.status}, idempotency key "
+                f"holds an equal effect, with the same arguments, on branch {equal.branch} ({equal.status}, idempotency key "
                 f"{equal.idempotency_key}), which the workflow has not come to: it may be this one, so it is not "
                 "done again. Bring the code back as it was, or call the step with arguments that tell the two apart",
                 run_id=self.run,

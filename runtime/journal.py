@@ -365,11 +365,11 @@ class Journal:
         return next((e for e in same if e.status is EffectStatus.DONE), None)
 
     def unmet_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
-        """An effect that took place, or may have, by the same step with the same arguments, in this run or one that
-        it comes from, and that the workflow did not come to again in this process. Calls of one place come in order,
-        so that another one of the place of `key` is none."""
+        """An effect of this run that took place, or may have, by the same step with the same arguments, and that the
+        workflow did not come to again in this process. Calls of one place come in order, so that another one of the
+        place of `key` is none. What a run did after another was forked from it is that one's to do for itself."""
         place = key.rpartition("|")[0]
-        for effect in chain(self._effects.values(), self._elsewhere):
+        for effect in self._effects.values():
             if (effect.step, effect.args_json) != (step, args_json) or effect.status not in HAPPENED:
                 continue
             if effect.key not in self._asked and effect.key.rpartition("|")[0] != place:
