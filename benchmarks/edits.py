@@ -94,9 +94,7 @@ def _points(flow: Flow, folder: Path) -> int:
     return trial.points(folder)
 
 
-def _at_a_point(
-    tally: Tally, flow: Flow, edits: list[Edit], folder: Path, chance: random.Random, most: int
-) -> None:
+def _at_a_point(tally: Tally, flow: Flow, edits: list[Edit], folder: Path, chance: random.Random, most: int) -> None:
     """Kill once, and try edits on copies of what is left."""
     place, killed = folder / "place", folder / "killed"
     place.mkdir(exist_ok=True)

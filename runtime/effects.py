@@ -135,9 +135,10 @@ class Fence:
         raise self.journal.stop(
             EffectNotMet(
                 f"step {self.step!r} is irreversible, and its call is new to the plan of run {self.run}. The journal "
-                f"holds an equal effect, with the same arguments, on branch {equal.branch} ({equal.status}, idempotency key "
-                f"{equal.idempotency_key}), which the workflow has not come to: it may be this one, so it is not "
-                "done again. Bring the code back as it was, or call the step with arguments that tell the two apart",
+                f"holds an equal effect, with the same arguments, on branch {equal.branch} ({equal.status}, its "
+                f"idempotency key is {equal.idempotency_key}), which the workflow has not come to: it may be this "
+                "one, so it is not done again. Bring the code back as it was, or call the step with arguments that "
+                "tell the two apart",
                 run_id=self.run,
                 key=equal.key,
             )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SINGLE = (ast.Constant, ast.MatchSingleton)
 _LEFT_OUT = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 _SEES_LOCALS = frozenset({"locals", "vars", "dir", "eval", "exec", "globals", "inspect", "sys", "_getframe"})
 _SEES_NAMES = frozenset({"__name__", "__qualname__"})
@@ -34,6 +35,12 @@ class Free:
         return ".".join([self.name, *self.chain])
 
 
+class OwnName(str):
+    """The name of the function that is written."""
+
+    __slots__ = ()
+
+
 Piece = str | Free
 _known: WeakKeyDictionary[ast.AST, tuple[Piece, ...]] = WeakKeyDictionary()
 _sees: WeakKeyDictionary[ast.AST, bool] = WeakKeyDictionary()
@@ -43,7 +50,7 @@ def pieces_of(node: ast.AST) -> tuple[Piece, ...]:
     """The text of a statement at the top of a module, or of a function, in pieces between its free names."""
     known = _known.get(node)
     if known is None:
-        writer = _Writer()
+        writer = _Writer(node)
         writer.write(node, None)
         known = _known[node] = tuple(_joined(writer.pieces))
     return known
@@ -73,10 +80,7 @@ def is_plain_function(node: ast.AST) -> bool:
 
 def body_of(node: ast.AST) -> tuple[Piece, ...]:
     """As `pieces_of`, of a function without its own name."""
-    assert isinstance(node, _FUNCTIONS)
-    first, *rest = pieces_of(node)
-    assert isinstance(first, str)
-    return (first.replace(f" name='{node.name}'", "", 1), *rest)
+    return tuple(piece for piece in pieces_of(node) if not isinstance(piece, OwnName))
 
 
 def sees_names(node: ast.AST) -> bool:
@@ -96,7 +100,7 @@ def _is_text(value: object) -> bool:
 def _joined(pieces: Iterable[Piece]) -> Iterator[Piece]:
     text: list[str] = []
     for piece in pieces:
-        if isinstance(piece, str):
+        if isinstance(piece, str) and not isinstance(piece, OwnName):
             text.append(piece)
         else:
             yield "".join(text)
@@ -243,8 +247,9 @@ def _split(node: ast.AST) -> Iterator[tuple[ast.AST, bool]]:
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, root: ast.AST | None = None) -> None:
         self.pieces: list[Piece] = []
+        self._root = root if isinstance(root, _FUNCTIONS) else None
         self._locals: _Locals | None = None
         self._numbers: dict[str, int] = {}
 
@@ -288,6 +293,9 @@ class _Writer:
             case _:
                 self.pieces.append(f"({type(node).__name__}")
                 for name, value in _fields(node):
+                    if name == "name" and node is self._root:
+                        self.pieces.append(OwnName(f" name='{value}'"))
+                        continue
                     self.pieces.append(f" {name}=")
                     self._value(value, node, name, scope)
                 self.pieces.append(")")
@@ -434,11 +442,14 @@ def dumped_under(node: ast.AST, minor: int) -> str:
     def said(value: object) -> str:
         if isinstance(value, ast.AST):
             fields = []
-            for name in value._fields:
-                inner = getattr(value, name, None)
+            names = value._fields
+            if minor == 12 and isinstance(value, (*_FUNCTIONS, ast.ClassDef)) and "type_params" not in names:
+                names += ("type_params",)
+            for name in names:
+                inner = getattr(value, name, [] if name == "type_params" else None)
                 optional = inner is None and getattr(type(value), name, ...) is None
                 newer = name == "type_params" and minor < 12
-                empty = minor >= 13 and (inner == [] or (inner is None and not isinstance(value, ast.Constant)))
+                empty = minor >= 13 and (inner == [] or (inner is None and not isinstance(value, _SINGLE)))
                 if not (optional or newer or empty):
                     fields.append(f"{name}={said(inner)}")
             return f"{type(value).__name__}({', '.join(fields)})"

@@ -127,7 +127,9 @@ def function_renamed(files: Files, flow: Flow, chance: random.Random) -> Files:
 
 
 def locals_renamed(files: Files, flow: Flow, chance: random.Random) -> Files:
-    names = {name: f"{name}_{chance.randint(1, 9)}" for name in (*flow.labels, "out", "number", "told", "one", "found")}
+    names = {
+        name: f"{name}_{chance.randint(1, 9)}" for name in (*flow.labels, "out", "number", "told", "one", "found")
+    }
     return {name: _locals_renamed(text, names) for name, text in files.items()}
 
 

@@ -1,5 +1,4 @@
-"""Workflows of several shapes, whose effects are written down outside, each call of `next_id` with a number of its own.
-"""
+"""Workflows of several shapes, whose effects are written down outside, each id with a number of its own."""
 
 from __future__ import annotations
 
@@ -48,7 +47,7 @@ async def next_id() -> int:
 
 @step
 async def note(sandbox: Sandbox, text: str) -> str:
-    await sandbox.write_text("note.txt", text)
+    (sandbox.path / "note.txt").write_text(text)
     return text.upper()
 
 
@@ -97,7 +96,7 @@ class Flow:
 FLOWS = (
     Flow(
         "payments",
-        '''
+        """
 @workflow
 async def flow() -> dict[str, object]:
     out = [await pay("ada"), await pay("bob")]
@@ -107,13 +106,13 @@ async def flow() -> dict[str, object]:
     cyd = await next_id()
     text = await note(first)
     return {"ids": {"ada": ada, "bob": bob, "cyd": cyd}, "rest": [out, text]}
-''',
+""",
         ("ada", "bob", "cyd"),
         '[["paid ada", "paid bob"], "NO 2"]',
     ),
     Flow(
         "loop",
-        '''
+        """
 @workflow
 async def flow() -> dict[str, object]:
     ids = {}
@@ -125,13 +124,13 @@ async def flow() -> dict[str, object]:
             paid.append(await pay(name))
     text = await note(worded(len(paid), unit="paid"))
     return {"ids": ids, "rest": [paid, text]}
-''',
+""",
         ("ada", "bob", "cyd"),
         '[["paid ada", "paid cyd"], "PAID 2"]',
     ),
     Flow(
         "forked",
-        '''
+        """
 @workflow
 async def flow() -> dict[str, object]:
     ada = await next_id()
@@ -141,13 +140,13 @@ async def flow() -> dict[str, object]:
     bob = await next_id()
     paid = await pay("ada")
     return {"ids": {"ada": ada, "bob": bob}, "rest": [paid, texts]}
-''',
+""",
         ("ada", "bob"),
         '["paid ada", ["X", "Y"]]',
     ),
     Flow(
         "gathered",
-        '''
+        """
 @workflow
 async def flow() -> dict[str, object]:
     ada = await next_id()
@@ -155,13 +154,13 @@ async def flow() -> dict[str, object]:
     bob = await next_id()
     text = await note(worded(3))
     return {"ids": {"ada": ada, "bob": bob}, "rest": [list(paid), text]}
-''',
+""",
         ("ada", "bob"),
         '[["paid ada", "paid bob", "paid cyd"], "NO 3"]',
     ),
     Flow(
         "helped",
-        '''
+        """
 @workflow
 async def flow() -> dict[str, object]:
     ada, text = await both(next_id, note)
@@ -175,14 +174,14 @@ async def flow() -> dict[str, object]:
 async def apart() -> int:
     number = await next_id()
     return number
-''',
+""",
         ("ada", "bob", "cyd"),
         '["paid x", "PAIR"]',
         _HELPERS,
     ),
     Flow(
         "asking",
-        '''
+        """
 @workflow
 async def flow() -> dict[str, object]:
     ada = await next_id()
@@ -191,14 +190,14 @@ async def flow() -> dict[str, object]:
     paid = await pay(answer)
     bob = await next_id()
     return {"ids": {"ada": ada, "bob": bob}, "rest": [paid, told]}
-''',
+""",
         ("ada", "bob"),
         '["paid ada", "READY"]',
         asks=True,
     ),
     Flow(
         "retried",
-        '''
+        """
 @step(retry=2)
 async def shaky(text: str) -> str:
     tried = LOG.with_name("tried")
@@ -217,7 +216,7 @@ def flow() -> dict[str, object]:
     finally:
         paid = pay("ada")
     return {"ids": {"ada": ada, "bob": bob}, "rest": [paid, text]}
-''',
+""",
         ("ada", "bob"),
         '["paid ada", "done"]',
     ),

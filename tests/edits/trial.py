@@ -1,7 +1,7 @@
-"""Runs a workflow, kills it at a named point, edits its code, resumes it, and holds what is left against what the code
-says. Each part in a fork of this process, which has no event loop of its own.
+"""Runs a workflow, kills it at a named point, edits its code, resumes it, and judges what is left.
 
-The judge knows nothing of Ramify: it reads the log that the steps write outside, and the result.
+Each part in a fork of this process, which has no event loop of its own. The judge knows nothing of Ramify: it reads
+the log that the steps write outside, and the result.
 """
 
 from __future__ import annotations
@@ -109,9 +109,7 @@ def _drive(folder: Path, flow: Any, work: Callable[[Runtime, Any], Awaitable[Any
         return Left(REFUSED if refused else type(cause).__name__, error=f"{type(cause).__name__}: {cause}")
 
 
-def _in_a_fork(
-    folder: Path, work: Callable[[Any], Left], kill_at: int | None, *, counted: bool = False
-) -> Left:
+def _in_a_fork(folder: Path, work: Callable[[Any], Left], kill_at: int | None, *, counted: bool = False) -> Left:
     """What `work` gives of the workflow. `counted`: how many points it passed, instead of its result."""
     reader, writer = os.pipe()
     child = os.fork()
