@@ -186,7 +186,7 @@ def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found:
 
     def adopt(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> Adoption:
         taken = {op.id for op in plan.ops} | _ids(ops, llm, effects)
-        made = adopted(now, same, taken, plan.catch_all.id)
+        made = adopted(now, same, taken, plan.catch_all.id, how="patched")
         return Adoption(made, f"patched: {fresh}", {"patches": fresh})
 
     return Standing(now, {step.name: step.code_digest for step in now.steps}, found, adopt)

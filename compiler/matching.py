@@ -16,7 +16,7 @@ from typing import Any
 from ramify.compiler.ir.graph import base_id
 from ramify.compiler.ir.lower import lower
 from ramify.compiler.places import places_of
-from ramify.compiler.plan import ADDED, PLAN_VERSION, Effect, OpId, OpKind, Origin, Plan, PlanOp, Site
+from ramify.compiler.plan import ACCEPTED, ADDED, PLAN_VERSION, Effect, OpId, OpKind, Origin, Plan, PlanOp, Site
 from ramify.compiler.spec import Spec
 
 HARMLESS = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
@@ -242,7 +242,9 @@ def _effect(step: str, stored: Plan, now: Plan) -> Effect:
     return risky[0] if risky else known[0] if known else Effect.UNKNOWN
 
 
-def adopted(now: Plan, same: Mapping[OpId, OpId], taken: Iterable[str], catch_all: OpId | None) -> Plan:
+def adopted(
+    now: Plan, same: Mapping[OpId, OpId], taken: Iterable[str], catch_all: OpId | None, *, how: str = ACCEPTED
+) -> Plan:
     """The plan of now, with the ids of before for what is the `same` (of now to before), and ids that were never
     `taken` for all else. `catch_all`: its id goes on; None: it gets one of its own, too."""
     numbers = (int(last) for id in taken if (last := id.rpartition(".")[2]).isdigit())
@@ -267,7 +269,7 @@ def adopted(now: Plan, same: Mapping[OpId, OpId], taken: Iterable[str], catch_al
     def renamed(op: PlanOp) -> PlanOp:
         attrs = {key: named(value) if key in _NAMING else value for key, value in op.attrs.items()}
         if op.origin is not None and op.id not in same:
-            attrs[ADDED] = True
+            attrs[ADDED] = how
         return replace(op, id=ids[op.id], attrs=attrs)
 
     return replace(

@@ -10,7 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ramify.compiler.plan import OpKind, Origin, Site
-from ramify.compiler.spec import Adopt, Body, CallLlm, Fork, Inlined, Item, Loop, Machine, Run, Spec, Unseen, parts
+from ramify.compiler.spec import (
+    Adopt,
+    Body,
+    CallLlm,
+    Fork,
+    Inlined,
+    Item,
+    Loop,
+    Machine,
+    Run,
+    Spec,
+    Unseen,
+    parts,
+    walk,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +50,10 @@ def places_of(spec: Spec) -> tuple[Place, ...]:
         return ()
     found: dict[tuple[OpKind, Site], _Found] = {}
     counts = [count for count, _ in spec.statements]
+    again = not counts or any(isinstance(item, Unseen) and "calls itself" in item.reason for item in walk(spec.body))
     for index, item in enumerate(spec.body):
         statement = next((i for i, count in enumerate(counts) if index < count), -1)
-        for kind, site, callee, way, repeats in _walk((item,), "", repeats=not counts):
+        for kind, site, callee, way, repeats in _walk((item,), "", spec.handed, repeats=again):
             one = found.setdefault((kind, site), _Found(len(found), callee))
             one.ways.append(way)
             one.statements.append(statement)
@@ -48,7 +63,10 @@ def places_of(spec: Spec) -> tuple[Place, ...]:
     )
 
 
-def _walk(body: Body, way: str, *, repeats: bool) -> Iterator[tuple[OpKind, Site, str, str, bool]]:
+def _walk(
+    body: Body, way: str, handed: frozenset[str], *, repeats: bool
+) -> Iterator[tuple[OpKind, Site, str, str, bool]]:
+    """`handed`: the names of functions that may be called where nobody sees it."""
     for item in body:
         told = _told(item)
         if told is not None:
@@ -56,9 +74,12 @@ def _walk(body: Body, way: str, *, repeats: bool) -> Iterator[tuple[OpKind, Site
             yield kind, site, callee, f"{way}{kind} {callee}\n{source}", repeats or kind is OpKind.BREAK
         inside, again = way, repeats or isinstance(item, Loop)
         if isinstance(item, Inlined):
-            inside, again = f"{way}in {item.function}\n{item.source}\n", again or item.again
+            inside, again = (
+                f"{way}in {item.function}\n{item.source}\n",
+                again or item.again or item.function in handed,
+            )
         for _, inner in parts(item):
-            yield from _walk(inner, inside, repeats=again)
+            yield from _walk(inner, inside, handed, repeats=again)
 
 
 def _told(item: Item) -> tuple[OpKind, Site, str, str] | None:

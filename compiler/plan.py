@@ -18,6 +18,7 @@ from typing import Any, NewType
 PLAN_VERSION = 6
 PREFIX = "prefix"  # the attribute of the operation whose first call is hinted at when the run begins
 ADDED = "added"  # the attribute of an operation that a plan has since a change of the code was accepted
+ACCEPTED = "accepted"  # its value where a person did; else the code itself is for both
 STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 
 OpId = NewType("OpId", str)

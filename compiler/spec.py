@@ -244,6 +244,7 @@ class Spec:
     # of each statement of the workflow: how many items there are up to its end, and the digest of the code till then
     statements: tuple[tuple[int, str], ...] = ()
     patches: tuple[str, ...] = ()  # the names that the code asks `patched` for
+    handed: frozenset[str] = frozenset()  # names that the code uses otherwise than to call them
     files: tuple[tuple[str, str], ...] = ()  # those that were read, as a `Site` names them, and digests of their text
 
 

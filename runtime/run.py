@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ramify.compiler.plan import ADDED, OpId, OpKind, Plan, PlanOp
+from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.awaited import LEFT, Begun, Waits
 from ramify.runtime.calls import LLMCalls
@@ -73,7 +73,7 @@ class Run:
     @property
     def was_changed(self) -> bool:
         """Whether a change of its code was accepted since it began."""
-        return any(ADDED in op.attrs for op in self.plan.ops)
+        return any(op.attrs.get(ADDED) == ACCEPTED for op in self.plan.ops)
 
     def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
         return find_op(self.plan, kind, site, step)

@@ -33,6 +33,7 @@ from ramify.compiler.frontend.syntax import (
     body_of,
     dumped_under,
     is_plain_function,
+    names_handed,
     pieces_of,
     sees_names,
     text_of,
@@ -123,6 +124,14 @@ class Codes:
             calls = called_as(self._sources.tree(part.module.path)) if part.nodes else frozenset()
             found.update(name for node in part.nodes if calls for name in patches_in(node, calls))
         return tuple(sorted(found))
+
+    def handed(self) -> frozenset[str]:
+        """The names that the parts use otherwise than to call them: what they mean may be called unseen."""
+        found = set[str]()
+        for part in self.parts.values():
+            for node in part.nodes:
+                found |= names_handed(node)
+        return frozenset(found)
 
     def told(self) -> tuple[CodePart, ...]:
         """The parts that steps use, or come after, for the plan."""

@@ -51,6 +51,7 @@ def read_workflow(
         code=codes_of(sources).told(),
         statements=tuple(zip(counts, prefixes, strict=True)) if prefixes else (),
         patches=codes_of(sources).patches(),
+        handed=codes_of(sources).handed(),
         files=sources.texts,
     )
 

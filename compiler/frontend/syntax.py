@@ -83,6 +83,19 @@ def body_of(node: ast.AST) -> tuple[Piece, ...]:
     return tuple(piece for piece in pieces_of(node) if not isinstance(piece, OwnName))
 
 
+def names_handed(node: ast.AST) -> set[str]:
+    """Names and attributes that are not called where they stand, and texts that may name them."""
+    called = {id(inner.func) for inner in ast.walk(node) if isinstance(inner, ast.Call)}
+    found = set[str]()
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Name(id=name, ctx=ast.Load()) | ast.Attribute(attr=name, ctx=ast.Load()):
+                found |= set() if id(inner) in called else {name}
+            case ast.Constant(value=str(name)) if name.isidentifier():
+                found.add(name)
+    return found
+
+
 def sees_names(node: ast.AST) -> bool:
     """Whether it asks a function for its name."""
     known = _sees.get(node)
