@@ -25,6 +25,9 @@ from typing import Any
 from changes import EDITS, Edit, Files  # noqa: F401
 from flows import FLOWS, Flow
 
+import ramify.changes
+import ramify.compiler.frontend.decorators
+import ramify.compiler.matching
 import ramify.compiler.pipeline
 import ramify.runtime.driver
 import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork

@@ -290,7 +290,10 @@ async def test_names_that_change_places_keep_their_own_results(app: App) -> None
         ("x = await many('a')\n    await many('b')", "await many('c')\n    x = await many('a')\n    await many('b')"),
         ("x = await unseen(next_id)", "await extra('x')\n    x = await unseen(next_id)"),
         ("a, x = await next_id(), await next_id()", "x, a = await next_id(), await next_id()"),
-        ("f = many\n    x = await many('a')", "f = many\n    later = f('b')\n    await later\n    x = await many('a')"),
+        (
+            "f = many\n    x = await many('a')",
+            "f = many\n    later = f('b')\n    await later\n    x = await many('a')",
+        ),
     ],
 )
 async def test_what_cannot_be_told_is_refused_and_never_guessed(app: App, old: str, new: str) -> None:
