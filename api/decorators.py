@@ -71,7 +71,9 @@ class Step(Generic[P, R]):
         def begun() -> Awaitable[R]:
             if scope.step is not None:
                 return call_inline(self.definition, scope.sandbox, args, kwargs)
-            return begin_step(scope, self.definition, scope.run.op(OpKind.RUN, site), args, kwargs)
+            return begin_step(
+                scope, self.definition, scope.run.op(OpKind.RUN, site, self.definition.name), args, kwargs
+            )
 
         return from_here(f"step {self.definition.name!r} was called", begun)
 

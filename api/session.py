@@ -18,6 +18,7 @@ from typing import Any
 
 from ramify import paths
 from ramify.browse.graph import ancestry
+from ramify.changes import Changes, is_of_these_files, placed, preview, standing
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
 from ramify.fork_engine.at_fork import refuse_in_child
@@ -35,7 +36,6 @@ from ramify.runtime.errors import (
     RuntimeClosed,
     StoreError,
     UsedAfterFork,
-    WorkflowChanged,
 )
 from ramify.runtime.events import Event, Noticed, Observer
 from ramify.runtime.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
@@ -61,7 +61,7 @@ from ramify.runtime.returns import refuse_return
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
-from ramify.since import since
+from ramify.since import Since
 
 NO_ANSWER = object()
 
@@ -227,8 +227,10 @@ class Runtime:
             plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref, folder))
         else:
             plan = Plan.from_json(plan.to_json())  # one made by hand is checked as one from a file is
-            if any(step.reuse for step in plan.steps):  # reuse goes by the code that runs, not by the plan's
-                code = since(plan, workflow).digests
+            reuses = any(step.reuse for step in plan.steps)  # that goes by the code that runs, not by the plan's
+            if plan.name == workflow.__ramify_workflow__.name and (reuses or not is_of_these_files(plan)):
+                plan, found = placed(plan, workflow)
+                code = found.digests
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
@@ -247,6 +249,7 @@ class Runtime:
         back_to: str | None = None,
         answer: Any = NO_ANSWER,
         answers: Mapping[str, Any] = MappingProxyType({}),
+        accept_changes: bool = False,
     ) -> Any:
         """Go on with a run where its journal ends; the result again where it is done.
 
@@ -256,7 +259,8 @@ class Runtime:
         branch, to go back to first: effects done since are compensated where their steps say how.
         `deadline`: a new one, counted from now. The run goes on in the sandbox and with the model that it began
         with, unless this runtime was told otherwise. Raises `WorkflowChanged` where the code is no longer what the
-        run's plan was compiled from.
+        run's plan was compiled from. `accept_changes`: go on with it all the same, where of each recorded result it
+        is certain to which call it belongs, or running its step again is harmless (`changes_of_code` says it ahead).
         """
         self._check_here()
         record = await self.store.run(RunId(run_id))
@@ -266,18 +270,30 @@ class Runtime:
         if record.status is RunStatus.DONE and back_to is None:
             await self._store_answers(record, given, "Runtime.resume")
             return codec.decode(record.result_json or "null")
-        plan = Plan.from_json(record.plan_json)
-        code = self._since(record, plan, workflow)
+        stands = standing(record, workflow, accept=accept_changes)
+        if stands.adopt is None:
+            self._say_of_steps(record, stands.found)
+            record = replace(record, plan_json=stands.plan.to_json())
+        else:  # said again under the run's lock: here before anything is undone
+            held = await self.store.ops(record.id), await self.store.llm(record.id)
+            stands.adopt(*held, await self.store.effects(record.id))
         settings = self._going_on(record.settings)
         if back_to is not None:
             checkpoint = await self.store.checkpoint(CheckpointId(back_to))
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
-            record = await self.store.run(record.id)
+            record = replace(await self.store.run(record.id), plan_json=record.plan_json)
         await ledger.undo(self._services(settings), record, steps_of(workflow))
         await self._store_answers(record, given, "Runtime.resume")
-        self._warm(plan, settings)
+        self._warm(stands.plan, settings)
         more_s = None if deadline is None else seconds(deadline)
-        return await driver.drive(self._services(settings), record, workflow.__wrapped__, more_s=more_s, code=code)
+        return await driver.drive(
+            self._services(settings),
+            record,
+            workflow.__wrapped__,
+            more_s=more_s,
+            code=stands.digests,
+            adopt=stands.adopt,
+        )
 
     async def questions(self, run_id: str | None = None) -> list[OpenQuestion]:
         """What a run (the last one) has asked and nobody has answered, in the order in which it was asked; of a
@@ -315,25 +331,17 @@ class Runtime:
         model = here.model or began.client_model
         return Settings(sandbox, base_url, model, client_url="" if base_url is None else None)
 
-    def _since(self, record: RunRecord, plan: Plan, workflow: Workflow[..., Any]) -> dict[str, str]:
-        """The digests of the steps as their code stands now. Raises `WorkflowChanged` for other code around them; of
-        steps that have changed it is said which."""
-        found = since(plan, workflow)
-        if found.workflow:
-            named = f": {', '.join(found.parts)}" if found.parts else ""
-            may_be = ", ".join(found.affected) or ("none" if plan.code else "its plan does not say")
-            raise WorkflowChanged(
-                f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
-                f"steps that may be affected: {may_be}. "
-                "Bring the code back as it was, or start anew with `ramify run`",
-                parts=found.parts,
-                steps=found.affected,
-            )
+    def _say_of_steps(self, record: RunRecord, found: Since) -> None:
         if found.steps:
             why = f" ({', '.join(found.parts)})" if found.parts else ""
             what = f"changed since the run began: {', '.join(found.steps)}{why}"
             self._emit(Noticed(record.id, f"{what}; what is recorded of them counts as it is"))
-        return found.digests
+
+    async def changes_of_code(self, run_id: str) -> Changes:
+        """What `resume(..., accept_changes=True)` would do with a run's recorded results. Nothing is written."""
+        record = await self.store.run(RunId(run_id))
+        ops, llm = await self.store.ops(record.id), await self.store.llm(record.id)
+        return preview(record, load_target(record.workflow), ops, llm, await self.store.effects(record.id))
 
     async def fork(self, checkpoint_id: str, *, files: str | Path | None = None, for_real: bool = False) -> RunRecord:
         """Make a run that stands where another stood at one of its checkpoints, to be resumed; its record.

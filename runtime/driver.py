@@ -37,6 +37,9 @@ from ramify.runtime.questions import asking_of, waiting
 from ramify.runtime.records import (
     DOUBTFUL,
     ROOT,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
     OpStatus,
     RunId,
     RunRecord,
@@ -74,6 +77,19 @@ class Services:
     settings: Settings
     check_reuse: float = 0.0  # the share of what is taken over that is computed again and compared
     reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """The plan with which a run goes on after its code was changed, and what is said of that in its journal."""
+
+    plan: Plan
+    summary: str
+    attrs: Mapping[str, str]
+
+
+Adopt = Callable[[Sequence[OpRecord], Sequence[LLMRecord], Sequence[EffectRecord]], Adoption]
+"""Makes it of what the run has recorded by then. Raises `WorkflowChanged`."""
 
 
 def new_run_id() -> RunId:
@@ -136,11 +152,13 @@ async def drive(
     skipped: tuple[Skipped, ...] = (),
     more_s: float | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
+    adopt: Adopt | None = None,
 ) -> Any:
     """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
 
     `more_s`: a new deadline from now. `code`: the digests of steps that have changed since the plan was made:
-    what they do now is not taken for what they did. Raises `RunWaiting` where it asks what nobody has answered.
+    what they do now is not taken for what they did. `adopt`: gives the plan of changed code, which is the run's own
+    from then on. Raises `RunWaiting` where the workflow asks what nobody has answered.
     """
     async with working_on(services.locks, services.store, record.id):
         waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
@@ -149,6 +167,8 @@ async def drive(
         llm = await services.store.llm(record.id)
         ledger = await services.store.effects(record.id)
         elsewhere = [e for run in forked_from(ops) for e in await services.store.effects(run)]
+        if adopt is not None:
+            record, ops = await _adopted(services, record, ops, llm, adopt(ops, llm, ledger))
         journal = Journal(
             services.store,
             record,
@@ -191,6 +211,30 @@ async def drive(
             await run.worlds.close()
             run.reuse.close()
             recovery.close()
+
+
+async def _adopted(
+    services: Services, record: RunRecord, ops: list[OpRecord], llm: Sequence[LLMRecord], made: Adoption
+) -> tuple[RunRecord, list[OpRecord]]:
+    """The run with another plan, and the journal that says so."""
+    seq = 1 + max([row.seq for row in ops] + [call.seq for call in llm], default=0)
+    now = services.clock()
+    row = OpRecord(
+        run_id=record.id,
+        seq=seq,
+        key=f"code changed|{seq}",
+        op_id=OpId("change"),
+        kind=OpKind.CHANGE,
+        branch=ROOT,
+        status=OpStatus.DONE,
+        started_at=now,
+        ended_at=now,
+        summary=made.summary,
+        attrs=made.attrs,
+    )
+    text = made.plan.to_json()
+    await services.store.commit(record.id, ops=[row], update=RunUpdate(plan_json=text))
+    return replace(record, plan_json=text), [*ops, row]
 
 
 def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:

@@ -18,7 +18,14 @@ from enum import StrEnum
 from typing import Any
 
 from ramify.runtime import codec
-from ramify.runtime.errors import CompensationFailed, EffectInDoubt, EffectRefused, NotSerialisable, ResultNotKept
+from ramify.runtime.errors import (
+    CompensationFailed,
+    EffectInDoubt,
+    EffectNotMet,
+    EffectRefused,
+    NotSerialisable,
+    ResultNotKept,
+)
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import DOUBTFUL, ROOT, BranchPath, EffectRecord, EffectStatus, RunId
 
@@ -90,6 +97,7 @@ class Fence:
     branch: BranchPath
     arguments: str  # encoded
     outside: Outside
+    foreseen: bool = True  # the plan that the run began with has its operation
 
     @property
     def idempotency_key(self) -> str:
@@ -115,6 +123,8 @@ class Fence:
             if known is not None:
                 return known
         self.journal.refuse_when_stopped()
+        if before is None and not self.foreseen:
+            self._refuse_equal()
         try:
             await self.journal.settle(self._blank())
         except asyncio.CancelledError as cancelled:
@@ -124,6 +134,22 @@ class Fence:
                 raise cancelled from error
             raise
         return None
+
+    def _refuse_equal(self) -> None:
+        equal = self.journal.unmet_effect(self.key, self.step, self.arguments)
+        if equal is None:
+            return
+        raise self.journal.stop(
+            EffectNotMet(
+                f"step {self.step!r} is irreversible, and its call is new to the plan of run {self.run}. The journal "
+                f"holds an equal effect, with the same arguments, on branch {equal.branch} ({equal.status}, its "
+                f"idempotency key is {equal.idempotency_key}), which the workflow has not come to: it may be this "
+                "one, so it is not done again. Bring the code back as it was, or call the step with arguments that "
+                "tell the two apart",
+                run_id=self.run,
+                key=equal.key,
+            )
+        )
 
     def done(self, result_json: str | None, note: str = "") -> EffectRecord:
         """The effect with its result, to be committed with the step's row. None: its result cannot be kept."""

@@ -9,6 +9,8 @@ RunError
 ├── NotInARun             a step, fork or model call outside a workflow
 ├── WouldBlock            a stream read with a plain `for` where an event loop runs, which would stand still
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
+├── EffectNotMet          an irreversible step would run while the journal holds an equal one that was not met
+├── CallNotTold           Python does not say where on its line a call stands, and several stand there
 ├── NotSerialisable       an argument or result that the journal cannot keep
 │   └── ResultNotKept     an irreversible step was done, and its result cannot be kept; it is not done again
 ├── RunNotFound           no run, checkpoint or snapshot of that name
@@ -117,6 +119,19 @@ class WorkflowChanged(RunError):
     def __init__(self, message: str, *, parts: tuple[str, ...] = (), steps: tuple[str, ...] = ()) -> None:
         self.parts, self.steps = parts, steps
         super().__init__(message)
+
+
+class EffectNotMet(RunError):
+    """An irreversible step was called where the plan did not foresee it, and the journal holds an equal one, which
+    the workflow has not come to: it may be the same, so it is not done again."""
+
+    def __init__(self, message: str, *, run_id: str, key: str) -> None:
+        self.run_id, self.key = run_id, key
+        super().__init__(message)
+
+
+class CallNotTold(RunError):
+    """Which of several calls of one line was made cannot be told: Python runs without column positions."""
 
 
 class NotSerialisable(RunError):

@@ -24,6 +24,7 @@ from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.past import FORKED
 from ramify.runtime.records import (
     AGAIN,
+    HAPPENED,
     LEGAL_SETTLEMENTS,
     ROOT,
     BranchPath,
@@ -93,6 +94,7 @@ class Journal:
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
         self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
         self._asked: set[str] = set()  # keys that were given out
+        self._earlier = _keys_of(ops, llm, effects)  # what processes before this one recorded, and on which branch
         self._met_astray: set[str] = set()  # rows that were met, but in another state than theirs
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
@@ -379,6 +381,28 @@ class Journal:
         same = (e for e in every if (e.step, e.args_json) == (step, args_json))
         return next((e for e in same if e.status is EffectStatus.DONE), None)
 
+    def unmet_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
+        """An effect of this run that took place, or may have, by the same step with the same arguments, and that the
+        workflow did not come to again in this process. Calls of one place come in order, so that another one of the
+        place of `key` is none. What a run did after another was forked from it is that one's to do for itself."""
+        place = key.rpartition("|")[0]
+        for effect in self._effects.values():
+            if (effect.step, effect.args_json) != (step, args_json) or effect.status not in HAPPENED:
+                continue
+            if effect.key not in self._asked and effect.key.rpartition("|")[0] != place:
+                return effect
+        return None
+
+    def is_replayed(self, branch: BranchPath) -> bool:
+        """Whether earlier processes recorded something on a branch, or below it, that was not asked for yet."""
+        below = f"{branch}/"
+        found = (key for key, there in self._earlier.items() if there == branch or there.startswith(below))
+        return any(key not in self._asked for key in found)
+
+    def record_with_next(self, row: OpRecord) -> None:
+        """As `record` with `Durable.NEXT_ROW`, not to be awaited."""
+        self._record_soon((row,), None, Durable.NEXT_ROW)
+
     def effects_under(self, branch: BranchPath) -> list[EffectRecord]:
         """What was done on a branch and below it, in the order of the intents."""
         below = f"{branch}/"
@@ -447,6 +471,18 @@ class Journal:
 
     def _touch(self) -> RunUpdate:
         return RunUpdate(consumed_s=self.consumed_s(), updated_at=self._clock())
+
+
+_MET = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
+
+
+def _keys_of(
+    ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
+) -> dict[str, BranchPath]:
+    """The keys that a replay of these rows gives out."""
+    found = {row.key: row.branch for row in ops if row.kind in _MET and row.status in (OpStatus.DONE, OpStatus.ASKED)}
+    found |= {call.key: call.branch for call in llm if call.step_key is None}
+    return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}
 
 
 def base_checkpoint(run: RunId, snapshot: Snapshot, at: float) -> CheckpointRecord:

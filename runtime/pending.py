@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ramify.compiler.plan import Effect, OpId, OpKind, PlanOp
+from ramify.compiler.plan import ADDED, Effect, OpId, OpKind, PlanOp
 from ramify.runtime import codec
 from ramify.runtime.calling import StepDef, call_step
 from ramify.runtime.commands import StepCommands
@@ -39,7 +39,9 @@ class Pending:
             return None
         run = self.scope.run
         branch, outside = self.scope.branch.path, self.step.outside
-        return Fence(run.journal, run.clock, run.record.id, self.step.name, self.key, branch, self.arguments, outside)
+        named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
+        foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs
+        return Fence(run.journal, run.clock, *named, foreseen=foreseen)
 
     def row(self, **changes: Any) -> OpRecord:
         args = {"step": self.step.name, "args_digest": self.args_digest, **changes}

@@ -142,6 +142,9 @@ class EffectStatus(StrEnum):
 DOUBTFUL = frozenset({EffectStatus.INTENDED, EffectStatus.IN_DOUBT})
 """Of an effect that nobody works on: nobody knows whether it happened."""
 
+HAPPENED = DOUBTFUL | {EffectStatus.DONE, EffectStatus.APPROVED}
+"""Of an effect that took place, or may have."""
+
 LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
     EffectStatus.INTENDED: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
     EffectStatus.IN_DOUBT: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
@@ -239,3 +242,4 @@ class RunUpdate:
     deadline_s: float | None = None
     updated_at: float | None = None
     settings: Settings | None = None
+    plan_json: str | None = None  # of code that was changed, and accepted

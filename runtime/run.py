@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
+from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.awaited import LEFT, Begun, Waits
 from ramify.runtime.calls import LLMCalls
@@ -88,8 +88,13 @@ class Run:
         steps = any(begun.started and not begun.ended for begun in self.begun.values())
         return steps or self.at_work > 0 or self.calls.under_way > 0
 
-    def op(self, kind: OpKind, site: CallSite) -> PlanOp:
-        return find_op(self.plan, kind, site)
+    @property
+    def was_changed(self) -> bool:
+        """Whether a change of its code was accepted since it began."""
+        return any(op.attrs.get(ADDED) == ACCEPTED for op in self.plan.ops)
+
+    def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
+        return find_op(self.plan, kind, site, step)
 
     def seal_op(self, op: PlanOp) -> PlanOp | None:
         """The SEAL that the plan puts after an operation; a graph break seals under its own name."""

@@ -20,6 +20,7 @@ from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.errors import (
     Diverged,
     EffectInDoubt,
+    EffectNotMet,
     EffectRefused,
     HiddenWrites,
     NotSerialisable,
@@ -49,7 +50,7 @@ from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.worlds import Branch
 
-FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
+FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
 """What doing the step again does not mend."""
 
 
@@ -62,8 +63,8 @@ def begin_step(
     """
     if op.kind is OpKind.RUN and op.step != step.name:
         raise PlanMismatch(
-            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: "
-            "the plan was compiled from other code; compile it again"
+            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: the name of a step "
+            "must mean the same step whenever a workflow runs; call another one by a name of its own"
         )
     scope.run.steps[step.name] = step
     bound = bind(step, args, kwargs)
@@ -156,6 +157,13 @@ async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
             f"step {pending.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
             "than the branch stands in now, so its result does not fit and it is not done again. "
             "The order of a workflow's calls must not depend on timing"
+        )
+    if pending.step.effect is Effect.UNKNOWN and run.was_changed and run.journal.knows(pending.key):
+        raise Diverged(
+            f"step {pending.step.name!r} on branch {branch.path} was done, but the code that was changed since has "
+            "brought the branch into another state, so its result does not fit. What it may do outside is not "
+            "declared, so it is not done again: declare its effect, or keep the new code from changing the world "
+            "before it"
         )
     if not on_world:
         look_ahead(pending.scope, pending.op)

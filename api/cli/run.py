@@ -188,6 +188,17 @@ def run_command(
     "Text where it is no JSON. Repeatable.",
 )
 @click.option(
+    "--show-changes",
+    is_flag=True,
+    help="After a change of the code: say which recorded results stay and which steps run again, and do nothing.",
+)
+@click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Go on with the changed code. What it runs again is what --show-changes says; refused where nobody can tell "
+    "which call a recorded result belongs to.",
+)
+@click.option(
     "--app",
     "target",
     metavar="FILE.py:NAME",
@@ -204,6 +215,8 @@ def resume_command(
     deadline: float | None,
     back_to: str | None,
     answers: tuple[str, ...],
+    show_changes: bool,
+    accept_changes: bool,
     target: str | None,
     trust_home: bool,
     **options: Any,
@@ -223,6 +236,11 @@ def resume_command(
     given = _given(answers)
     record = app.look(lambda store: _unfinished(app, store) if run is None else need_run(store, run))
     choices = Choices(**options)
+    if (show_changes or accept_changes) and record.frontend != DECORATORS:
+        raise click.UsageError(f"a LangGraph thread goes on with its graph as it is: run {record.id} needs no option")
+    if show_changes:
+        _show_changes(app, record, as_json=choices.as_json)
+        return
     if record.frontend != DECORATORS:
         _resume_thread(app, record, choices, target, Onward(given, deadline, back_to))
         return
@@ -231,10 +249,32 @@ def resume_command(
 
     async def go_on(runtime: Runtime) -> Any:
         checkpoint = None if back_to is None else await _checkpoint(runtime, back_to)
-        only = {} if given.alone is None else {"answer": given.alone[0]}
-        return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint, answers=given.by_id, **only)
+        how: dict[str, Any] = {"deadline": deadline, "back_to": checkpoint, "accept_changes": accept_changes}
+        if given.alone is not None:
+            how["answer"] = given.alone[0]
+        return await runtime.resume(record.id, answers=given.by_id, **how)
 
     _perform(app, choices, go_on, record.settings.sandbox)
+
+
+def _show_changes(app: App, record: RunRecord, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from ramify.session import Runtime
+
+    async def look() -> Any:
+        async with Runtime(home=app.home, database=app.database) as runtime:
+            return await runtime.changes_of_code(record.id)
+
+    changes = app.run(look())
+    if as_json:
+        say_json({"run": record.id, **asdict(changes)})
+        return
+    say(str(changes))
+    if changes.refused:
+        say(f"`ramify resume {record.id} --accept-changes` would be refused", err=True)
+    elif changes != type(changes)(()):
+        say(f"`ramify resume {record.id} --accept-changes` goes on like this", err=True)
 
 
 def _resume_thread(app: App, record: RunRecord, choices: Choices, target: str | None, onward: Onward) -> None:

@@ -83,8 +83,16 @@ def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: 
         values["settings_json"] = rows.settings_json(change.settings)
     if change.result_json is not None:
         values["result_blob"] = rows.digest(change.result_json)
+    before = None
+    if change.plan_json is not None:
+        values["plan_blob"] = rows.digest(change.plan_json)
+        if connection.dialect.name == "postgresql":  # nobody may put a blob, and not yet its row, meanwhile
+            connection.exec_driver_sql("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE")
+        before = connection.execute(select(table.c.plan_blob).where(table.c.id == run_id)).scalar_one_or_none()
     if connection.execute(table.update().where(table.c.id == run_id).values(values)).rowcount == 0:
         raise no_run(run_id)
+    if before is not None and before != values["plan_blob"]:
+        blobs.drop_unused(connection, {before}, BLOB_COLUMNS)
 
 
 def _check_transition(connection: Connection, run_id: RunId, status: RunStatus) -> None:

@@ -262,7 +262,7 @@ class RunStore:
         long_texts = [text for op in ops for text in rows.texts(tables.ops, op)]
         long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
         long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
-        long_texts += [] if change.result_json is None else [change.result_json]
+        long_texts += [text for text in (change.result_json, change.plan_json) if text is not None]
         long_texts += [] if begin is None else rows.texts(tables.runs, begin)
 
         def work(connection: Connection) -> None:
