@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
-from langgraph._internal._constants import CONF, CONFIG_KEY_CALL, CONFIG_KEY_CHECKPOINT_NS, CONFIG_KEY_THREAD_ID
+from langgraph._internal._constants import CONF, CONFIG_KEY_CALL
 from langgraph._internal._runnable import RunnableSeq
 from langgraph.types import PregelExecutableTask
 
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.lending import Later, Loan
-from ramify.runtime.langgraph.reading import scheduler
+from ramify.runtime.langgraph.reading import INVOCATION, key_of, scheduler
 from ramify.runtime.langgraph.rewound import as_it_ended
 from ramify.runtime.langgraph.thread import Position, Superstep, Task
 from ramify.runtime.worlds import Branch
@@ -127,7 +127,7 @@ class Calls:
         if schedule is None:
             raise LangGraphChanged("way to call tasks")
         # a task that calls tasks was itself scheduled by ours
-        original: Callable[..., Any] = getattr(schedule, "__wrapped__", schedule)
+        original: Any = getattr(schedule, "__wrapped__", schedule)
 
         def accepted(pushed: PregelExecutableTask | None) -> PregelExecutableTask | None:
             if pushed is not None:
@@ -135,7 +135,7 @@ class Calls:
                 if self._caller.run.again is not None:
                     as_it_ended(pushed.writes)
                 call.name = pushed.name
-                call.key = f"{conf.get(CONFIG_KEY_THREAD_ID) or ''}|{conf[CONFIG_KEY_CHECKPOINT_NS]}"
+                call.key = key_of(conf, conf[INVOCATION], original.__self__)
                 object.__setattr__(pushed, "proc", self._over_world(pushed, call))  # it is frozen, and LangGraph's
             return pushed
 
