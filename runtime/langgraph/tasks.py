@@ -167,23 +167,52 @@ def _bound(schedule: Any, original: Any) -> Callable[..., Any]:
 
 
 class _Result(concurrent.futures.Future[Any]):
-    """A task's result; the task's files are there when it is taken."""
+    """A task's result; the task's files are there when it is taken. Cancelling it cancels the task."""
 
-    take: Callable[[], None]
+    def __init__(self, made: concurrent.futures.Future[Any], take: Callable[[], None]) -> None:
+        super().__init__()
+        self._made = made
+        self._take = take
+        made.add_done_callback(self._follow)
 
     def result(self, timeout: float | None = None) -> Any:
         value = super().result(timeout)
-        self.take()
+        self._take()
         return value
+
+    def cancel(self) -> bool:
+        return self._made.cancel() and super().cancel()  # the first is False where the result is on its way
+
+    def _follow(self, made: concurrent.futures.Future[Any]) -> None:
+        if made.cancelled():
+            super().cancel()
+        if not self.set_running_or_notify_cancel():
+            return
+        if (error := made.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(made.result())
 
 
 class _AsyncResult(asyncio.Future[Any]):
-    take: Callable[[], None]
+    """As `_Result`."""
+
+    def __init__(self, made: asyncio.Future[Any], take: Callable[[], None]) -> None:
+        super().__init__(loop=made.get_loop())
+        self._made = made
+        self._take = take
+        made.add_done_callback(self._follow)
 
     def result(self) -> Any:
         value = super().result()
-        self.take()
+        self._take()
         return value
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """At once, not by a callback: the task learns of it as soon as it does in a plain graph."""
+        if self.done() or not (self._made.cancelled() or self._made.cancel(msg)):
+            return False
+        return super().cancel(msg)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():
@@ -193,31 +222,30 @@ class _AsyncResult(asyncio.Future[Any]):
 
     __iter__ = __await__
 
+    def _follow(self, made: asyncio.Future[Any]) -> None:
+        if self.done():
+            return
+        if made.cancelled():
+            super().cancel()
+        elif (error := made.exception()) is not None:
+            self.set_exception(error)
+            if not isinstance(error, Exception):
+                self.exception()  # it ends the node: asyncio need not say that nobody took it
+        else:
+            self.set_result(made.result())
+
 
 def _chained(made: Any, take: Callable[[], None]) -> Any:
-    chained: _Result | _AsyncResult = (
-        _AsyncResult(loop=made.get_loop()) if isinstance(made, asyncio.Future) else _Result()
-    )
-    chained.take = take
-
-    def copy(done: Any) -> None:
-        if chained.done():
-            return
-        if done.cancelled():
-            chained.cancel()
-        elif (error := done.exception()) is not None:
-            chained.set_exception(error)
-            if not isinstance(error, Exception):
-                chained.exception()  # it ends the node: asyncio need not say that nobody took it
-        else:
-            chained.set_result(done.result())
-
-    made.add_done_callback(copy)
-    return chained
+    return _AsyncResult(made, take) if isinstance(made, asyncio.Future) else _Result(made, take)
 
 
 async def _settled(future: asyncio.Future[Any]) -> None:
     """Wait, on the portal's loop, for a future of the caller's."""
     over = concurrent.futures.Future[None]()
-    future.get_loop().call_soon_threadsafe(future.add_done_callback, lambda _: over.set_result(None))
+
+    def end(_: object) -> None:
+        if over.set_running_or_notify_cancel():  # else who waited was cancelled
+            over.set_result(None)
+
+    future.get_loop().call_soon_threadsafe(future.add_done_callback, end)
     await asyncio.wrap_future(over)
