@@ -201,6 +201,13 @@ def test_a_reducer_that_cannot_join_what_its_channel_holds() -> None:
     assert error.value.where == f"frontend/test_refused_graphs.py:{line_of('# line: of this field')}"
 
 
+@pytest.mark.parametrize(
+    "hint", [Annotated[list, operator.mul], Annotated[int, operator.floordiv], Annotated[str, operator.mod]]
+)
+def test_a_reducer_that_joins_what_is_of_another_type_is_not_refused(hint: Any) -> None:
+    assert compiled(graph_of_schema(TypedDict("Odd", {"x": int, "odd": hint})))  # type: ignore[operator]
+
+
 def line_of(text: str) -> int:
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     return next(number for number, line in enumerate(lines, 1) if line.endswith(text))
