@@ -5,6 +5,7 @@ there, and test_travel.py holds it.
 
 from __future__ import annotations
 
+import asyncio
 import operator
 import os
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ class Nesting:
     keeps: tuple[bool | None, ...]
     questions: int = 1
     worlds: bool = False
+    is_async: bool = False
 
     def build(self, ran: list[str]) -> StateGraph[State]:
         def node(name: str) -> Any:
@@ -90,8 +92,9 @@ class Move:
 class Traveller:
     """One thread of a graph, and all that its caller sees."""
 
-    def __init__(self, graph: Any, ran: list[str]) -> None:
+    def __init__(self, graph: Any, ran: list[str], *, is_async: bool) -> None:
         self._graph = graph
+        self._is_async = is_async
         self._ran = ran
         self._answers = 0
         self.seen: list[Any] = []
@@ -102,7 +105,7 @@ class Traveller:
             self._answer(only_one=move.kind == "answer one")
             return
         places = list(self._places())
-        label, config = places[move.place % len(places)]
+        label, config = self._innermost(places) if move.place < 0 else places[move.place % len(places)]
         self.seen.append((move.kind, label))
         if move.kind != "replay":
             try:
@@ -114,6 +117,11 @@ class Traveller:
             self._invoke({"said": ["again"]}, config)
         else:
             self._invoke(None, config)
+
+    def _innermost(self, places: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+        """The checkpoint of the innermost graph that keeps its state, where its questions come next."""
+        asking = [(label, config) for label, config in places if label[0] and label[3]]
+        return max(asking, key=lambda place: (place[0][0].count("|"), place[0][1]))
 
     def _answer(self, *, only_one: bool) -> None:
         asked = sorted(self._graph.get_state(CONFIG).interrupts, key=lambda each: str(each.value))
@@ -128,9 +136,7 @@ class Traveller:
         self._ran.clear()
         chunks: list[Any] = []
         try:
-            for namespace, mode, chunk in self._graph.stream(
-                given, config, stream_mode=["updates", "values"], subgraphs=True
-            ):
+            for namespace, mode, chunk in self._streamed(given, config):
                 chunks.append((_names(namespace), mode, _plain(chunk)))
         except Exception as error:  # noqa: BLE001  # whatever it is: the plain graph has to raise the same
             chunks.append((type(error), str(error)))
@@ -138,27 +144,37 @@ class Traveller:
         state = self._graph.get_state(CONFIG, subgraphs=True)
         self.seen.append(self._shown(state))
 
+    def _streamed(self, given: Any, config: Any) -> Iterator[Any]:
+        options: Any = {"stream_mode": ["updates", "values"], "subgraphs": True}
+        if not self._is_async:
+            yield from self._graph.stream(given, config, **options)
+            return
+
+        async def chunks() -> list[Any]:
+            return [chunk async for chunk in self._graph.astream(given, config, **options)]
+
+        yield from asyncio.run(chunks())
+
     def _shown(self, state: Any) -> Any:
         inside = [self._shown(task.state) for task in state.tasks if hasattr(task.state, "tasks")]
         return state.next, state.values, sorted(each.value for each in state.interrupts), inside
 
     def _places(self) -> Iterator[tuple[Any, Any]]:
         """Every checkpoint that is not inside graphs of which none keeps its state."""
-        inside: dict[str, Any] = {}
-        for state in self._graph.get_state_history(CONFIG):
-            yield _label(state), state.config
-            self._find(self._graph.get_state(state.config, subgraphs=True), inside)
-        for config in inside.values():
-            for state in self._graph.get_state_history(config):
-                yield _label(state), state.config
+        namespaces = [""]
+        for namespace in namespaces:  # it grows
+            parts = namespace.split("|")
+            for state in self._graph.get_state_history(_all_of(namespace)):
+                if not namespace or not all(":" in part for part in parts):
+                    yield _label(state), state.config
+                for task in self._graph.get_state(state.config, subgraphs=True).tasks:
+                    inner = task.state.config["configurable"]["checkpoint_ns"] if hasattr(task.state, "tasks") else ""
+                    if inner not in namespaces:
+                        namespaces.append(inner)
 
-    def _find(self, state: Any, inside: dict[str, Any]) -> None:
-        for task in state.tasks:
-            if hasattr(task.state, "tasks"):
-                namespace = task.state.config["configurable"]["checkpoint_ns"]
-                if not all(":" in part for part in namespace.split("|")):
-                    inside.setdefault(_names(namespace.split("|")), task.state.config)
-                self._find(task.state, inside)
+
+def _all_of(namespace: str) -> Any:
+    return {"configurable": {"thread_id": "1", "checkpoint_ns": namespace}} if namespace else CONFIG
 
 
 def _names(namespace: Any) -> str:
@@ -182,7 +198,8 @@ def travels(tmp_path: Path) -> Any:
 
     def check(nesting: Nesting, moves: list[Move]) -> None:
         ran: list[str] = []
-        plain = Traveller(nesting.build(ran).compile(checkpointer=InMemorySaver()), ran)
+        graph = nesting.build(ran).compile(checkpointer=InMemorySaver())
+        plain = Traveller(graph, ran, is_async=nesting.is_async)
         for move in moves:
             plain.go(move)
         with ramify.compile(
@@ -192,7 +209,7 @@ def travels(tmp_path: Path) -> Any:
             sandbox="copy",
             checkpointer=InMemorySaver(),
         ) as app:
-            ours = Traveller(app, ran)
+            ours = Traveller(app, ran, is_async=nesting.is_async)
             for move in moves:
                 ours.go(move)
         assert ours.seen == plain.seen
@@ -208,8 +225,18 @@ MOVES = st.builds(
 
 @BOUNDED
 @given(
-    nesting=st.builds(Nesting, st.lists(KEEPS, min_size=0, max_size=3).map(tuple), st.integers(1, 2), st.booleans()),
+    nesting=st.builds(
+        Nesting, st.lists(KEEPS, max_size=3).map(tuple), st.integers(1, 2), st.booleans(), st.booleans()
+    ),
     moves=st.lists(MOVES, min_size=1, max_size=4),
 )
 def test_travel_in_any_nesting(nesting: Nesting, moves: list[Move], travels: Any) -> None:
     travels(nesting, moves)
+
+
+@pytest.mark.parametrize("kind", ["replay", "update", "fork"])
+@pytest.mark.parametrize("keeps", [(True,), (None, True), (True, None), (True, True), (None, True, None)])
+def test_travel_to_the_innermost_question(keeps: tuple[bool | None, ...], kind: str, travels: Any) -> None:
+    """Where an answer was given, the question is asked again."""
+    asked = [Move("answer"), Move(kind, place=-1), Move("answer")]
+    travels(Nesting(keeps, questions=2, worlds=True), asked)
