@@ -28,7 +28,7 @@ from ramify.fork_engine.types import Change, SnapshotId
 from ramify.runtime.driver import Services
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.events import Observer
-from ramify.runtime.langgraph.app import WorldApp, WorldGraph, env_at, instrument
+from ramify.runtime.langgraph.app import WorldApp, WorldGraph, copied, env_at, instrument
 from ramify.runtime.langgraph.env import ENV
 from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
 from ramify.runtime.langgraph.node import run_again_here
@@ -156,13 +156,12 @@ def _compiled(
         "interrupt_after": "interrupt_after_nodes",
         "transformers": "stream_transformers",
     }
-    return graph.copy(
-        {
-            names.get(key, key): value
-            for key, value in given.items()
-            if value is not None and (key, value) != ("debug", False)
-        }
-    )
+    changes = {
+        names.get(key, key): value
+        for key, value in given.items()
+        if value is not None and (key, value) != ("debug", False)
+    }
+    return copied(graph, type(graph), changes)
 
 
 def saver(home: str | Path | None = None, *, allow: Iterable[Allowed] = ()) -> Saver:
