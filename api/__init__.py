@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ramify.decorators import Step, Workflow, step, workflow
-    from ramify.faces import Choice, current_sandbox, fork, idempotency_key, interrupt, llm, time_left
+    from ramify.faces import Choice, current_sandbox, fork, idempotency_key, interrupt, llm, patched, time_left
     from ramify.graph import compile
     from ramify.runtime.effects import DidNotHappen, Happened
     from ramify.runtime.forks import Branch, Branches, Outcome, Outcomes
@@ -42,6 +42,7 @@ _HOME = {
     "idempotency_key": "ramify.faces",
     "interrupt": "ramify.faces",
     "llm": "ramify.faces",
+    "patched": "ramify.faces",
     "step": "ramify.decorators",
     "time_left": "ramify.faces",
     "tool": "ramify.tools",
@@ -71,6 +72,7 @@ __all__ = [
     "idempotency_key",
     "interrupt",
     "llm",
+    "patched",
     "step",
     "time_left",
     "tool",

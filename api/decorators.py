@@ -71,7 +71,9 @@ class Step(Generic[P, R]):
         def begun() -> Awaitable[R]:
             if scope.step is not None:
                 return call_inline(self.definition, scope.sandbox, args, kwargs)
-            return begin_step(scope, self.definition, scope.run.op(OpKind.RUN, site), args, kwargs)
+            return begin_step(
+                scope, self.definition, scope.run.op(OpKind.RUN, site, self.definition.name), args, kwargs
+            )
 
         return from_here(f"step {self.definition.name!r} was called", begun)
 
@@ -202,6 +204,7 @@ class Workflow(Generic[P, R]):
             inner: R = await outcome(self.__wrapped__, args, kwargs)
             return inner
         if (under := ambient or Runtime.ambient()) is not None and under.loop is not None:
+            under.check_open()
             result: R = await on_loop(under.loop, partial(under.start, self, args, kwargs))
             return result
         async with Runtime() as runtime:

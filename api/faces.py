@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from ramify.runtime.effects import idempotency_key as key_of
 from ramify.runtime.errors import NotInARun
 from ramify.runtime.forks import Fork, outside_steps
+from ramify.runtime.patches import is_patched
 from ramify.runtime.questions import begin_asking
 from ramify.runtime.run import RunScope
 from ramify.runtime.sandbox import Sandbox, SyncSandbox
@@ -65,6 +66,28 @@ def interrupt(question: Any) -> Awaitable[Any]:
     outside_steps("interrupt() was called")
     site = call_site()
     return from_here("interrupt() was called", lambda: begin_asking(scope, question, site))
+
+
+def patched(name: str) -> bool:
+    """Whether this run is on the new code: `if patched("name"): new code`, with the old code as its `else`.
+
+    True in a run that comes here for the first time. False in one that earlier processes took further than this, by
+    the code as it was before. The answer is kept: it is the same after a crash, and on the branches of a fork. A
+    workflow that differs from the code of its runs in flight by such blocks alone is resumed as it is. Drop the
+    block, and the old code, when no run in flight is on it. Raises `NotInARun` inside a step: ask in the workflow.
+    """
+    scope = current_scope("patched() was called")
+    if not isinstance(scope, RunScope):
+        raise NotInARun("ramify.patched() was called in a LangGraph node: a thread goes on with the graph as it is")
+    outside_steps("patched() was called")
+    if waits_here() is None:
+        return is_patched(scope, name)
+
+    async def ask() -> bool:
+        return is_patched(scope, name)
+
+    answer: bool = from_here("patched() was called", ask)  # type: ignore[assignment]  # it waits here: decision 242
+    return answer
 
 
 def time_left() -> float | None:

@@ -9,7 +9,7 @@ ramify.graph.changes(app, before.config, after.config)
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -28,11 +28,12 @@ from ramify.fork_engine.types import Change, SnapshotId
 from ramify.runtime.driver import Services
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.events import Observer
-from ramify.runtime.langgraph.app import WorldApp, WorldGraph, env_at, instrument
+from ramify.runtime.langgraph.app import WorldApp, WorldGraph, copied, env_at, instrument
 from ramify.runtime.langgraph.env import ENV
 from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
 from ramify.runtime.langgraph.node import run_again_here
 from ramify.runtime.langgraph.saver import Cache, Saver, Store
+from ramify.runtime.langgraph.saver.strict import Allowed
 from ramify.runtime.langgraph.session import Session
 from ramify.runtime.langgraph.travel import saved_at, with_env
 from ramify.runtime.sandbox import SyncSandbox
@@ -155,24 +156,24 @@ def _compiled(
         "interrupt_after": "interrupt_after_nodes",
         "transformers": "stream_transformers",
     }
-    return graph.copy(
-        {
-            names.get(key, key): value
-            for key, value in given.items()
-            if value is not None and (key, value) != ("debug", False)
-        }
-    )
+    changes = {
+        names.get(key, key): value
+        for key, value in given.items()
+        if value is not None and (key, value) != ("debug", False)
+    }
+    return copied(graph, type(graph), changes)
 
 
-def saver(home: str | Path | None = None) -> Saver:
+def saver(home: str | Path | None = None, *, allow: Iterable[Allowed] = ()) -> Saver:
     """LangGraph's checkpoints in the home's database, where a superstep of a graph over worlds is one commit.
 
-    Close it after the apps that use it. `Saver.open(address)` keeps them anywhere else, for two commits.
+    Close it after the apps that use it. `allow`: types beside those that `Saver` builds anyway. `Saver.open(address)`
+    keeps checkpoints anywhere else, for two commits.
     """
     address = paths.database(paths.home(home))
     if isinstance(address, Path):
         address.parent.mkdir(parents=True, exist_ok=True)
-    return Saver(address)
+    return Saver(address, allow=allow)
 
 
 def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from urllib.parse import parse_qs, unquote
 
 
 def home(explicit: str | Path | None = None) -> Path:
@@ -12,8 +13,50 @@ def home(explicit: str | Path | None = None) -> Path:
         return Path(explicit).expanduser().absolute()
     if named := os.environ.get("RAMIFY_HOME"):
         return Path(named).expanduser().absolute()
-    data = os.environ.get("XDG_DATA_HOME") or Path("~/.local/share").expanduser()
-    return Path(data) / "ramify"
+    if data := os.environ.get("XDG_DATA_HOME"):
+        return Path(data) / "ramify"
+    return usual(Path("~").expanduser())
+
+
+def usual(user: Path) -> Path:
+    """The home of a user who sets no variable, by that user's own home folder."""
+    return user / ".local" / "share" / "ramify"
+
+
+KEPT = (
+    *("store", "worlds", "locks", "evicted", "models", "analyzer", "criu"),
+    *("ramify.db", "ramify.db-wal", "ramify.db-shm", "ramify.db-journal"),
+)
+"""The names of what a home holds."""
+
+_BESIDE_SQLITE = ("", "-wal", "-shm", "-journal")
+_POSTGRES_FILES = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLKEY", "PGSSLCERT")
+
+
+def private(home: Path, database: str | Path) -> tuple[Path, ...]:
+    """What no command in a world may read: the home, and what leads to the database or is it."""
+    return (home, *_database_files(database))
+
+
+def _database_files(database: str | Path) -> tuple[Path, ...]:
+    address = str(database)
+    scheme, apart, rest = address.partition("://")
+    if isinstance(database, Path) or not apart or scheme.startswith("sqlite"):
+        file = Path(unquote(rest.partition("?")[0]).removeprefix("/") if apart else address).expanduser().absolute()
+        return tuple(file.with_name(file.name + end) for end in _BESIDE_SQLITE) if file.name else ()
+    asked = parse_qs(rest.partition("?")[2])
+    named = {name: asked.get(name, [""])[0] for name in ("host", "passfile", "sslkey", "sslcert")}
+    files = [*(os.environ.get(name, "") for name in _POSTGRES_FILES), *list(named.values())[1:]]
+    folders = [*(named["host"] or os.environ.get("PGHOST", "")).split(",")]
+    sockets = [f"{folder}/.s.PGSQL.{port}" for folder in folders for port in _ports(asked) if folder.startswith("/")]
+    if folder := os.environ.get("PGSYSCONFDIR"):
+        files.append(f"{folder}/pg_service.conf")
+    return tuple(Path(file).expanduser().absolute() for file in (*files, *sockets) if file)
+
+
+def _ports(asked: dict[str, list[str]]) -> set[str]:
+    named = [os.environ.get("PGPORT", ""), *asked.get("port", ())]
+    return {"5432", *(port for one in named for port in one.split(",") if port)}
 
 
 def database(home: Path, explicit: str | Path | None = None) -> str | Path:

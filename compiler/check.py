@@ -1,26 +1,34 @@
 """What is refused before any pass: workflows that are written in a way that cannot mean what it says.
 
 Each finding names the place in the user's code and the mend. Rules of the graph itself are the verifier's.
+
+Of a LangGraph graph nothing is refused here. Its edges do not say all that may happen: a caller can enter at any node
+by `Command(goto=...)`, and a cycle ends by an interrupt, an exception or the recursion limit. A node that seems to be
+forgotten is logged as a warning.
 """
 
 from __future__ import annotations
 
+import logging
+
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.ways import reached
-from ramify.compiler.spec import END, Machine, Spec
+from ramify.compiler.spec import Machine, Spec
+
+log = logging.getLogger("ramify.compiler")
 
 
 def check(spec: Spec, graph: Graph) -> None:
     """Raises WorkflowError."""
     if isinstance(spec.body, Machine):
-        _machine(spec, spec.body)
+        _warn_of_unreached(spec, spec.body)
     else:
         _ends(graph)
 
 
-def _machine(spec: Spec, machine: Machine) -> None:
-    """Every node is reached and leads to the end, as far as the edges say all."""
+def _warn_of_unreached(spec: Spec, machine: Machine) -> None:
+    """Where the code of no node can be seen to lead elsewhere than its edges do."""
     if machine.unseen is not None or any(node.open for node in machine.nodes):
         return
     places = {step.name: step.where or f"{spec.name}, node {step.name}" for step in spec.steps}
@@ -28,22 +36,11 @@ def _machine(spec: Spec, machine: Machine) -> None:
     met = reached(machine.entry, onward)
     for node in onward:
         if node not in met:
-            raise WorkflowError(
-                f"nothing leads to node {node}",
-                where=places[node],
-                mend="add an edge to it, annotate what sends to it with `Command[Literal[...]]`, or take it out",
-            )
-    back: dict[str, list[str]] = {}
-    for node, targets in onward.items():
-        for target in targets:
-            back.setdefault(target, []).append(node)
-    ending = reached([END], back)
-    for node in onward:
-        if node not in ending:
-            raise WorkflowError(
-                f"node {node} is in a cycle with no exit: no way from it leads to END",
-                where=places[node],
-                mend="add an edge, or an arm of a branch, that leaves the cycle",
+            log.warning(
+                "%s: no edge leads to node %s: only a caller's Command(goto=%r) can reach it",
+                places[node],
+                node,
+                node,
             )
 
 

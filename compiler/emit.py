@@ -7,7 +7,8 @@ from typing import Any
 
 from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph, Operation, base_id
-from ramify.compiler.plan import STAGES, Block, GraphBreak, OpId, OpKind, Plan, PlanOp
+from ramify.compiler.places import places_of
+from ramify.compiler.plan import STAGES, Block, GraphBreak, OpId, OpKind, Origin, Plan, PlanOp, Site
 from ramify.compiler.spec import CallLlm, Machine, Spec, walk
 from ramify.compiler.stages import expected_stages
 
@@ -16,7 +17,8 @@ MOST_STAGES = 64  # a count that grows beyond this goes round a loop
 
 
 def emit(graph: Graph, spec: Spec, estimates: Estimates = UNMEASURED, passes: tuple[str, ...] = ()) -> Plan:
-    ops = _ops(graph)
+    places = places_of(spec)
+    ops = _ops(graph, {(place.kind, place.site): place.origin for place in places})
     breaks = [GraphBreak(CATCH_ALL.id, "anywhere", "calls that the compiler did not see")]
     for op in ops:
         if op.kind is OpKind.BREAK:
@@ -36,10 +38,13 @@ def emit(graph: Graph, spec: Spec, estimates: Estimates = UNMEASURED, passes: tu
         expected=expected_stages(graph, spec, estimates) if STAGES in passes else (),
         passes=passes,
         code=spec.code,
+        places=len(places),
+        patches=spec.patches,
+        files=tuple(each for each in spec.files if each[0] in {place.site.file for place in places}),
     )
 
 
-def _ops(graph: Graph) -> list[PlanOp]:
+def _ops(graph: Graph, origins: Mapping[tuple[OpKind, Site], Origin]) -> list[PlanOp]:
     """One for each call site: of its copies the first, with the bases of all."""
     first: dict[OpId, Operation] = {}
     bases: dict[OpId, set[str]] = {}
@@ -48,9 +53,13 @@ def _ops(graph: Graph) -> list[PlanOp]:
         first.setdefault(name, op)
         bases.setdefault(name, set()).update(base_id(base) for base in op.attrs.get("base", ()))
     return [
-        PlanOp(name, op.kind, op.inputs, op.outputs, op.site, op.step, _attrs(op, bases[name]))
+        PlanOp(name, op.kind, op.inputs, op.outputs, op.site, op.step, _attrs(op, bases[name]), _origin(op, origins))
         for name, op in first.items()
     ]
+
+
+def _origin(op: Operation, origins: Mapping[tuple[OpKind, Site], Origin]) -> Origin | None:
+    return None if op.site is None else origins.get((op.kind, op.site))
 
 
 def _attrs(op: Operation, bases: set[str]) -> Mapping[str, Any]:

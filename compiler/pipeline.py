@@ -70,7 +70,7 @@ def compile_graph(
     from ramify.compiler.frontend.routing import with_routes
     from ramify.compiler.frontend.sources import Sources
 
-    sources = Sources()
+    sources = Sources(version=5)  # rows of nodes are met by digests of that form
     spec = with_routes(read_graph(graph, name=name, ref=ref, deadline_s=deadline_s, sources=sources), graph)
     spec = with_state(spec, graph, estimates.begins_without, sources)
     return compile_spec(spec, passes=passes, estimates=estimates)

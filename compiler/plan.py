@@ -6,6 +6,7 @@ Frozen, versioned, JSON. The runtime performs a plan's operations and names them
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,8 +15,10 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any, NewType
 
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 PREFIX = "prefix"  # the attribute of the operation whose first call is hinted at when the run begins
+ADDED = "added"  # the attribute of an operation that a plan has since a change of the code was accepted
+ACCEPTED = "accepted"  # its value where a person did; else the code itself is for both
 STAGES = "stages"  # the pass that is nothing else than what is emitted of it
 
 OpId = NewType("OpId", str)
@@ -68,6 +71,9 @@ class OpKind(StrEnum):
     INTERRUPT = "INTERRUPT"
     # w -> w. Go back to an earlier state of the branch. In a journal alone: a person asked for it.
     RESTORE = "RESTORE"
+    # () -> (). The code is another from here on: a person accepted that, or the workflow asked which version of its
+    # code it is. In a journal alone.
+    CHANGE = "CHANGE"
     # w -> w. A command in a step that was declared reusable. In a journal alone: its step is the operation.
     COMMAND = "COMMAND"
     # ws -> (), w -> (). End worlds: every path ends each world exactly once.
@@ -98,9 +104,25 @@ class Site:
         return (self.line, self.col) <= (line, col) < (self.end_line, self.end_col)
 
 
+def text_digest(text: str) -> str:
+    """Of a file's text, as `Plan.files` has it."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 def site_file(path: str) -> str:
     """A source path as a `Site` names it: its last two parts, so that a plan holds on another machine."""
     return "/".join(PurePath(path).parts[-2:])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What the code says of an operation, without its position."""
+
+    place: int  # which of the places in the code it is, in the order in which that is read
+    identity: str  # digest of the call, of what becomes of its result, and of the calls that lead to it
+    first: str  # digest of the workflow's code up to the end of the statement that first leads there; "": not known
+    last: str  # the same of the last one
+    repeats: bool  # one run may come there several times
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +137,7 @@ class PlanOp:
     site: Site | None = None  # decorators: the call; LangGraph: None
     step: str | None = None  # RUN: the step's name (LangGraph: the node's name)
     attrs: Mapping[str, Any] = field(default_factory=dict)  # JSON values only
+    origin: Origin | None = None  # decorators
 
     @property
     def has_world(self) -> bool:
@@ -194,6 +217,9 @@ class Plan:
     expected: tuple[StagePlan, ...] = ()  # each of them, where recorded runs say how long they take
     passes: tuple[str, ...] = ()  # that made this plan
     code: tuple[CodePart, ...] = ()  # what it was compiled from
+    places: int = 0  # how many places the code has where operations stand
+    patches: tuple[str, ...] = ()  # the names that the code asks `patched` for
+    files: tuple[tuple[str, str], ...] = ()  # in which its sites are, each with the digest of its text
     version: int = PLAN_VERSION
 
     def op(self, op_id: str) -> PlanOp:
@@ -227,6 +253,11 @@ class Plan:
             if op.kind in kinds and op.site and op.site.contains(line, col) and _is_inside(op, found):
                 found = op
         return found
+
+    def on_line(self, file: str, line: int) -> list[PlanOp]:
+        """The operations whose call takes up that line, or part of it; `file` as `site_file` gives it."""
+        ops = self._by_file.get(file, ())
+        return [op for op in ops if op.site is not None and op.site.line <= line <= op.site.end_line]
 
     def after(self, op: PlanOp, kind: OpKind) -> PlanOp | None:
         """The operation of that kind that consumes a world that `op` makes, in its block or in one that follows.

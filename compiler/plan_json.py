@@ -15,7 +15,7 @@ from typing import Any, NewType, Union, get_args, get_origin, get_type_hints
 from ramify.compiler.plan import PLAN_VERSION, STEPS, OpKind, Plan, PlanError, PlanOp
 
 WITHOUT_CODE = 3  # plans of that version do not say what they were compiled from
-BEFORE = 4  # those of that one not of all of it; they keep their version
+BEFORE = (4, 5)  # those of these not of all of it, or not of the operations' places; they keep their version
 
 
 def read_plan(text: str) -> Plan:
@@ -25,14 +25,26 @@ def read_plan(text: str) -> Plan:
         raise PlanError(f"plan: not JSON ({error}); write it with `ramify compile --emit plan`") from error
     version = data.get("version") if isinstance(data, dict) else None
     if version == WITHOUT_CODE:
-        data |= {"version": PLAN_VERSION, "code": []}
-    elif version not in (BEFORE, PLAN_VERSION):
+        data |= {"version": version + 2, "code": []}
+    elif version not in (*BEFORE, PLAN_VERSION):
         raise PlanError(
             f"plan.version: {version!r}, and this ramify reads {PLAN_VERSION}; compile the workflow again"
         )
+    if version != PLAN_VERSION:
+        _without_places(data)
     plan: Plan = _decode(Plan, data, "plan")
     _check_names(plan)
     return plan
+
+
+def _without_places(data: dict[str, Any]) -> None:
+    """As a plan of now says nothing of what those before it do not."""
+    data.setdefault("places", 0)
+    data.setdefault("patches", [])
+    data.setdefault("files", [])
+    for op in data["ops"] if isinstance(data.get("ops"), list) else ():
+        if isinstance(op, dict):
+            op.setdefault("origin", None)
 
 
 def _decode(hint: Any, value: object, path: str) -> Any:

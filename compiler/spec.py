@@ -103,6 +103,7 @@ class Run:
     together: bool = False  # not awaited at once: other steps may run in the meantime
     every: bool = False  # on every branch of its fork
     waits_for: tuple[str, ...] = ()  # LangGraph: starts only when all of these have finished
+    source: str = ""  # the call as the code has it, without its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +112,7 @@ class CallLlm:
     site: Site
     n: int | None = None  # answers asked for, where the call says it as a number
     prefix: Prefix | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ class Unseen:
     reason: str
     where: str
     site: Site | None = None
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class Adopt:
     site: Site
     up: int
     settled: bool = False  # a strategy is given for conflicts, or who adopts may catch them
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ class Fork:
 
     site: Site
     body: Body
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +183,8 @@ class Inlined:
 
     function: str
     body: Body
+    source: str = ""
+    again: bool = False  # whoever calls it may do so more than once
 
 
 class Way(StrEnum):
@@ -234,6 +241,11 @@ class Spec:
     body: Body | Machine
     deadline_s: float | None = None
     code: tuple[CodePart, ...] = ()  # what it was read from
+    # of each statement of the workflow: how many items there are up to its end, and the digest of the code till then
+    statements: tuple[tuple[int, str], ...] = ()
+    patches: tuple[str, ...] = ()  # the names that the code asks `patched` for
+    handed: frozenset[str] = frozenset()  # names that the code uses otherwise than to call them
+    files: tuple[tuple[str, str], ...] = ()  # those that were read, as a `Site` names them, and digests of their text
 
 
 def parts(item: Item) -> tuple[tuple[str, Body], ...]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ramify.fork_engine import crash, descent
+from ramify.fork_engine.at_fork import close_in_children, close_lock, open_lock
 from ramify.fork_engine.content import sync_file_system
 from ramify.fork_engine.descent import remove_tree
 from ramify.fork_engine.files import in_the_way, inherit_nothing, make_folder, open_folder, sweep
@@ -70,20 +71,20 @@ class StoreFolder:
             try:
                 remove_tree(folder)
             finally:
-                os.close(fd)
+                close_lock(fd)
 
     def _new_temporary(self) -> tuple[Path, int] | None:
         """A new folder and its lock; None where `forget` took it before it was locked."""
         folder = Path(tempfile.mkdtemp(dir=self.tmp))
         try:
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = open_lock(folder, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
             return None
         with suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if folder.exists():
                 return folder, fd
-        os.close(fd)
+        close_lock(fd)
         return None
 
     def leftovers(self) -> Iterator[Path]:
@@ -95,6 +96,7 @@ class StoreFolder:
             with suppress(FileNotFoundError):  # its owner finished meanwhile
                 opened = descent.open_folder(folder, lend=0o700)
                 try:
+                    close_in_children(opened.fd)
                     fcntl.flock(opened.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     folder.lstat()
                     yield folder
@@ -116,21 +118,21 @@ class StoreFolder:
             fcntl.flock(fd, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
             yield
         finally:
-            os.close(fd)
+            close_lock(fd)
 
     def _open_lock(self, alone: bool) -> int:
         """A store that is not ours to write can still be read, and held against changes meanwhile."""
-        path, how = self.root / "lock", os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        path, how = self.root / "lock", os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | how, 0o600)
+            fd = open_lock(path, os.O_RDWR | os.O_CREAT | how)
         except OSError as error:
             if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):  # a folder, a link, a socket
                 raise in_the_way(path) from None
             if alone or error.errno not in (errno.EROFS, errno.EACCES):
                 raise
-            fd = os.open(path, os.O_RDONLY | how)
+            fd = open_lock(path, os.O_RDONLY | how)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
+            close_lock(fd)
             raise in_the_way(path)
         return fd
 

@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,9 @@ class _Read:
     inodes: dict[tuple[int, int], list[str]] = field(default_factory=dict)
 
 
-def import_folder(folder: Path, layers: Layers) -> tuple[Manifest, tuple[Skipped, ...]]:
+def import_folder(
+    folder: Path, layers: Layers, without: Collection[Path] = ()
+) -> tuple[Manifest, tuple[Skipped, ...]]:
     """The folder's base layer, in the store. Raises `WorkspaceError`. The caller holds the layers' lock."""
     folder = _checked(folder, layers.folder.root)
     index_path = layers.folder.root / "index" / f"{digest_bytes(os.fsencode(folder))}.json"
@@ -65,7 +67,12 @@ def import_folder(folder: Path, layers: Layers) -> tuple[Manifest, tuple[Skipped
         incoming = aside / "incoming"
         incoming.mkdir()
         now = incoming.stat().st_ctime_ns  # by the clock that stamps files
-        read = _read(folder, index, incoming)
+        read = _read(
+            folder,
+            index,
+            incoming,
+            {str(path.relative_to(folder)) for path in without if path.is_relative_to(folder)},
+        )
         manifest = _write_layer(read, index, incoming, layers)
         settled = {path: stamp for path, stamp in read.stamps.items() if max(stamp[1], stamp[2]) < now}
         _save_index(index_path, manifest.id, settled, aside)
@@ -87,11 +94,14 @@ def _checked(folder: Path, store: Path) -> Path:
     return resolved
 
 
-def _read(folder: Path, index: Index, incoming: Path) -> _Read:
+def _read(folder: Path, index: Index, incoming: Path, without: Collection[str]) -> _Read:
     read = _Read(folder.stat(), root_entry(folder))
     try:
         with closing(walk(folder, lend=0)) as walked:
             for found in walked:
+                if found.path in without:
+                    read.skipped.append(Skipped(found.path, "Ramify's own database"))
+                    continue
                 try:
                     _read_one(found, read, index, incoming)
                 except OSError as error:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ramify.fork_engine import crash
+from ramify.fork_engine.at_fork import close_lock, open_lock
 from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
-from ramify.fork_engine.files import flush_folder, make_folder, open_folder, read_own, write_new
+from ramify.fork_engine.files import flush_folder, make_folder, read_own, write_new
 from ramify.fork_engine.folder import StoreFolder
 from ramify.fork_engine.keys import identity, snapshot_id
 from ramify.fork_engine.manifest import MALFORMED, canonical_json
@@ -75,9 +76,12 @@ class Snapshots:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """One at a time, so that nobody's record is lost to another's."""
-        with open_folder(self._folder) as fd:
+        fd = open_lock(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
+        finally:
+            close_lock(fd)
 
     def load(self, id: SnapshotId) -> tuple[Snapshot, tuple[str, ...]]:
         """The snapshot and the volatile globs that its content key was made with."""

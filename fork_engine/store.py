@@ -47,14 +47,14 @@ class SnapshotStore(ReadableStore):
 
     # Making snapshots
 
-    def import_tree(self, folder: Path, *, image: LayerId | None = None) -> Imported:
+    def import_tree(self, folder: Path, *, image: LayerId | None = None, without: Collection[Path] = ()) -> Imported:
         """Copy a user's folder into a base layer. Never writes to it; a second time reads only what changed.
-        `image`: what `import_image` returned, for worlds that stand on it.
+        `image`: what `import_image` returned, for worlds that stand on it. `without`: files to leave out, resolved.
 
         Raises `WorkspaceError` where the folder is missing, none, unreadable anywhere, or changes meanwhile.
         """
         with self._making(flush=True):
-            manifest, skipped = import_folder(folder, self._layers)
+            manifest, skipped = import_folder(folder, self._layers, without)
             snapshot = self._save(_draft((manifest.id,), image))
         files = [entry for entry in manifest.entries.values() if entry.kind is EntryKind.FILE]
         return Imported(snapshot, skipped, len(files), sum(entry.size for entry in files if not entry.link))

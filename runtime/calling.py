@@ -12,6 +12,7 @@ from typing import Any
 from ramify.compiler.plan import Effect
 from ramify.runtime.effects import ORDINARY, Outside
 from ramify.runtime.errors import BadArguments, EffectRefused
+from ramify.runtime.forked import InOneProcess
 from ramify.runtime.run import RunScope
 from ramify.runtime.sandbox import Sandbox, SyncSandbox
 from ramify.runtime.scope import current_scope
@@ -70,10 +71,10 @@ async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | No
     if inspect.iscoroutinefunction(step.function):
         if step.sandbox_parameter is not None:
             arguments[step.sandbox_parameter] = face
-        return await _call_bound(step.function, arguments)
+        return await InOneProcess(_call_bound(step.function, arguments), f"step {step.name!r}")
     if step.sandbox_parameter is not None and face is not None:
         arguments[step.sandbox_parameter] = SyncSandbox(face, asyncio.get_running_loop())
-    return await in_thread(_call_bound, step.function, arguments)
+    return await in_thread(_call_bound, step.function, arguments, what=f"step {step.name!r}")
 
 
 def _call_bound(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:

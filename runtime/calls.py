@@ -49,6 +49,7 @@ class LLMCalls:
         self._provider = provider
         self._clock = clock
         self._stage = 0
+        self.under_way = 0  # stages that have begun and not ended
 
     def stage(
         self, requests: list[ChatRequest], *, op_id: OpId, place: str, branch: BranchPath, step_key: str | None
@@ -84,7 +85,11 @@ class LLMCalls:
         prompts = {(request.model, request.messages) for request in requests}
         stage = _Stage(index, len(rows), siblings=len(prompts) == 1 < len(rows))
         sent = [self._send(request, row, stage) for request, row in pairs]
-        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        self.under_way += 1
+        try:
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        finally:
+            self.under_way -= 1
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -20,20 +20,26 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
 from ramify.runtime.answers import Answers
+from ramify.runtime.asking import Asked
 from ramify.runtime.calls import LLMCalls, LLMProvider
 from ramify.runtime.costs import CostModel
-from ramify.runtime.errors import EffectInDoubt, RunCancelled, RunError, RunFailed, RunWaiting, StepFailed
+from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunCancelled, RunError, RunFailed, StepFailed
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
+from ramify.runtime.forked import InOneProcess
 from ramify.runtime.hints import hint_ahead
 from ramify.runtime.journal import Journal, base_checkpoint
+from ramify.runtime.loading import is_target
 from ramify.runtime.locks import take_wish, working_on
 from ramify.runtime.past import forked_from
 from ramify.runtime.pins import Pins
 from ramify.runtime.prints import world_print
-from ramify.runtime.questions import answers_to, asked_in, open_questions
+from ramify.runtime.questions import asking_of, waiting
 from ramify.runtime.records import (
     DOUBTFUL,
     ROOT,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
     OpStatus,
     RunId,
     RunRecord,
@@ -73,6 +79,19 @@ class Services:
     reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
 
 
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """The plan with which a run goes on after its code was changed, and what is said of that in its journal."""
+
+    plan: Plan
+    summary: str
+    attrs: Mapping[str, str]
+
+
+Adopt = Callable[[Sequence[OpRecord], Sequence[LLMRecord], Sequence[EffectRecord]], Adoption]
+"""Makes it of what the run has recorded by then. Raises `WorkflowChanged`."""
+
+
 def new_run_id() -> RunId:
     return RunId(secrets.token_hex(6))
 
@@ -95,7 +114,7 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
     args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
     workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
     async with Pins(services.locks).held():  # until the run names what is imported
-        imported = await asyncio.to_thread(_import, services.snapshots, workspace)
+        imported = await asyncio.to_thread(_import, services, workspace)
         base = imported.snapshot
         now = services.clock()
         record = RunRecord(
@@ -118,11 +137,11 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
     return record, imported.skipped
 
 
-def _import(snapshots: SnapshotStore, workspace: Path | None) -> Imported:
-    if workspace is not None:
-        return snapshots.import_tree(workspace)
+def _import(services: Services, workspace: Path | None) -> Imported:
+    if workspace is not None:  # which may hold the database: no command is to read it
+        return services.snapshots.import_tree(workspace, without=services.store.address.files)
     with tempfile.TemporaryDirectory(prefix="ramify-empty-") as empty:
-        return snapshots.import_tree(Path(empty))
+        return services.snapshots.import_tree(Path(empty))
 
 
 async def drive(
@@ -132,14 +151,14 @@ async def drive(
     *,
     skipped: tuple[Skipped, ...] = (),
     more_s: float | None = None,
-    answer: str | None = None,
     code: Mapping[str, str] = MappingProxyType({}),
+    adopt: Adopt | None = None,
 ) -> Any:
     """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
 
-    `more_s`: a new deadline, counted from now. `answer`: to the first question that the run waits for, encoded.
-    `code`: the digests of steps that have changed since the plan was made: what they do now is not taken for what
-    they did. Raises `RunWaiting` where the workflow asks (another) one.
+    `more_s`: a new deadline from now. `code`: the digests of steps that have changed since the plan was made:
+    what they do now is not taken for what they did. `adopt`: gives the plan of changed code, which is the run's own
+    from then on. Raises `RunWaiting` where the workflow asks what nobody has answered.
     """
     async with working_on(services.locks, services.store, record.id):
         waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
@@ -148,6 +167,8 @@ async def drive(
         llm = await services.store.llm(record.id)
         ledger = await services.store.effects(record.id)
         elsewhere = [e for run in forked_from(ops) for e in await services.store.effects(run)]
+        if adopt is not None:
+            record, ops = await _adopted(services, record, ops, llm, adopt(ops, llm, ledger))
         journal = Journal(
             services.store,
             record,
@@ -175,14 +196,13 @@ async def drive(
             calls=LLMCalls(record, plan, journal, services.llm, services.clock, _answers(services, record, reuse)),
             clock=services.clock,
             root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[Made(base, "the workspace")]),
-            answers=answers_to(ops, answer, record.id),
             reuse=reuse,
             recovery=recovery,
             costs=CostModel().learn(ops),
             careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
         )
         run.worlds.recovery = recovery
-        run.asked.update(row.key for row in open_questions(ops))
+        run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
         try:
             answered = {row.op_id for row in llm}
             return await _unless_cancelled(_call(run, function, services, answered), services, record.id)
@@ -191,6 +211,30 @@ async def drive(
             await run.worlds.close()
             run.reuse.close()
             recovery.close()
+
+
+async def _adopted(
+    services: Services, record: RunRecord, ops: list[OpRecord], llm: Sequence[LLMRecord], made: Adoption
+) -> tuple[RunRecord, list[OpRecord]]:
+    """The run with another plan, and the journal that says so."""
+    seq = 1 + max([row.seq for row in ops] + [call.seq for call in llm], default=0)
+    now = services.clock()
+    row = OpRecord(
+        run_id=record.id,
+        seq=seq,
+        key=f"code changed|{seq}",
+        op_id=OpId("change"),
+        kind=OpKind.CHANGE,
+        branch=ROOT,
+        status=OpStatus.DONE,
+        started_at=now,
+        ended_at=now,
+        summary=made.summary,
+        attrs=made.attrs,
+    )
+    text = made.plan.to_json()
+    await services.store.commit(record.id, ops=[row], update=RunUpdate(plan_json=text))
+    return replace(record, plan_json=text), [*ops, row]
 
 
 def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
@@ -251,23 +295,18 @@ def mixing(record: RunRecord, settings: Settings) -> Settings | None:
 
 
 async def _call(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:
+    is_target(function.__module__)
     args, kwargs = codec.decode(run.record.args_json)
     try:
         hint_ahead(run, function, answered, services.llm, services.emit)
-        with entered(RunScope(run, run.root)):
-            result_json = codec.encode(await outcome(function, args, kwargs), "its result")
+        result_json = codec.encode(await _outcome(run, function, args, kwargs), "its result")
         left = await run.end_left()
         run.journal.refuse_when_stopped()
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
-        if (asked := asked_in(error)) is not None:
-            raise RunWaiting(
-                f"run {run.record.id} asks: {asked.question}\n"
-                f"Answer it by `ramify resume {run.record.id} --answer JSON`",
-                question=asked.question,
-                run_id=run.record.id,
-            ) from None
+        if isinstance(run.journal.stopped, Asked):
+            raise waiting(run, run.journal.stopped) from None
         if isinstance(error, Exception):
             raise _failure(run, error) from error
         raise
@@ -282,17 +321,28 @@ async def _call(run: Run, function: Callable[..., Any], services: Services, answ
     return result
 
 
+async def _outcome(run: Run, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    assert run.asking is not None
+    run.asking.begin()
+    try:
+        with entered(RunScope(run, run.root)):
+            return await InOneProcess(outcome(function, args, kwargs), f"workflow {run.record.name!r}")
+    finally:
+        await asyncio.shield(run.asking.end())
+
+
 async def _stopped(run: Run, error: BaseException, services: Services) -> None:
     """The workflow did not come to its end: stop what it left running, and write down why."""
     await run.settle(ROOT)
     _tell_left_aside(run, services, ended=False)
-    if asked_in(error) is not None:
-        status, why = RunStatus.WAITING, ""
+    unasked: Sequence[str] = ()
+    if isinstance(run.journal.stopped, Asked) and run.asking is not None:
+        status, why, unasked = RunStatus.WAITING, "", run.asking.not_met
     elif isinstance(error, asyncio.CancelledError):
         status, why = RunStatus.CANCELLED, "cancelled"
     else:
         status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"
-    await run.journal.finish(RunUpdate(status=status, error=why))
+    await run.journal.finish(RunUpdate(status=status, error=why), unasked=unasked)
     services.emit(RunEnded(run.record, status))
 
 
@@ -319,7 +369,7 @@ def _failure(run: Run, error: Exception) -> RunError:
         f"The run is kept (`ramify show {run.record.id}`). If the cause lies outside the code, "
         f"`ramify resume {run.record.id}` goes on from here; changed code starts a new run"
     )
-    if isinstance(error, EffectInDoubt):  # to resume before a person has said it only asks again
+    if isinstance(error, EffectInDoubt | ResultNotKept):  # to resume before a person has said it only asks again
         hint = f"The run is kept: `ramify effects {run.record.id}` lists what it did outside"
     where = getattr(error, "__ramify_step__", None)
     shown = f"{type(error).__name__}: {error}"

@@ -18,7 +18,14 @@ from enum import StrEnum
 from typing import Any
 
 from ramify.runtime import codec
-from ramify.runtime.errors import CompensationFailed, EffectInDoubt, EffectRefused
+from ramify.runtime.errors import (
+    CompensationFailed,
+    EffectInDoubt,
+    EffectNotMet,
+    EffectRefused,
+    NotSerialisable,
+    ResultNotKept,
+)
 from ramify.runtime.journal import Journal
 from ramify.runtime.records import DOUBTFUL, ROOT, BranchPath, EffectRecord, EffectStatus, RunId
 
@@ -90,6 +97,7 @@ class Fence:
     branch: BranchPath
     arguments: str  # encoded
     outside: Outside
+    foreseen: bool = True  # the plan that the run began with has its operation
 
     @property
     def idempotency_key(self) -> str:
@@ -115,6 +123,8 @@ class Fence:
             if known is not None:
                 return known
         self.journal.refuse_when_stopped()
+        if before is None and not self.foreseen:
+            self._refuse_equal()
         try:
             await self.journal.settle(self._blank())
         except asyncio.CancelledError as cancelled:
@@ -125,8 +135,24 @@ class Fence:
             raise
         return None
 
-    def done(self, result_json: str, note: str = "") -> EffectRecord:
-        """The effect with its result, to be committed with the step's row."""
+    def _refuse_equal(self) -> None:
+        equal = self.journal.unmet_effect(self.key, self.step, self.arguments)
+        if equal is None:
+            return
+        raise self.journal.stop(
+            EffectNotMet(
+                f"step {self.step!r} is irreversible, and its call is new to the plan of run {self.run}. The journal "
+                f"holds an equal effect, with the same arguments, on branch {equal.branch} ({equal.status}, its "
+                f"idempotency key is {equal.idempotency_key}), which the workflow has not come to: it may be this "
+                "one, so it is not done again. Bring the code back as it was, or call the step with arguments that "
+                "tell the two apart",
+                run_id=self.run,
+                key=equal.key,
+            )
+        )
+
+    def done(self, result_json: str | None, note: str = "") -> EffectRecord:
+        """The effect with its result, to be committed with the step's row. None: its result cannot be kept."""
         return self._changed(EffectStatus.DONE, result_json=result_json, note=note)
 
     def failed(self, error: BaseException) -> EffectRecord:
@@ -152,7 +178,9 @@ class Fence:
     async def _settle(self, before: EffectRecord) -> Known | None:
         match before.status:
             case EffectStatus.DONE:
-                return Known(before.result_json or "null", "done before the step's row was")
+                if before.result_json is None:
+                    return await self._found_again(before)
+                return Known(before.result_json, "done before the step's row was")
             case EffectStatus.APPROVED:
                 return Known(before.result_json or "null", "a person said that it happened")
             case EffectStatus.INTENDED | EffectStatus.IN_DOUBT:
@@ -161,6 +189,31 @@ class Fence:
                 return None
             case EffectStatus.COMPENSATING:
                 raise AssertionError("a run that went back undoes its effects before it goes on: `ledger.undo`")
+
+    def result_lost(self, why: str) -> ResultNotKept:
+        """The error of a step that was done and whose result is not there; it is for the caller to raise."""
+        return ResultNotKept(
+            f"step {self.step!r} on branch {self.branch} was done (its idempotency key is {self.idempotency_key}) "
+            f"and is not done again, but its result was not kept: {why}. Give the run a result to go on with: "
+            f"`ramify approve {self.run} {self.step} --done --result JSON`, then `ramify resume {self.run}`. "
+            "For later runs, have the step return plain values",
+            run_id=self.run,
+            key=self.key,
+        )
+
+    async def _found_again(self, before: EffectRecord) -> Known:
+        """Of an effect that was done and whose result was not kept: what its hook says that it was."""
+        why = before.note.removeprefix("its result was not kept: ")
+        if self.outside.reconcile is not None:
+            answer = await _call(self.outside.reconcile, self.idempotency_key, **codec.decode(self.arguments))
+            if isinstance(answer, Happened):
+                try:
+                    return Known(
+                        codec.encode(answer.value, "what its reconcile hook gave"), "its reconcile hook found it"
+                    )
+                except NotSerialisable as error:
+                    why = str(error)
+        raise self.journal.stop(self.result_lost(why))
 
     async def _resolve(self, before: EffectRecord) -> Known | None:
         if self.outside.reconcile is not None:
@@ -193,6 +246,12 @@ class Fence:
             return None
         if self.outside.in_fork is InFork.RECORDED:
             same = self.journal.effect_like(self.step, self.arguments)
+            if same is not None and same.result_json is None:
+                raise EffectRefused(
+                    f"step {self.step!r} was done for these arguments on branch {same.branch} of run {same.run_id}, "
+                    f"and its result was not kept. Give it: `ramify approve {same.run_id} {self.step} --done "
+                    "--result JSON`"
+                )
             if same is not None:
                 where = f"on branch {same.branch}" + (f" of run {same.run_id}" if same.run_id != self.run else "")
                 return Known(same.result_json or "null", f"recorded {where}", elsewhere=True)
@@ -232,7 +291,7 @@ class Fence:
 async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, clock: Callable[[], float]) -> None:
     """Undo one effect by its step's hook. Killed half way, it is called again: a hook must be safe to repeat.
 
-    Raises `CompensationFailed` where the hook does.
+    A result that was not kept is None to it. Raises `CompensationFailed` where the hook does.
     """
     arguments = codec.decode(effect.args_json)
     try:

@@ -4,14 +4,21 @@ RunError
 ├── RunFailed             the workflow raised; the run is kept and can be resumed
 │   └── StepFailed        a step did; names step, branch, last output
 ├── RunCancelled          `ramify cancel` stopped it; it can be resumed
-├── RunWaiting            it asks a person; `.question`
+├── RunWaiting            it asks a person; `.questions`
+├── AlreadyAnswered       somebody answered that question before; `.answer`
 ├── NotInARun             a step, fork or model call outside a workflow
 ├── WouldBlock            a stream read with a plain `for` where an event loop runs, which would stand still
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
+├── EffectNotMet          an irreversible step would run while the journal holds an equal one that was not met
+├── CallNotTold           Python does not say where on its line a call stands, and several stand there
 ├── NotSerialisable       an argument or result that the journal cannot keep
+│   └── ResultNotKept     an irreversible step was done, and its result cannot be kept; it is not done again
 ├── RunNotFound           no run, checkpoint or snapshot of that name
 ├── AmbiguousRef          a prefix that names several
+│   └── SeveralQuestions  an answer that does not say which of a run's questions it is for
 ├── RunLocked             another process works on that run
+├── UsedAfterFork         a forked child used what belongs to the process that it was forked from
+├── RuntimeClosed         a Runtime was used after it was closed, or after its event loop ended
 ├── StoreError            the database is missing, of another version, or refuses to write
 ├── BranchReleased        a branch used after its fork, or its run, was over
 ├── StateLost             a world with unsealed changes is gone
@@ -33,7 +40,13 @@ RunError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 from ramify.sandboxes.contract import RunResult
+
+if TYPE_CHECKING:
+    from ramify.runtime.inbox import OpenQuestion
 
 
 class RunError(Exception):
@@ -66,10 +79,28 @@ class RunCancelled(RunError):
 
 
 class RunWaiting(RunError):
-    """The workflow asks a person. It goes on when the run is resumed with the answer."""
+    """The workflow asks a person. It goes on when the run is resumed with the answer.
 
-    def __init__(self, message: str, *, question: object, run_id: str) -> None:
-        self.question, self.waiting_run = question, run_id
+    `questions`: all that it waits for, each with its `id` and its `question`, in the order in which they were asked;
+    `question` is the first one's.
+    """
+
+    def __init__(
+        self, message: str, *, question: object, run_id: str, questions: Sequence[OpenQuestion] = ()
+    ) -> None:
+        self.question, self.waiting_run, self.questions = question, run_id, tuple(questions)
+        super().__init__(message)
+
+
+class AlreadyAnswered(RunError):
+    """Somebody answered that question before: their answer stands. `answer` is the value, `answered_at` the time in
+    Unix seconds, `answered_by` what took it."""
+
+    def __init__(
+        self, message: str, *, question_id: str, answer: object, answered_at: float | None, answered_by: str
+    ) -> None:
+        self.question_id, self.answer = question_id, answer
+        self.answered_at, self.answered_by = answered_at, answered_by
         super().__init__(message)
 
 
@@ -90,8 +121,30 @@ class WorkflowChanged(RunError):
         super().__init__(message)
 
 
+class EffectNotMet(RunError):
+    """An irreversible step was called where the plan did not foresee it, and the journal holds an equal one, which
+    the workflow has not come to: it may be the same, so it is not done again."""
+
+    def __init__(self, message: str, *, run_id: str, key: str) -> None:
+        self.run_id, self.key = run_id, key
+        super().__init__(message)
+
+
+class CallNotTold(RunError):
+    """Which of several calls of one line was made cannot be told: Python runs without column positions."""
+
+
 class NotSerialisable(RunError):
     """A value that the journal cannot keep."""
+
+
+class ResultNotKept(NotSerialisable):
+    """An irreversible step was done, and what it returned cannot be kept. It is not done again: `ramify approve`
+    gives the run a result to go on with."""
+
+    def __init__(self, message: str, *, run_id: str, key: str) -> None:
+        self.doubtful_run, self.key = run_id, key  # it, too, waits for a person's word
+        super().__init__(message)
 
 
 class RunNotFound(RunError):
@@ -102,8 +155,24 @@ class AmbiguousRef(RunError):
     """A prefix that names several things."""
 
 
+class SeveralQuestions(AmbiguousRef):
+    """A run has several open questions, and the answer does not say which of them it is for. `questions` has them."""
+
+    def __init__(self, message: str, *, questions: Sequence[OpenQuestion]) -> None:
+        self.questions = tuple(questions)
+        super().__init__(message)
+
+
 class RunLocked(RunError):
     """Another process works on that run."""
+
+
+class UsedAfterFork(RunError):
+    """A forked child used a `Runtime`, a store or a run of the process that it was forked from."""
+
+
+class RuntimeClosed(RunError):
+    """A `Runtime` was used after it was closed, or after the event loop on which it was opened had ended."""
 
 
 class StoreError(RunError):

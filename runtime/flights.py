@@ -13,8 +13,10 @@ import fcntl
 import os
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+
+from ramify.fork_engine.at_fork import close_lock, open_lock
 
 _FILE = "flights"
 _BYTES = 1 << 62
@@ -48,7 +50,9 @@ class Flights:
 
     def close(self) -> None:
         if self._fd is not None:
-            os.close(self._fd)
+            with suppress(OSError):  # a child may hold a copy, and with it the locks
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+            close_lock(self._fd)
             self._fd = None
 
     async def _lock(self, key: str) -> None:
@@ -60,7 +64,7 @@ class Flights:
     def _set(self, key: str, kind: int) -> bool:
         if self._fd is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._fd = open_lock(self._path, os.O_RDWR | os.O_CREAT)
         asked = _FLOCK.pack(kind, os.SEEK_SET, int(key[:16], 16) % _BYTES, 1, 0)
         try:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, asked)

@@ -13,6 +13,7 @@ from ramify.compiler.plan import OpKind, PlanOp
 from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
 from ramify.runtime import codec
 from ramify.runtime.calling import StepDef
+from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.effects import compensate
 from ramify.runtime.errors import BranchReleased, EffectUndone, NotInARun
 from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
@@ -49,7 +50,8 @@ class Fork(Generic[T]):
         self._items = _listed(items, site)
         self._where = site.where
         self.op = scope.run.op(OpKind.FORK, site)
-        self._digest = codec.digest_text(codec.encode(self._items, f"fork() at {site.where}: its items"))
+        encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
+        self._digest = digest_in(scope.run.journal, self._items, encoded)
         self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
         self._place = ""  # "op.place": names the children, apart from those of the operation's other forks here
         self.base: Line = scope.branch  # as it stands where the children begin
@@ -59,7 +61,7 @@ class Fork(Generic[T]):
         if self._branches is not None:
             raise BranchReleased("a fork is entered once: call fork() again")
         run, parent = self._scope.run, self._scope.branch
-        async with parent.lock:
+        async with run.busy(), parent.lock:
             if parent.released:
                 raise BranchReleased(f"branch {parent.path} was released, so it cannot be forked")
             if (
@@ -133,6 +135,10 @@ class Fork(Generic[T]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        async with self._scope.run.busy():
+            await self._leave(kind)
+
+    async def _leave(self, kind: type[BaseException] | None) -> None:
         run, branches = self._scope.run, self._branches or []
         for branch in branches:
             branch.line.released = True
@@ -246,7 +252,7 @@ class Branch(Generic[T]):
     async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
         run, parent = self.parent.run, self.parent.branch
         key = run.journal.key(parent.path, op.id, self.line.path, _said(strategy))
-        async with parent.lock, self.line.lock:
+        async with run.busy(), parent.lock, self.line.lock:
             if self.line.released or parent.released:
                 raise BranchReleased(f"branch {self.path} was released: adopt it inside its fork's block")
             row = run.journal.served(key, at=parent.snapshot)

@@ -19,11 +19,12 @@ from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine import crash
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime import codec
-from ramify.runtime.errors import BranchReleased, RunError
+from ramify.runtime.errors import BranchReleased
 from ramify.runtime.events import Event, LLMDone, OpDone
 from ramify.runtime.past import FORKED
 from ramify.runtime.records import (
     AGAIN,
+    HAPPENED,
     LEGAL_SETTLEMENTS,
     ROOT,
     BranchPath,
@@ -93,18 +94,20 @@ class Journal:
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
         self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
         self._asked: set[str] = set()  # keys that were given out
+        self._earlier = _keys_of(ops, llm, effects)  # what processes before this one recorded, and on which branch
         self._met_astray: set[str] = set()  # rows that were met, but in another state than theirs
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._caught = {row.key: row for row in caught}
         self._effects = {effect.key: effect for effect in effects}
         self._elsewhere = elsewhere
+        self._recorded = {row.args_digest for row in ops if row.args_digest}
         forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
         """Whether the whole run is to meet the outside as a branch of a fork does."""
-        self.stopped: RunError | None = None
+        self.stopped: BaseException | None = None
         """Why nothing new begins and the run ends, whoever caught that: an effect of which nobody knows whether it
-        happened, a wrong hit (decision 292)."""
+        happened, a wrong hit (decision 292), questions that wait for a person (decision 327)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self._occurrences: Counter[str] = Counter()
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
@@ -186,7 +189,12 @@ class Journal:
         self._emit(OpDone(row, replayed=True))
         return error if isinstance(error, Exception) else None
 
-    def stop(self, why: RunError) -> RunError:
+    @property
+    def pulse(self) -> tuple[int, int]:
+        """Changes with each operation that is met or recorded."""
+        return len(self._asked), self._seq
+
+    def stop(self, why: BaseException) -> BaseException:
         """Have the run end with this error, or with the first that was said; it is for the caller to raise."""
         self.stopped = self.stopped or why
         return why
@@ -195,6 +203,17 @@ class Journal:
         """Before something new begins. Raises what the run was stopped with."""
         if self.stopped is not None:
             raise self.stopped
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether earlier processes recorded anything that was given arguments."""
+        return bool(self._recorded or self._effects)
+
+    def has_digest(self, digest: str) -> bool:
+        """Whether earlier processes recorded something under that digest of its arguments."""
+        if digest in self._recorded:
+            return True
+        return any(digest[:16] in key for key in self._effects)  # one that was begun has no row yet
 
     def knows(self, key: str) -> bool:
         """Whether an operation of that key was done, in whatever state."""
@@ -362,6 +381,28 @@ class Journal:
         same = (e for e in every if (e.step, e.args_json) == (step, args_json))
         return next((e for e in same if e.status is EffectStatus.DONE), None)
 
+    def unmet_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
+        """An effect of this run that took place, or may have, by the same step with the same arguments, and that the
+        workflow did not come to again in this process. Calls of one place come in order, so that another one of the
+        place of `key` is none. What a run did after another was forked from it is that one's to do for itself."""
+        place = key.rpartition("|")[0]
+        for effect in self._effects.values():
+            if (effect.step, effect.args_json) != (step, args_json) or effect.status not in HAPPENED:
+                continue
+            if effect.key not in self._asked and effect.key.rpartition("|")[0] != place:
+                return effect
+        return None
+
+    def is_replayed(self, branch: BranchPath) -> bool:
+        """Whether earlier processes recorded something on a branch, or below it, that was not asked for yet."""
+        below = f"{branch}/"
+        found = (key for key, there in self._earlier.items() if there == branch or there.startswith(below))
+        return any(key not in self._asked for key in found)
+
+    def record_with_next(self, row: OpRecord) -> None:
+        """As `record` with `Durable.NEXT_ROW`, not to be awaited."""
+        self._record_soon((row,), None, Durable.NEXT_ROW)
+
     def effects_under(self, branch: BranchPath) -> list[EffectRecord]:
         """What was done on a branch and below it, in the order of the intents."""
         below = f"{branch}/"
@@ -403,12 +444,11 @@ class Journal:
         if self._lost is not None:
             raise self._lost
 
-    async def finish(self, update: RunUpdate) -> None:
-        """The run's own row, last."""
+    async def finish(self, update: RunUpdate, *, unasked: Sequence[str] = ()) -> None:
+        """The run's own row, last. `unasked`: the keys of questions that are not open any more."""
         touched = self._touch()
-        await self._store.commit(
-            self._run.id, update=replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
-        )
+        update = replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
+        await self._store.commit(self._run.id, unasked=unasked, update=update)
         while self._soon:  # committed before, or with it: only their futures are to be heard
             await asyncio.wait(list(self._soon))
         self._refuse_what_does_not_follow()
@@ -431,6 +471,18 @@ class Journal:
 
     def _touch(self) -> RunUpdate:
         return RunUpdate(consumed_s=self.consumed_s(), updated_at=self._clock())
+
+
+_MET = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
+
+
+def _keys_of(
+    ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
+) -> dict[str, BranchPath]:
+    """The keys that a replay of these rows gives out."""
+    found = {row.key: row.branch for row in ops if row.kind in _MET and row.status in (OpStatus.DONE, OpStatus.ASKED)}
+    found |= {call.key: call.branch for call in llm if call.step_key is None}
+    return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}
 
 
 def base_checkpoint(run: RunId, snapshot: Snapshot, at: float) -> CheckpointRecord:

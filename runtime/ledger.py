@@ -61,8 +61,9 @@ async def approve(
 
 
 def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRecord:
-    found = [e for e in ledger if e.status in OPEN and (e.step == step or e.idempotency_key.startswith(step))]
-    doubts = [e for e in found if e.status in DOUBTFUL] or found
+    named = [e for e in ledger if e.step == step or e.idempotency_key.startswith(step)]
+    found = [e for e in named if e.status in OPEN or e.lacks_result]
+    doubts = [e for e in found if e.status in DOUBTFUL or e.lacks_result] or found
     if not doubts:
         raise RunNotFound(
             f"run {run} has no effect of step {step!r} in doubt: `ramify effects {run}` lists what it did outside"

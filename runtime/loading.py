@@ -15,6 +15,18 @@ from typing import Any
 
 from ramify.runtime.errors import TargetNotFound
 
+_targets: set[str] = set()
+
+
+def targets() -> frozenset[str]:
+    """The names of the modules whose workflows this process was told to run."""
+    return frozenset(_targets)
+
+
+def is_target(module: str) -> None:
+    """Say that this module's workflows are run here: what its code imports, a stored value may name."""
+    _targets.add(module)
+
 
 def load_target(ref: str) -> Any:
     """The object of `file.py:name` or `module:name`. Raises `TargetNotFound`; the module's own errors pass."""
@@ -22,6 +34,7 @@ def load_target(ref: str) -> Any:
     if not where or not name:
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    is_target(module.__name__)
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):

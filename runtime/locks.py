@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from ramify.fork_engine.at_fork import close_lock, open_lock
 from ramify.runtime.errors import RunLocked
 from ramify.runtime.records import RunId
 
@@ -32,9 +33,9 @@ class RunLock:
 
     def __enter__(self) -> RunLock:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_lock(self._path, os.O_RDWR | os.O_CREAT)
         if not _taken(fd):
-            os.close(fd)
+            close_lock(fd)
             raise RunLocked(f"run {self._run} is being worked on by another process: wait for it or stop it")
         self._fd = fd
         return self
@@ -43,7 +44,7 @@ class RunLock:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self._fd is not None:
-            os.close(self._fd)
+            close_lock(self._fd)
             self._fd = None
 
 
@@ -93,7 +94,7 @@ def was_here(folder: Path, run: RunId) -> bool:
 def is_held(folder: Path, run: RunId) -> bool:
     """Whether a living process works on the run. Of another user's lock, which cannot be asked: yes."""
     try:
-        fd = os.open(folder / f"{run}.lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_lock(folder / f"{run}.lock", os.O_RDONLY)
     except FileNotFoundError:
         return False
     except PermissionError:
@@ -103,5 +104,5 @@ def is_held(folder: Path, run: RunId) -> bool:
     except BlockingIOError:
         return True
     finally:
-        os.close(fd)
+        close_lock(fd)
     return False

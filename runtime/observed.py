@@ -96,7 +96,7 @@ class Observed:
                 if "seal_ms" in row.attrs:
                     seals.append(float(row.attrs["seal_ms"]) / 1000)
             elif row.kind is OpKind.FORK and row.result_json is not None:
-                widths[row.op_id].append(int(codec.decode(row.result_json)["children"]))
+                widths[row.op_id].append(int(codec.decode_own(row.result_json, dict)["children"]))
         self._steps = {name: median(found) for name, found in steps.items()}
         self._again = {name: median(found) for name, found in code.items()}
         self._widths = {op: max(found) for op, found in widths.items()}
@@ -178,14 +178,14 @@ def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:
     together: dict[tuple[RunId, OpId, object], list[LLMRecord]] = defaultdict(list)
     for row in llm:
         if row.reused_from is None:
-            stage = codec.decode(row.tags_json).get("compound_stage")
+            stage = codec.decode_own(row.tags_json, dict).get("compound_stage")
             together[row.run_id, row.op_id, row.key if stage is None else stage].append(row)
     found = [(min(row.started_at for row in rows), _stage(rows)) for rows in together.values()]
     return [stage for _, stage in sorted(found, key=lambda pair: pair[0])]
 
 
 def _stage(rows: Sequence[LLMRecord]) -> CallStage:
-    results: list[ChatResult] = [codec.decode(row.result_json) for row in rows]
+    results = [codec.decode_own(row.result_json, ChatResult) for row in rows]
     took = max(row.ended_at for row in rows) - min(row.started_at for row in rows)
     return CallStage(
         rows[0].op_id,
@@ -203,7 +203,7 @@ def _ways(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StageP
         spans[row.run_id] += (row.started_at, row.ended_at)
     runs: dict[RunId, dict[int, list[LLMRecord]]] = defaultdict(lambda: defaultdict(list))
     for call in llm:
-        stage = codec.decode(call.tags_json).get("compound_stage")
+        stage = codec.decode_own(call.tags_json, dict).get("compound_stage")
         if call.reused_from is None and stage is not None:
             spans[call.run_id] += (call.started_at, call.ended_at)
             runs[call.run_id][stage].append(call)

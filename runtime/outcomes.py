@@ -13,7 +13,7 @@ from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime import codec
 from ramify.runtime.costs import Choice, Cost
 from ramify.runtime.effects import KILLED, Fence, Known
-from ramify.runtime.errors import EffectInDoubt, HiddenWrites, NotSerialisable, WrongReuse
+from ramify.runtime.errors import EffectInDoubt, HiddenWrites, NotSerialisable, ResultNotKept, WrongReuse
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.journal import RAISED
 from ramify.runtime.pending import Pending, StepTimeout, run_code
@@ -176,6 +176,9 @@ async def settle_after(fence: Fence, error: BaseException, result_json: str | No
         return  # it was never begun, or stands in doubt already
     if result_json is not None:
         await fence.journal.settle(fence.done(result_json))  # it happened; what failed is the seal after it
+    elif isinstance(error, ResultNotKept):
+        await fence.journal.settle(fence.done(None, f"its result was not kept: {error.__cause__ or error}"))
+        fence.journal.stop(error)  # a workflow that caught it and called the step anew would do it twice
     elif isinstance(error, Exception) and not isinstance(error, _FROM_WITHOUT):
         await fence.journal.settle(fence.failed(error))
     else:

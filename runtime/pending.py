@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ramify.compiler.plan import Effect, OpId, OpKind, PlanOp
+from ramify.compiler.plan import ADDED, Effect, OpId, OpKind, PlanOp
 from ramify.runtime import codec
 from ramify.runtime.calling import StepDef, call_step
 from ramify.runtime.commands import StepCommands
@@ -39,7 +39,9 @@ class Pending:
             return None
         run = self.scope.run
         branch, outside = self.scope.branch.path, self.step.outside
-        return Fence(run.journal, run.clock, run.record.id, self.step.name, self.key, branch, self.arguments, outside)
+        named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
+        foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs
+        return Fence(run.journal, run.clock, *named, foreseen=foreseen)
 
     def row(self, **changes: Any) -> OpRecord:
         args = {"step": self.step.name, "args_digest": self.args_digest, **changes}
@@ -57,7 +59,7 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
     limit = asyncio.timeout(step.timeout)
     try:
         async with limit:
-            result_json = codec.encode(await run_code(pending, face, attempt), f"step {step.name!r}: its result")
+            value = await run_code(pending, face, attempt)
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"step {step.name!r} took longer than its timeout of {step.timeout:g} s") from error
@@ -65,7 +67,19 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
     finally:
         if face is not None:
             face.end()
-    return result_json, codec.decode(result_json)
+    return _kept(pending, value)
+
+
+def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
+    """Raises `ResultNotKept` of an irreversible step: whatever went wrong with its result, it was done."""
+    fence = pending.fence()
+    try:
+        result_json = codec.encode(value, f"step {pending.step.name!r}: its result")
+        return result_json, codec.decode(result_json)
+    except Exception as error:
+        if fence is None:
+            raise
+        raise fence.result_lost(str(error)) from error
 
 
 async def run_code(pending: Pending, face: Sandbox | None, attempt: int) -> Any:

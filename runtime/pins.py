@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
+from ramify.fork_engine.at_fork import close_in_children, close_lock, open_lock
 from ramify.fork_engine.types import SnapshotId
 
 _PINNED, _TURNSTILE, _KEPT = "pinned", "collecting", "kept"
@@ -36,12 +37,12 @@ class Pins:
             try:
                 await _take(pin, fcntl.LOCK_SH)
             except BaseException:
-                os.close(pin)
+                close_lock(pin)
                 raise
         try:
             yield
         finally:
-            os.close(pin)
+            close_lock(pin)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -52,8 +53,8 @@ class Pins:
             fcntl.flock(pinned, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(pinned)
-            os.close(turnstile)
+            close_lock(pinned)
+            close_lock(turnstile)
 
     @contextmanager
     def keep(self, id: SnapshotId) -> Iterator[None]:
@@ -63,7 +64,7 @@ class Pins:
             yield
         finally:
             Path(name).unlink(missing_ok=True)
-            os.close(fd)
+            close_lock(fd)
 
     def kept(self) -> set[SnapshotId]:
         """What `keep` holds at the moment. What dead processes left is removed; only inside `collecting`."""
@@ -71,7 +72,7 @@ class Pins:
         folder = self._folder / _KEPT
         for path in folder.iterdir() if folder.is_dir() else ():
             try:
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                fd = open_lock(path, os.O_RDWR)
             except FileNotFoundError:
                 continue
             try:
@@ -80,7 +81,7 @@ class Pins:
             except BlockingIOError:
                 found.add(SnapshotId(path.name.partition(".")[0]))
             finally:
-                os.close(fd)
+                close_lock(fd)
         return found
 
     def ground(self) -> Ground:
@@ -93,18 +94,19 @@ class Pins:
         while True:
             fd, name = tempfile.mkstemp(prefix=f"{id}.", dir=folder)
             try:
+                close_in_children(fd)
                 fcntl.flock(fd, fcntl.LOCK_SH)
                 if os.fstat(fd).st_nlink:
                     return fd, name
             except BaseException:
                 Path(name).unlink(missing_ok=True)
-                os.close(fd)
+                close_lock(fd)
                 raise
-            os.close(fd)  # a collection met it before it was locked, and took it for left behind
+            close_lock(fd)  # a collection met it before it was locked, and took it for left behind
 
     def _open(self, name: str) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
-        return os.open(self._folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return open_lock(self._folder / name, os.O_RDWR | os.O_CREAT)
 
 
 class Ground:
@@ -135,7 +137,7 @@ async def _taken(fd: int, how: int) -> AsyncIterator[None]:
         await _take(fd, how)
         yield
     finally:
-        os.close(fd)
+        close_lock(fd)
 
 
 async def _take(fd: int, how: int) -> None:

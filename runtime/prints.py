@@ -93,6 +93,16 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
         yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
+def imported_names(node: ast.AST, package: str) -> Iterator[str]:
+    """The modules, and what may be modules, that an import statement names; nothing of any other node."""
+    return _imported(node, package)
+
+
+def files_of(names: Iterable[str]) -> list[tuple[str, str]]:
+    """The user's own files behind these modules and the packages around them, each with its package."""
+    return list(_files(sorted({part for name in names for part in _above(name)})))
+
+
 def _above(name: str) -> Iterator[str]:
     """A module and the packages that it lies in, whose code an import runs as well."""
     while name:

@@ -50,6 +50,7 @@ class OpStatus(StrEnum):
     DONE = "done"
     FAILED = "failed"  # recorded to be read by people; never honoured by a resume
     ASKED = "asked"  # a question that waits for its answer, which is a row of its own
+    UNASKED = "not asked again"  # a question that the run's newest process did not come to
     UNDONE = "undone"  # it was done, and the run went back to before it: as FAILED
 
 
@@ -141,6 +142,9 @@ class EffectStatus(StrEnum):
 DOUBTFUL = frozenset({EffectStatus.INTENDED, EffectStatus.IN_DOUBT})
 """Of an effect that nobody works on: nobody knows whether it happened."""
 
+HAPPENED = DOUBTFUL | {EffectStatus.DONE, EffectStatus.APPROVED}
+"""Of an effect that took place, or may have."""
+
 LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
     EffectStatus.INTENDED: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
     EffectStatus.IN_DOUBT: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
@@ -170,6 +174,22 @@ class EffectRecord:
     settled_at: float | None = None
     note: str = ""  # how its status is known; of an intent: why the attempt before it is in doubt
     attempt: int = 1
+
+    @property
+    def lacks_result(self) -> bool:
+        """Whether it was done, and what it gave could not be kept: a run that needs it stands still."""
+        return self.status is EffectStatus.DONE and self.result_json is None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """A person's answer, bound to one question of one run. `key` is the journal key of the question."""
+
+    run_id: RunId
+    key: str
+    answer_json: str  # codec
+    answered_at: float
+    answered_by: str = ""  # what took it: "ramify resume", "the local page"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +242,4 @@ class RunUpdate:
     deadline_s: float | None = None
     updated_at: float | None = None
     settings: Settings | None = None
+    plan_json: str | None = None  # of code that was changed, and accepted

@@ -13,11 +13,12 @@ mounting nothing, and goes on where the record ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
+from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.awaited import LEFT, Begun, Waits
 from ramify.runtime.calls import LLMCalls
@@ -34,6 +35,7 @@ from ramify.sandboxes.errors import SandboxError
 from ramify.serving.types import ChatRequest, ChatResult
 
 if TYPE_CHECKING:
+    from ramify.runtime.asking import Asking
     from ramify.runtime.calling import StepDef
 
 
@@ -54,9 +56,9 @@ class Run:
     costs: CostModel = field(default_factory=CostModel)
     # the steps that were called, by name: their hooks outlive the call
     steps: dict[str, StepDef] = field(default_factory=dict)
-    # a person's answers, and the questions that were asked before, by the key of the question
-    answers: dict[str, str] = field(default_factory=dict)
-    asked: set[str] = field(default_factory=set)
+    # how it asks a person (None: its front end has a way of its own), and the rows of open questions, by their keys
+    asking: Asking | None = None
+    questions: dict[str, OpRecord] = field(default_factory=dict)
     # a step failed in an earlier process of this run: whatever stands unsealed is sealed before the next step
     careful: bool = False
     # the tasks in which steps run at this moment, by the branch that they run on
@@ -67,11 +69,32 @@ class Run:
     # which of their tasks somebody waited for, and the rows of those that were stopped after they were left
     waits: Waits = field(default_factory=Waits)
     left: list[OpRecord] = field(default_factory=list)
+    # operations under way that are neither steps nor model calls
+    at_work: int = 0
     # the tasks that make worlds ready while the model thinks, and send what it is to read ahead
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def op(self, kind: OpKind, site: CallSite) -> PlanOp:
-        return find_op(self.plan, kind, site)
+    @asynccontextmanager
+    async def busy(self) -> AsyncIterator[None]:
+        """An operation is under way in this block: the run does not end with its open questions meanwhile."""
+        self.at_work += 1
+        try:
+            yield
+        finally:
+            self.at_work -= 1
+
+    def works(self) -> bool:
+        """Whether an operation is under way: one that ends by itself, and waits for no person."""
+        steps = any(begun.started and not begun.ended for begun in self.begun.values())
+        return steps or self.at_work > 0 or self.calls.under_way > 0
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether a change of its code was accepted since it began."""
+        return any(op.attrs.get(ADDED) == ACCEPTED for op in self.plan.ops)
+
+    def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
+        return find_op(self.plan, kind, site, step)
 
     def seal_op(self, op: PlanOp) -> PlanOp | None:
         """The SEAL that the plan puts after an operation; a graph break seals under its own name."""

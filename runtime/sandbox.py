@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 import typing
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ramify.compiler.plan import site_file
-from ramify.runtime.errors import CommandFailed, NotInARun
+from ramify.fork_engine.at_fork import refuse_in_child
+from ramify.runtime.errors import CommandFailed, NotInARun, UsedAfterFork
+from ramify.runtime.threads import submit
 from ramify.sandboxes.contract import RunResult, World
 
 T = TypeVar("T")
@@ -96,6 +99,7 @@ class SyncSandbox:
     def __init__(self, face: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
         self._face = face
         self._loop = loop
+        self._owner = os.getpid()
 
     @property
     def path(self) -> Path:
@@ -121,7 +125,12 @@ class SyncSandbox:
         return self._wait(call)
 
     def _wait(self, call: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        try:
+            refuse_in_child(self._owner, "the sandbox", UsedAfterFork)
+        except UsedAfterFork:
+            call.close()
+            raise
+        return submit(call, self._loop).result()
 
 
 def sandbox_parameter(function: Callable[..., Any]) -> str | None:

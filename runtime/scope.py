@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
-from ramify.runtime.errors import NotInARun
+from ramify.fork_engine.at_fork import refuse_in_child
+from ramify.runtime.errors import NotInARun, UsedAfterFork
 from ramify.runtime.sites import CallSite
 from ramify.serving.types import ChatRequest, ChatResult
 
@@ -28,32 +30,37 @@ class Scope(Protocol):
         ...
 
 
-_scope: ContextVar[Scope | None] = ContextVar("ramify_scope", default=None)
+_scope: ContextVar[tuple[Scope, int] | None] = ContextVar("ramify_scope", default=None)
+"""And the process that entered it: a forked child has the variable, and is no part of the run."""
 
 
 def current_scope(asked_for: str) -> Scope:
-    """The scope of the running code. Raises `NotInARun` naming what was asked for."""
-    scope = _scope.get()
-    if scope is None:
+    """The scope of the running code. Raises `NotInARun` naming what was asked for, and `UsedAfterFork` in a child
+    that was forked inside a run."""
+    held = _scope.get()
+    if held is None:
         raise NotInARun(
             f"{asked_for} outside a running workflow: call it from a function under @workflow "
             "(started with `await workflow(...)`, `workflow.invoke(...)` or `ramify run`)"
         )
+    scope, owner = held
+    refuse_in_child(owner, f"the run in which {asked_for}", UsedAfterFork)
     return scope
 
 
 def scope_here() -> Scope | None:
     """The scope of the running code; None outside a run."""
-    return _scope.get()
+    held = _scope.get()
+    return None if held is None or held[1] != os.getpid() else held[0]
 
 
 def is_in_a_run() -> bool:
-    return _scope.get() is not None
+    return scope_here() is not None
 
 
 @contextmanager
 def entered(scope: Scope) -> Iterator[None]:
-    token = _scope.set(scope)
+    token = _scope.set((scope, os.getpid()))
     try:
         yield
     finally:

@@ -14,8 +14,11 @@ from itertools import islice
 from types import CodeType, FrameType
 
 from ramify.compiler.plan import OpKind, Plan, PlanOp, site_file
+from ramify.runtime.errors import CallNotTold
 
 _MAX_DEPTH = 40
+NO_COLUMN, IN_LAMBDA = -1, -2
+"""In place of a column that Python does not say, as under PYTHONNODEBUGRANGES."""
 _site_file = functools.lru_cache(maxsize=1024)(site_file)  # a resumed run asks for the same few, forty a call
 _MOST_POSITIONS = 4096
 _POSITIONS: dict[tuple[int, int], tuple[CodeType, tuple[int, int]]] = {}
@@ -52,19 +55,41 @@ def _position(frame: FrameType) -> tuple[int, int]:
     if known is not None:
         return known[1]
     positions = next(islice(code.co_positions(), frame.f_lasti // 2, None), (None,) * 4)
-    found = positions[0] or frame.f_lineno, positions[2] or 0
+    unknown = IN_LAMBDA if code.co_name == "<lambda>" else NO_COLUMN
+    found = positions[0] or frame.f_lineno, unknown if positions[2] is None else positions[2]
     if len(_POSITIONS) >= _MOST_POSITIONS:
         _POSITIONS.clear()
     _POSITIONS[id(code), frame.f_lasti] = (code, found)
     return found
 
 
-def find_op(plan: Plan, kind: OpKind, site: CallSite) -> PlanOp:
-    """The plan's operation for a call: its own, else the nearest graph break above it, else the catch-all."""
-    own = plan.at(kind, *site.stack[0])
+def find_op(plan: Plan, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
+    """The plan's operation for a call: its own, else the nearest graph break above it, else the catch-all.
+
+    Raises `CallNotTold` where Python says no columns, and the line alone does not tell.
+    """
+    own = _at(plan, kind, site.stack[0], step)
     if own is not None:
         return own
     for place in site.stack:
-        if (broken := plan.at(OpKind.BREAK, *place)) is not None:
+        if (broken := _at(plan, OpKind.BREAK, place, None)) is not None:
             return broken
     return plan.catch_all
+
+
+def _at(plan: Plan, kind: OpKind, place: tuple[str, int, int], step: str | None) -> PlanOp | None:
+    file, line, col = place
+    if col >= 0:
+        return plan.at(kind, file, line, col)
+    there = plan.on_line(file, line)
+    own = [op for op in there if op.kind is kind and (step is None or op.step == step)]
+    others = [op for op in there if op.kind is OpKind.BREAK and op not in own]
+    if not own:
+        return None
+    if len(own) > 1 or others or col == IN_LAMBDA:
+        raise CallNotTold(
+            f"{file}:{line}: several calls of the plan stand on this line, and Python runs without column positions, "
+            "so which of them was made cannot be told: unset PYTHONNODEBUGRANGES (or leave out "
+            "-X no_debug_ranges), remove bytecode that was compiled with it, and resume the run"
+        )
+    return own[0]

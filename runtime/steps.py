@@ -16,11 +16,14 @@ from ramify.runtime import codec
 from ramify.runtime.awaited import LEFT, Begun
 from ramify.runtime.calling import StepDef, bind
 from ramify.runtime.costs import Choice, Cost
+from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.errors import (
     Diverged,
     EffectInDoubt,
+    EffectNotMet,
     EffectRefused,
     HiddenWrites,
+    NotSerialisable,
     PlanMismatch,
     WrongReuse,
 )
@@ -41,12 +44,13 @@ from ramify.runtime.outcomes import (
 from ramify.runtime.pending import Pending, commands_of, run_attempt
 from ramify.runtime.prints import code_print
 from ramify.runtime.records import OpRecord, OpStatus
+from ramify.runtime.returns import refuse_return
 from ramify.runtime.reuse import ASKED, Question
 from ramify.runtime.run import RunScope, look_ahead, sealed_before
 from ramify.runtime.sandbox import Sandbox
 from ramify.runtime.worlds import Branch
 
-FINAL = (EffectInDoubt, EffectRefused, HiddenWrites, WrongReuse)
+FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
 """What doing the step again does not mend."""
 
 
@@ -59,12 +63,13 @@ def begin_step(
     """
     if op.kind is OpKind.RUN and op.step != step.name:
         raise PlanMismatch(
-            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: "
-            "the plan was compiled from other code; compile it again"
+            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: the name of a step "
+            "must mean the same step whenever a workflow runs; call another one by a name of its own"
         )
     scope.run.steps[step.name] = step
-    arguments = codec.encode(bind(step, args, kwargs), f"step {step.name!r}: arguments")
-    args_digest = codec.digest_text(arguments)
+    bound = bind(step, args, kwargs)
+    arguments = codec.encode(bound, f"step {step.name!r}: arguments")
+    args_digest = digest_in(scope.run.journal, bound, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(Pending(scope, step, op, key, args_digest, arguments))
     assert isinstance(performing, CoroutineType)
@@ -153,6 +158,13 @@ async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
             "than the branch stands in now, so its result does not fit and it is not done again. "
             "The order of a workflow's calls must not depend on timing"
         )
+    if pending.step.effect is Effect.UNKNOWN and run.was_changed and run.journal.knows(pending.key):
+        raise Diverged(
+            f"step {pending.step.name!r} on branch {branch.path} was done, but the code that was changed since has "
+            "brought the branch into another state, so its result does not fit. What it may do outside is not "
+            "declared, so it is not done again: declare its effect, or keep the new code from changing the world "
+            "before it"
+        )
     if not on_world:
         look_ahead(pending.scope, pending.op)
     question = _question(pending) if on_world else None
@@ -229,6 +241,8 @@ async def _execute_and_commit(
     run, branch, fence = pending.scope.run, pending.scope.branch, pending.fence()
     if fence is None:  # one that reaches outside asks its own ledger first
         run.journal.refuse_when_stopped()
+    elif run.journal.effect(pending.key) is None:
+        refuse_return(pending.step.function, f"step {pending.step.name!r}")
     begun, entry = run.clock(), branch.snapshot
     attempt, recovered = 0, dict[str, str]()
     while True:

@@ -59,7 +59,7 @@ async def outcome(function: Callable[..., Any], args: Sequence[Any], kwargs: Map
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         made = function(*args, **kwargs)
     else:
-        made = await in_thread(blocking)
+        made = await in_thread(blocking, what=f"workflow {function.__name__!r}")
     if isinstance(made, AsyncGenerator):
         async with aclosing(made):
             async for item in made:

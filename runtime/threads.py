@@ -18,18 +18,22 @@ import asyncio
 import concurrent.futures
 import contextvars
 import ctypes
+import os
 import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
+from ramify.fork_engine.at_fork import refuse_in_child
 from ramify.runtime.awaited import LEFT
-from ramify.runtime.errors import NotInARun
+from ramify.runtime.errors import NotInARun, RuntimeClosed, UsedAfterFork
+from ramify.runtime.forked import end_child
 
 T = TypeVar("T")
 
@@ -41,12 +45,12 @@ class Abandoned(SystemExit):
     """Raised inside the thread of a call that was cancelled. Ends the thread, and is told to nobody."""
 
 
-async def in_thread(function: Callable[..., T], *args: Any) -> T:
+async def in_thread(function: Callable[..., T], *args: Any, what: str = "a function of the run") -> T:
     """Call it in a thread of its own, in this task's context. Cancelled, it leaves the thread to end by itself, but
     waits for what the thread began on this loop."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
-    call = _Call(loop, done, lambda: function(*args))
+    call = _Call(loop, done, lambda: function(*args), what)
     work = contextvars.copy_context().run
     thread = threading.Thread(target=work, args=(call.work,), name="ramify step", daemon=True)
     thread.start()
@@ -86,7 +90,7 @@ def from_here(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable[T]:
 def waits_here() -> asyncio.AbstractEventLoop | None:
     """The run's loop, where the running code stands in a thread beside it and has no loop to await on."""
     call = _call.get()
-    return call.loop if call is not None and running_loop() is None else None
+    return call.loop if call is not None and running_loop() is None and call.is_here else None
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -104,19 +108,41 @@ async def on_loop(loop: asyncio.AbstractEventLoop, begin: Callable[[], Awaitable
     async def begun() -> T:
         return await begin()
 
-    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(begun(), loop))
+    return await asyncio.wrap_future(submit(begun(), loop))
+
+
+def submit(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[T]:
+    """`asyncio.run_coroutine_threadsafe`. Raises `RuntimeClosed` where that loop has ended."""
+    try:
+        return asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as error:
+        work.close()
+        if not loop.is_closed():
+            raise
+        raise RuntimeClosed(
+            "the event loop that this run or Runtime belongs to has ended: open a Runtime on a loop that runs "
+            "(`async with Runtime() as runtime`) and use it there"
+        ) from error
 
 
 class _Call:
     """What the thread does, whether it is still at it, and what it began on the loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], call: Callable[[], Any]) -> None:
-        self.loop, self._done, self._call = loop, done, call
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], call: Callable[[], Any], what: str
+    ) -> None:
+        self.loop, self._done, self._call, self._what = loop, done, call, what
         self._lock = threading.Lock()
         self._over = self._abandoned = False
         self._left = False  # the thread has nothing more to be told
         self._thread = 0  # which that is; threads that it started ask, too
+        self._owner = os.getpid()
         self._begun: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is its process, and no child that was forked from it."""
+        return os.getpid() == self._owner
 
     def work(self) -> None:
         _call.set(self)
@@ -124,14 +150,18 @@ class _Call:
         try:
             result = self._call()
         except StopIteration as error:  # no future holds one
+            end_child(self._owner, self._what, error)
             self._tell(self._done.set_exception, RuntimeError(f"a function of the run raised StopIteration: {error}"))
         except BaseException as error:  # noqa: BLE001  it is the awaiting task's
+            end_child(self._owner, self._what, error)
             self._tell(self._done.set_exception, error)
         else:
+            end_child(self._owner, self._what)
             self._tell(self._done.set_result, result)
 
     def ask(self, what: str, begin: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
         """Begin something on the loop, in the context of the thread that asks."""
+        refuse_in_child(self._owner, f"the run in which {what}", UsedAfterFork)
         self.leave_if_abandoned()
         answer: concurrent.futures.Future[T] = concurrent.futures.Future()
         with self._lock:  # what is asked before the end is answered: the loop goes on until then
@@ -150,7 +180,13 @@ class _Call:
             if not answer.done():  # it was cancelled before it began
                 answer.set_exception(asyncio.CancelledError())
 
-        task = self.loop.create_task(_answered(begin, answer))
+        work = _answered(begin, answer)
+        try:
+            task = self.loop.create_task(work)
+        except BaseException as error:  # noqa: BLE001  # the loop would only log it, and the thread wait for ever
+            work.close()
+            answer.set_exception(error)
+            return
         self._begun.add(task)
         task.add_done_callback(ended)
 
@@ -207,9 +243,12 @@ class _Call:
     def _tell(self, settle: Callable[[Any], None], outcome: object) -> None:
         with self._lock:
             self._over = self._left = True
-        if self.loop.is_closed():
-            return  # whoever waited has gone
-        self.loop.call_soon_threadsafe(self._settle, settle, outcome)
+        try:
+            self.loop.call_soon_threadsafe(self._settle, settle, outcome)
+        except RuntimeError:
+            if not self.loop.is_closed():
+                raise
+            # whoever waited has gone
 
     def _settle(self, settle: Callable[[Any], None], outcome: object) -> None:
         if not self._done.done():
@@ -249,8 +288,10 @@ async def _answered(begin: Callable[[], Awaitable[T]], answer: concurrent.future
     try:
         result = await begin()
     except BaseException as error:
-        answer.set_exception(error)
+        with suppress(concurrent.futures.InvalidStateError):  # who asked may have given it up
+            answer.set_exception(error)
         if isinstance(error, asyncio.CancelledError):
             raise
     else:
-        answer.set_result(result)
+        with suppress(concurrent.futures.InvalidStateError):
+            answer.set_result(result)

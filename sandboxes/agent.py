@@ -348,7 +348,12 @@ class Agent(Inhabitants):
             own = zip((f"{name}.in", f"{name}.out"), session.held, strict=True)
             pipes = {**dict(own), "out": self._out.write_end, "err": self._err.write_end}
             confined = functools.partial(
-                confine.enter, self._start.bounds, isolated=True, filtered=self._criu is None, carried=True
+                confine.enter,
+                self._start.bounds,
+                isolated=True,
+                image=self._start.view is not None and self._start.view.image,
+                filtered=self._criu is None,
+                carried=True,
             )
             try:
                 image = carrying.Image.read(folder)

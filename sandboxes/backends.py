@@ -16,6 +16,7 @@ from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.features import Capabilities, Feature, flags, refuse_what_is_missing
 from ramify.sandboxes.forking import fork_all
 from ramify.sandboxes.helper import Helper, find_bash
+from ramify.sandboxes.hiding import hidden
 from ramify.sandboxes.living import Ground
 from ramify.sandboxes.scratch import Session
 from ramify.sandboxes.worlds import AgentWorld
@@ -28,14 +29,20 @@ class AgentBackend(ABC):
 
     def __init__(self, store: SnapshotStore, scratch: Path) -> None:
         self._store, self._scratch = store, scratch.resolve()
-        self._hidden = (Path(store.root).resolve(), self._scratch)
+        self._private = [Path(store.root), self._scratch]
+        self._hidden: tuple[Path, ...] = ()  # known once it is open
         self._session = Session(self._scratch)
         self._helper: Helper | None = None
         self._bash = ""
         self._worlds: dict[WorldId, AgentWorld] = {}
 
+    def hide(self, *places: Path) -> None:
+        """Have no world see these files and folders, whether they are there yet or not. Before it is opened."""
+        self._private += places
+
     async def __aenter__(self) -> Self:
         self._bash = find_bash()
+        self._hidden = await asyncio.to_thread(hidden, self._private)
         await asyncio.to_thread(self._session.open)
         self._helper = self._new_helper()
         await self._helper.start()

@@ -11,7 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NewType, Protocol
+from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 
 from ramify.fork_engine.types import Snapshot
 
@@ -218,6 +218,15 @@ class World(Protocol):
 
     async def close(self) -> None:
         """End every process, drop what is not sealed, free the disk. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class Hiding(Protocol):
+    """A backend that can be told what its worlds must not see: all of ours, but for one that isolates no files."""
+
+    def hide(self, *places: Path) -> None:
+        """Have no world see these files and folders, whether they are there yet or not. Before it is opened."""
         ...
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ramify.sandboxes.copying import CopyBackend
@@ -12,11 +13,13 @@ from ramify.sandboxes.docker.connecting import connect
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.features import Capabilities, flags
 from ramify.sandboxes.helper import find_bash
-from ramify.sandboxes.namespaces import probe
 from ramify.sandboxes.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.namespaces.mountinfo import MountTable
+from ramify.sandboxes.namespaces.probe import Found, probe
 from ramify.sandboxes.safety import report
 from ramify.sandboxes.scratch import Session
 
+MOST_UNCOVERED = 8  # places that are named one by one
 OLDEST_KERNEL = (5, 12)  # overlayfs in a user namespace came with 5.11, mount_setattr with 5.12
 REFUSING_FILE_SYSTEMS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat", "ecryptfs"})
 SWITCHES = (
@@ -32,17 +35,24 @@ def capabilities(scratch: Path) -> tuple[Capabilities, ...]:
 
 
 def namespaces(scratch: Path) -> Capabilities:
-    reason = _why_no_namespaces(scratch)
+    found = _try_namespaces(scratch)
     return Capabilities(
         NamespaceBackend.name,
         flags(NamespaceBackend.missing()),
-        reason,
+        found.failure,
         notes=(
             "the host's files are readable inside, except /tmp, /var/tmp, /run and ramify's own",
-            "sockets in the host's file system outside those places can be connected to",
+            *_coverage(found.uncovered),
             *report.notes(),
         ),
     )
+
+
+def _coverage(uncovered: Sequence[str]) -> tuple[str, ...]:
+    """What of the host's files a world sees as they are, where it should see overlays over them."""
+    most = MOST_UNCOVERED if len(uncovered) > MOST_UNCOVERED + 1 else len(uncovered)
+    told = [f"locks, leases and watches from inside reach {place}" for place in uncovered[:most]]
+    return (*told, *([f"and {len(uncovered) - most} more such places"] if len(uncovered) > most else []))
 
 
 def docker() -> Capabilities:
@@ -76,20 +86,22 @@ def copy() -> Capabilities:
     )
 
 
-def _why_no_namespaces(scratch: Path) -> str:
-    """ "" where a world could be made and a command wrote a file in it."""
+def _try_namespaces(scratch: Path) -> Found:
+    """Whether a world can be made and a command can write a file in it."""
     try:
         bash = find_bash()
     except BackendUnavailable as error:
-        return str(error)
+        return Found(str(error))
     session = Session(scratch.resolve())
     try:
         session.open()
     except OSError as error:
-        return f"{scratch} cannot hold worlds: {error}"
+        return Found(f"{scratch} cannot hold worlds: {error}")
     try:
-        failed = probe.failure(session.folder, bash)
-        return f"{failed}. {_cause(session.folder)}" if failed else ""
+        found = probe(session.folder, bash)
+        if found.failure:
+            found.failure = f"{found.failure}. {_cause(session.folder)}"
+        return found
     finally:
         session.close()
 
@@ -116,10 +128,4 @@ def _cause(folder: Path) -> str:
 
 def _file_system(folder: Path) -> str:
     """The type of the file system that `folder` lies on, as the mount table has it."""
-    best, kind = "", "unknown"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        left, _, right = line.partition(" - ")
-        point = left.split()[4].encode().decode("unicode_escape")
-        if folder.is_relative_to(point) and len(point) >= len(best):
-            best, kind = point, right.split()[0]
-    return kind
+    return MountTable.read().of(str(folder)).kind

@@ -5,7 +5,8 @@ SandboxError
 ├── Unsupported           the backend runs here, but has not what was asked of it; its flag says why
 ├── WorldStartFailed      a world could not be made from its snapshot
 ├── WorldDied             the world ended under us (killed, out of memory)
-└── SealFailed            what changed could not be made into a layer
+├── SealFailed            what changed could not be made into a layer
+└── UsedAfterFork         a backend or a world that a forked child has from its parent
 """
 
 from __future__ import annotations
@@ -44,6 +45,10 @@ class WorldDied(SandboxError):
 
 class SealFailed(SandboxError):
     """What changed in a world could not be made into a layer."""
+
+
+class UsedAfterFork(SandboxError):
+    """A backend or a world of another process was used in a forked child of it."""
 
 
 @contextmanager

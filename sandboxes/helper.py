@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ramify.sandboxes.errors import BackendUnavailable, SandboxError, WorldDied, WorldStartFailed
+from ramify.fork_engine.at_fork import close_in_children, hang_up, refuse_in_child
+from ramify.sandboxes.errors import BackendUnavailable, SandboxError, UsedAfterFork, WorldDied, WorldStartFailed
 from ramify.sandboxes.links import AgentLink, LateLink, Line
 from ramify.sandboxes.namespaces.trees import Trees
 from ramify.sandboxes.safety import cgroups
@@ -60,6 +61,8 @@ class Helper:
         self._log, self._anchors = log, anchors
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
+        self._owner = os.getpid()
+        self._fault = ""  # why the helper process was given up
         self._numbers = itertools.count()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
         self._children: dict[int, Child] = {}
@@ -72,7 +75,10 @@ class Helper:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         keeping, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, keepers, self._log.open("wb") as log:
+            for sock in (ours, keeping):
+                close_in_children(sock.fileno())
             self._process = launch(theirs, log.fileno(), keepers if self._anchors else None, self._anchors)
+        self._owner = os.getpid()
         ours.setblocking(False)
         self.groups = await asyncio.to_thread(cgroups.find)
         self._control = ours
@@ -132,9 +138,13 @@ class Helper:
         return await self._fork("isolated")
 
     async def _fork(self, kind: str) -> Spare:
+        refuse_in_child(self._owner, "the backend", UsedAfterFork)
         if self._control is None:
             raise WorldStartFailed("the backend is not open: use it as `async with backend:`")
+        if self._fault:
+            raise WorldStartFailed(f"{self._fault}: close the backend and open it again")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        close_in_children(ours.fileno())
         ours.setblocking(False)
         number = next(self._numbers)
         with theirs:
@@ -183,8 +193,8 @@ class Helper:
                 return  # whoever asks for a world next is told
 
     async def close(self) -> None:
-        if self._control is None or self._process is None:
-            return
+        if self._control is None or self._process is None or os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         if self._restocking is not None:
             self._restocking.cancel()
             await asyncio.wait({self._restocking})
@@ -192,30 +202,40 @@ class Helper:
         await asyncio.gather(*(self._discard(spare) for spare in self._spares))
         self._spares.clear()
         asyncio.get_running_loop().remove_reader(self._control)
+        hang_up(self._control)
         self._control.close()
         self._control = None
         await asyncio.to_thread(end, self._process)
         self._forget_children()
 
     def _hear(self) -> None:
+        """Called by the event loop, which only logs what is raised here: then all who wait are told."""
         if self._control is None:
             return
         try:
             report = self._control.recv(64)
+            if report:
+                self._take(report)
+                return
         except BlockingIOError:
             return
         except ConnectionResetError:
-            report = b""
-        if not report:
-            asyncio.get_running_loop().remove_reader(self._control)
-            self._forget_children()
-            return
+            pass
+        except Exception as error:  # noqa: BLE001  # told to whoever waits
+            self._fault = f"a report of the helper process cannot be read ({type(error).__name__}: {error})"
+        asyncio.get_running_loop().remove_reader(self._control)
+        self._forget_children()
+
+    def _take(self, report: bytes) -> None:
         what, number, told = report.split()
         if what == b"born":
-            self._children[int(number)].born.set_result(int(told))
-        else:
-            child = self._children.pop(int(number))
-            child.stillborn("an agent could not be started")
+            born = self._children[int(number)].born
+            if not born.done():  # else whoever waited for it was cancelled
+                born.set_result(int(told))
+            return
+        child = self._children.pop(int(number))
+        child.stillborn("an agent could not be started")
+        if not child.dead.done():
             child.dead.set_result(int(told))
 
     def _forget_children(self) -> None:

@@ -331,7 +331,9 @@ class Inhabitants:
                 signal.set_wakeup_fd(-1)
                 os.umask(0o022)
                 rlimits.set_limits(kept.limits if kept is not None else {})
-                confine.enter(self._start.bounds, isolated=self._start.view is not None, filtered=self._criu is None)
+                view, filtered = self._start.view, self._criu is None
+                image = view is not None and view.image
+                confine.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)
                 if self._start.view is not None:
                     kernel.close_all_but((0, 1, 2, CONTROL))  # what the way to bash could lead through
                 os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})

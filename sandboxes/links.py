@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Protocol, Self, cast
 
-from ramify.sandboxes.errors import SandboxError, WorldDied
+from ramify.fork_engine.at_fork import close_in_children, hang_up, refuse_in_child
+from ramify.sandboxes.errors import SandboxError, UsedAfterFork, WorldDied
 from ramify.sandboxes.safety.bounds import Bounds
 from ramify.sandboxes.safety.cgroups import Group
 from ramify.sandboxes.wire import LENGTHS, Cancel, Failed, Message, Run, decode, encode
@@ -38,7 +40,11 @@ class Answer(asyncio.Future[Message]):
 
 
 class Line(asyncio.Protocol):
-    """Frames over a socket. Answers come in the order of the questions."""
+    """Frames over a socket. Answers come in the order of the questions.
+
+    The event loop only logs what a protocol's callback raises. So whatever goes wrong in one of these ends the
+    connection, and each question that waits fails with the reason.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -46,7 +52,10 @@ class Line(asyncio.Protocol):
         self._due: deque[asyncio.Future[Message]] = deque()
         self._transport: asyncio.Transport | None = None
         self.last_words = ""  # of an agent that ended by itself
+        self._fault: BaseException | None = None  # why this end hung up
+        self._owner = os.getpid()
         self._ended = asyncio.get_running_loop().create_future()
+        close_in_children(sock.fileno())
 
     @classmethod
     async def over(cls, sock: socket.socket) -> Self:
@@ -55,10 +64,19 @@ class Line(asyncio.Protocol):
         return line
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # By what it does: other loops' transports (uvloop's) are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        try:
+            self._read(data)
+        except Exception as error:  # noqa: BLE001  # told to whoever waits
+            self._fault = error
+            self._fail_all()
+            if self._transport is not None:
+                self._transport.abort()
+
+    def _read(self, data: bytes) -> None:
         self._heard += data
         while len(self._heard) >= LENGTHS.size:
             head, body = LENGTHS.unpack_from(self._heard)
@@ -77,17 +95,39 @@ class Line(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self._fault = self._fault or exc
+        hang_up(self._sock)  # the event loop closes it next, which no other end sees while a child has a copy
+        self._fail_all()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _fail_all(self) -> None:
         while self._due:
             due = self._due.popleft()
             if not due.done():
-                due.set_exception(ConnectionResetError(f"the other end hung up ({exc})"))
-        self._ended.set_result(None)
+                due.set_exception(self._lost())
+
+    @property
+    def unreadable(self) -> str:
+        """What was wrong with what the other end sent, where that is why this end hung up; else ""."""
+        if self._fault is None or isinstance(self._fault, OSError):
+            return ""
+        return f"{type(self._fault).__name__}: {self._fault}"
+
+    def _lost(self) -> ConnectionResetError:
+        why = self.unreadable
+        error = ConnectionResetError(
+            f"the other end sent what cannot be read: {why}" if why else f"the other end hung up ({self._fault})"
+        )
+        error.__cause__ = self._fault
+        return error
 
     def ask(self, message: Message, due: asyncio.Future[Message], passing: Sequence[int] = ()) -> None:
         """`due` is told the answer. Raises `ConnectionResetError` where nobody will answer."""
+        refuse_in_child(self._owner, "the world", UsedAfterFork)
         data = encode(message)
-        if self._transport is None:
-            raise ConnectionResetError("the other end hung up")
+        if self._transport is None or self._transport.is_closing():
+            raise self._lost()
         if passing:  # nothing waits in the transport: the last question was answered
             socket.send_fds(self._sock, [data[: LENGTHS.size]], list(passing))
             data = data[LENGTHS.size :]
@@ -96,13 +136,16 @@ class Line(asyncio.Protocol):
 
     def say(self, message: Message) -> None:
         """What has no answer of its own; nothing where nobody listens."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
 
     async def close(self) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         if self._transport is not None:
             self._transport.close()
-        await asyncio.shield(self._ended)
+            # Its end comes through the event loop, unless that loop has lost the transport.
+            await asyncio.wait({self._ended}, timeout=PATIENCE_S)
 
 
 class Deathbed(Protocol):
@@ -157,10 +200,18 @@ class AgentLink:
             self._line.ask(message, due, passing)
             answer = await due
         except OSError as error:
-            raise WorldDied(await self._obituary()) from error
+            raise WorldDied(await self._why_lost()) from error
         if isinstance(answer, Failed):
             raise SandboxError(answer.message)
         return answer
+
+    async def _why_lost(self) -> str:
+        if self._line.unreadable:
+            return (
+                f"the world's first process sent an answer that cannot be read ({self._line.unreadable}), so the "
+                "world was ended; start from its last snapshot again"
+            )
+        return await self._obituary()
 
     def cancel(self) -> None:
         """Have the command under way killed; its answer still comes."""

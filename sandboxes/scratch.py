@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ramify.fork_engine import descent
+from ramify.fork_engine.at_fork import close_lock, open_lock
 from ramify.fork_engine.files import inherit_nothing
 
 FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
@@ -34,11 +35,11 @@ class Session:
         while True:
             name = uuid.uuid4().hex[:12]
             lock = self._scratch / f"{name}.lock"
-            self._lock = os.open(lock, os.O_CREAT | os.O_RDWR, 0o600)
+            self._lock = open_lock(lock, os.O_CREAT | os.O_RDWR)
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if lock.exists() and lock.stat().st_ino == os.fstat(self._lock).st_ino:
                 break
-            os.close(self._lock)  # another backend took it for abandoned before we had locked it
+            close_lock(self._lock)  # another backend took it for abandoned before we had locked it
         self.folder = self._scratch / name
         self.folder.mkdir(mode=0o700)
         spread(self.folder)
@@ -49,13 +50,13 @@ class Session:
             return
         remove_tree(self.folder)
         self.folder.with_suffix(".lock").unlink(missing_ok=True)
-        os.close(self._lock)
+        close_lock(self._lock)
         self._lock = -1
 
     def _remove_abandoned(self) -> None:
         for lock in self._scratch.glob("*.lock"):
             try:
-                held = os.open(lock, os.O_RDWR)
+                held = open_lock(lock, os.O_RDWR)
             except FileNotFoundError:
                 continue
             try:
@@ -65,7 +66,7 @@ class Session:
             except BlockingIOError:
                 pass  # its owner lives
             finally:
-                os.close(held)
+                close_lock(held)
 
 
 def spread(folder: Path) -> None:

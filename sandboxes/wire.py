@@ -61,6 +61,7 @@ class Start:
 @dataclass(frozen=True, slots=True)
 class Ready:
     pid: int  # the agent's, as the host counts
+    uncovered: list[str] = field(default_factory=list)  # places of the host's that locks and watches reach, and why
 
 
 @dataclass(frozen=True, slots=True)

@@ -260,7 +260,7 @@ def _serve(start: Start, link: Link, host: int, pid: int, mounts: Mounts | None)
     else:
         kernel.adopt_orphans()
     agent = Agent(start, link, host, mounts)
-    link.send(Ready(pid))
+    link.send(Ready(pid, mounts.uncovered if mounts is not None else []))
     agent.serve()
 
 

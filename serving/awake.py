@@ -95,7 +95,12 @@ class Watch:
     def _look(self) -> None:
         if self._limit.expired():
             return
-        now, left = asyncio.get_running_loop().time(), max(self._at, self._later()) - self._clock.time()
+        now = asyncio.get_running_loop().time()
+        try:
+            left = max(self._at, self._later()) - self._clock.time()
+        except Exception:  # the loop only logs it; without a limit the wait would never end
+            self._limit.reschedule(now)
+            raise
         if now - self._due > TICK_S and left < TICK_S and self._spared:
             left, self._spared = TICK_S, self._spared - 1  # who was held up reads first what has come
         if left > 0:

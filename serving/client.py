@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -17,8 +18,16 @@ from typing import Self, TypeVar
 
 import httpx
 
+from ramify.fork_engine.at_fork import refuse_in_child
 from ramify.serving import wire
-from ramify.serving.errors import DeadlineInfeasible, LLMError, LLMRejected, LLMTimeout, LLMUnavailable
+from ramify.serving.errors import (
+    DeadlineInfeasible,
+    LLMError,
+    LLMRejected,
+    LLMTimeout,
+    LLMUnavailable,
+    UsedAfterFork,
+)
 from ramify.serving.prefix import PrefixHints
 from ramify.serving.tags import HEADER, SLOTags
 from ramify.serving.types import ChatRequest, ChatResult, Message
@@ -92,6 +101,7 @@ class LLMClient:
             auth=self._authorised if self._api_key else None,
         )
         self._hints = PrefixHints(self._http, self.base_url)
+        self._owner: int | None = None  # the process that has connections, from its first request on
 
     @property
     def whom(self) -> tuple[str, str | None]:
@@ -105,7 +115,8 @@ class LLMClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.aclose()
+        if self._owner in (None, os.getpid()):  # in a forked child the connections are its parent's to close
+            await self._http.aclose()
 
     async def chat(
         self, request: ChatRequest, *, tags: SLOTags | None = None, deadline_s: float | None = None
@@ -134,6 +145,7 @@ class LLMClient:
     async def hint(self, messages: Sequence[Message], *, model: str = "default") -> str:
         """Have an idle engine behind a Ramify gateway read what calls will begin with; any other server is sent
         nothing. Returns when that is done, or will not be: then why, else "". A failure is such a reason, too."""
+        self._refuse_in_child()
         return self._scrubbed(await self._hints.send(messages, model=self._model if model == "default" else model))
 
     async def models(self) -> tuple[str, ...]:
@@ -219,6 +231,7 @@ class LLMClient:
 
     async def _send(self, request: httpx.Request, expires: float) -> httpx.Response:
         """Send, and see an error status as the error that it means."""
+        self._refuse_in_child()
         response = await self._within(self._http.send(request, stream=True), expires)
         if response.status_code < 400:
             return response
@@ -234,6 +247,11 @@ class LLMClient:
         except wire.Malformed:
             body = {"error": {"message": text[:200].decode("utf-8", "replace")}}
         raise self._refused(response.status_code, body, response.headers.get("retry-after"))
+
+    def _refuse_in_child(self) -> None:
+        """Two processes on one connection would read each other's answers."""
+        self._owner = self._owner or os.getpid()
+        refuse_in_child(self._owner, f"the client for {self._shown_url}", UsedAfterFork)
 
     def _refused(self, status: int, body: Mapping[str, object], retry_after: str | None = None) -> Exception:
         """What an error body means: try again, or one of our errors."""

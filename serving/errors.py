@@ -5,11 +5,13 @@ ServingError
 ├── ModelCorrupt          the weights do not match their sha256
 ├── DownloadFailed        the weights could not be fetched
 ├── EngineFailed          the local engine did not start or died
+├── Exposed               the gateway would let in everybody in the network
 ├── BadTags               a tag is malformed; `.field` names it
 └── LLMError              a call did not give a result; nothing of it counts as done
     ├── LLMUnavailable    down, refusing, 5xx, a cut stream: retried within the deadline, then this
     ├── LLMTimeout        it did not answer in the time there was
     ├── LLMRejected       the server said no (4xx): a retry would not help
+    ├── UsedAfterFork     a client with open connections was used in a forked child
     └── DeadlineInfeasible  422: it cannot be done in time; `.earliest_feasible_s`
 """
 
@@ -34,6 +36,10 @@ class DownloadFailed(ServingError):
 
 class EngineFailed(ServingError):
     """The local engine did not start, or died."""
+
+
+class Exposed(ServingError):
+    """The gateway would listen beyond this machine, and no keys are set."""
 
 
 class BadTags(ServingError, ValueError):
@@ -63,6 +69,10 @@ class LLMRejected(LLMError):
         self.status = status
         self.code = code
         super().__init__(message)
+
+
+class UsedAfterFork(LLMError):
+    """A client whose connections another process opened was used in a forked child of it."""
 
 
 class DeadlineInfeasible(LLMError):

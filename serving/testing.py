@@ -23,6 +23,7 @@ from typing import Self
 import httpx
 
 from ramify.serving import wire
+from ramify.serving.guard import JSON, AccessPolicy, Refusal
 from ramify.serving.testing_wire import (
     as_messages,
     body_of,
@@ -38,6 +39,7 @@ from ramify.serving.types import ChatRequest, ChatResult, TokenLogprobs
 # heaviest is the text); or everything said.
 Scripted = str | Mapping[str, float] | ChatResult
 Script = Callable[[ChatRequest], Scripted | Awaitable[Scripted]]
+_ACCESS = AccessPolicy()  # a fake, and still a server on a loopback port
 
 
 class Endpoint(StrEnum):
@@ -213,10 +215,13 @@ class ScriptedServer:
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
-            method, path, _ = head[0].split(" ", 2)
-            headers = {k.lower(): v.strip() for k, _, v in (line.partition(":") for line in head[1:] if line)}
+            method, path, version = head[0].split(" ", 2)
+            said = [(k.lower(), v.strip()) for k, _, v in (line.partition(":") for line in head[1:] if line)]
+            headers = dict(said)
+            asgi = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in said]
+            refusal = _ACCESS.refusal(method, asgi, version.removeprefix("HTTP/"))
             body = await reader.readexactly(int(headers.get("content-length", "0")))
-            answer = asyncio.ensure_future(self._reply(method, path, headers, body, writer))
+            answer = asyncio.ensure_future(self._reply(method, path, headers, body, writer, refusal))
             gone = asyncio.ensure_future(reader.read(1))
             try:
                 await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -226,10 +231,19 @@ class ScriptedServer:
                 await asyncio.gather(answer, gone, return_exceptions=True)
 
     async def _reply(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, writer: asyncio.StreamWriter
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        writer: asyncio.StreamWriter,
+        refusal: Refusal | None,
     ) -> None:
         try:
-            reply = await self.model.respond(method, path, headers, body)
+            if refusal is None:
+                reply = await self.model.respond(method, path, headers, body)
+            else:
+                reply = _Reply(refusal.status, JSON, _chunks(refusal.body()))
             head = (
                 f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}\r\ncontent-type: {reply.content_type}\r\n"
             )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Generator
@@ -25,6 +27,30 @@ settings.load_profile("shared")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--loop",
+        choices=("asyncio", "uvloop"),
+        default=os.environ.get("RAMIFY_TEST_LOOP", "asyncio"),
+        help="the event loop that every test and every asyncio.run of this process gets",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """By the policy: so do the loops that the product makes itself, in threads and by `asyncio.run`. Programs that
+    tests start get it by tests/loops."""
+    if config.getoption("--loop") == "uvloop":
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+        os.environ["RAMIFY_TEST_LOOP"] = "uvloop"
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE / "loops"), os.environ.get("PYTHONPATH"))))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"event loop: {config.getoption('--loop')}"
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)

@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 
 from ramify.runtime import codec
+from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.records import LLMRecord
-from ramify.serving.types import ChatResult
+from ramify.serving.types import ChatRequest, ChatResult
 
 _SHOWN = ("compound_stage", "compound_stages", "compound_width", "slo_deadline_s")
 
@@ -50,8 +51,16 @@ class CallTimes:
         return asdict(self)
 
 
+def chat_request(row: LLMRecord) -> ChatRequest | None:
+    """What was asked; None where a front end recorded a form of its own."""
+    try:
+        return codec.decode_own(row.request_json, ChatRequest)
+    except NotSerialisable:
+        return None
+
+
 def call_times(row: LLMRecord) -> CallTimes:
-    result: ChatResult = codec.decode(row.result_json)
+    result = codec.decode_own(row.result_json, ChatResult)
     ledger, tags = result.ledger, json.loads(row.tags_json)
     left = tags.get("slo_deadline_s")
     took = row.ended_at - row.started_at

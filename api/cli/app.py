@@ -136,7 +136,7 @@ class App:
     def status(self, run: RunRecord) -> str:
         """A run's status; "interrupted" where the row says running and no process works on it, unless it is a
         thread's that has nothing left to run; "in doubt" where it ended with one that nobody has settled since."""
-        if run.status is RunStatus.FAILED and (run.error or "").startswith("EffectInDoubt: "):
+        if run.status is RunStatus.FAILED and (run.error or "").startswith(("EffectInDoubt: ", "ResultNotKept: ")):
             return EffectStatus.IN_DOUBT.value if self._has_doubts(run) else run.status.value
         if run.status is not RunStatus.RUNNING or is_held(paths.locks(self.home), run.id):
             return run.status.value
@@ -151,7 +151,7 @@ class App:
         from ramify.runtime.store.reader import at_once, reading
 
         with reading(self.database) as reader:
-            return any(effect.status in DOUBTFUL for effect in at_once(reader.effects(run.id)))
+            return any(effect.status in DOUBTFUL or effect.lacks_result for effect in at_once(reader.effects(run.id)))
 
 
 def _unusable(folder: Path) -> str | None:

@@ -96,6 +96,8 @@ class BranchTree:
                 branch.entries.append(_step(row))
             case OpKind.INTERRUPT:
                 branch.entries.append(Entry(f"{row.status.value}: {shown(row.summary)}", op_id=row.op_id))
+            case OpKind.CHANGE:
+                branch.entries.append(Entry("code", shown(row.summary), op_id=row.op_id))
             case OpKind.RESTORE:
                 branch.entries.append(Entry("restore", shown(row.summary), op_id=row.op_id))
             case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM:

@@ -31,8 +31,9 @@ def browse_command(app: App, state: str, web: bool, port: int, opens: bool) -> N
 
     `?` shows the keys. Needs the extra `browse`: pip install 'ramify[browse]'
 
-    With --web the same as a page that only looks: nothing on it acts, and it needs nothing from the network. Whoever
-    has the address that is printed can read the runs. Needs the extra `web`: pip install 'ramify[web]'
+    With --web the same as a page, which also answers what waits in its inbox, and acts in no other way. It needs
+    nothing from the network. Whoever has the address that is printed can read the runs, and answer. Needs the extra
+    `web`: pip install 'ramify[web]'
 
     \b
     Example: ramify browse @~2

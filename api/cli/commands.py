@@ -22,10 +22,14 @@ SECTIONS: Mapping[str, Mapping[str, Entry]] = {
         "run": Entry("run", "run_command", "Run a workflow."),
         "resume": Entry("run", "resume_command", "Go on with a run that was interrupted, failed, forked or waits."),
         "cancel": Entry("effects", "cancel_command", "Stop a run; it can be resumed."),
+        "answer": Entry(
+            "inbox", "answer_command", "Answer a question that a run asks; it goes on when it is resumed."
+        ),
         "approve": Entry("effects", "approve_command", "Say what became of an irreversible step in doubt."),
     },
     "Look": {
         "ls": Entry("listing", "ls_command", "The runs, newest first."),
+        "inbox": Entry("inbox", "inbox_command", "What waits for a person, in all runs."),
         "browse": Entry("browse", "browse_command", "All of a run, in the terminal or as a page, as it goes on."),
         "log": Entry("log", "log_command", "The checkpoints of a run, beside the graph of its branches."),
         "tree": Entry("tree", "tree_command", "The branches of a run, as a tree."),

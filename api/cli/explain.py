@@ -110,6 +110,10 @@ async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], li
     return run, await store.ops(run.id), await store.llm(run.id), others
 
 
+_GRAPH_DIGESTS = 5
+"""The first format of plans whose digests of graphs are as those of now."""
+
+
 def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Changed:
     """Compile the workflow as its code stands now, and compare digests."""
     try:
@@ -123,7 +127,8 @@ def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Chang
 
 def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
     """What the code that `now` was made of differs in from a plan's."""
-    if plan.version != PLAN_VERSION or (frontend == DECORATORS and not plan.code):
+    of_now = PLAN_VERSION if frontend == DECORATORS else _GRAPH_DIGESTS
+    if plan.version < of_now or (frontend == DECORATORS and not plan.code):
         then = "; `ramify resume` compares what that knew" if frontend == DECORATORS else ""
         return Changed(known=False, why=f"the plan is of the version before{then}")
     digests = {step.name: step.code_digest for step in now.steps}

@@ -187,6 +187,8 @@ def _op_text(row: OpRecord) -> str | None:
             return f"fork ends: {shown(row.summary)}"
         case OpKind.INTERRUPT:
             return f"{'asks' if row.status is OpStatus.ASKED else 'answered'}: {shown(row.summary)}"
+        case OpKind.CHANGE:
+            return f"code: {shown(row.summary)}"
         case OpKind.ENTER | OpKind.SEAL | OpKind.CALL_LLM | OpKind.RESTORE | OpKind.COMMAND:
             return None
         case OpKind.PREFORK | OpKind.BARRIER:  # the host's own preparations: a line would tell nobody anything

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ import click
 from ramify.cli.app import App, find, need_run, pass_app, say, say_json
 from ramify.cli.errors import Interrupted
 from ramify.cli.naming import run_names
+from ramify.cli.trust import need_own_home, trust_option
 from ramify.cli.words import count, harmless
 from ramify.runtime.errors import RunError, RunNotFound
 from ramify.runtime.records import DECORATORS, RunRecord, RunStatus
@@ -178,7 +179,25 @@ def run_command(
     help="Go back to this checkpoint of its root branch first: what was done later is done anew, and effects on the "
     "outside are compensated where their steps say how.",
 )
-@click.option("--answer", metavar="JSON", help="To the question that it waits for. Text where it is no JSON.")
+@click.option(
+    "--answer",
+    "answers",
+    multiple=True,
+    metavar="[ID=]JSON",
+    help="To the question that it waits for; with its ID, as `ramify inbox` lists it, where it waits for several. "
+    "Text where it is no JSON. Repeatable.",
+)
+@click.option(
+    "--show-changes",
+    is_flag=True,
+    help="After a change of the code: say which recorded results stay and which steps run again, and do nothing.",
+)
+@click.option(
+    "--accept-changes",
+    is_flag=True,
+    help="Go on with the changed code. What it runs again is what --show-changes says; refused where nobody can tell "
+    "which call a recorded result belongs to.",
+)
 @click.option(
     "--app",
     "target",
@@ -186,6 +205,7 @@ def run_command(
     help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
     "one of its name in the file that compiled it]",
 )
+@trust_option
 @run_options
 @pass_app
 def resume_command(
@@ -194,8 +214,11 @@ def resume_command(
     run: str | None,
     deadline: float | None,
     back_to: str | None,
-    answer: str | None,
+    answers: tuple[str, ...],
+    show_changes: bool,
+    accept_changes: bool,
     target: str | None,
+    trust_home: bool,
     **options: Any,
 ) -> None:
     """Go on with a RUN where its journal ends (without RUN: the newest that is not done).
@@ -205,14 +228,20 @@ def resume_command(
 
     \b
     Example: ramify resume 3f2a --answer '"yes"'
+             ramify resume 3f2a --answer 9c01d2e4=true --answer 77ab01cd=false
              ramify resume 3f2a --app agent.py:app
     """
-    from ramify.cli.targets import argument
-
+    if not trust_home:
+        need_own_home(app)
+    given = _given(answers)
     record = app.look(lambda store: _unfinished(app, store) if run is None else need_run(store, run))
     choices = Choices(**options)
+    if (show_changes or accept_changes) and record.frontend != DECORATORS:
+        raise click.UsageError(f"a LangGraph thread goes on with its graph as it is: run {record.id} needs no option")
+    if show_changes:
+        _show_changes(app, record, as_json=choices.as_json)
+        return
     if record.frontend != DECORATORS:
-        given = () if answer is None else (argument(answer),)
         _resume_thread(app, record, choices, target, Onward(given, deadline, back_to))
         return
     if target is not None:
@@ -220,11 +249,32 @@ def resume_command(
 
     async def go_on(runtime: Runtime) -> Any:
         checkpoint = None if back_to is None else await _checkpoint(runtime, back_to)
-        if answer is None:
-            return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint)
-        return await runtime.resume(record.id, deadline=deadline, back_to=checkpoint, answer=argument(answer))
+        how: dict[str, Any] = {"deadline": deadline, "back_to": checkpoint, "accept_changes": accept_changes}
+        if given.alone is not None:
+            how["answer"] = given.alone[0]
+        return await runtime.resume(record.id, answers=given.by_id, **how)
 
     _perform(app, choices, go_on, record.settings.sandbox)
+
+
+def _show_changes(app: App, record: RunRecord, *, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from ramify.session import Runtime
+
+    async def look() -> Any:
+        async with Runtime(home=app.home, database=app.database) as runtime:
+            return await runtime.changes_of_code(record.id)
+
+    changes = app.run(look())
+    if as_json:
+        say_json({"run": record.id, **asdict(changes)})
+        return
+    say(str(changes))
+    if changes.refused:
+        say(f"`ramify resume {record.id} --accept-changes` would be refused", err=True)
+    elif changes != type(changes)(()):
+        say(f"`ramify resume {record.id} --accept-changes` goes on like this", err=True)
 
 
 def _resume_thread(app: App, record: RunRecord, choices: Choices, target: str | None, onward: Onward) -> None:
@@ -280,10 +330,37 @@ async def _unfinished(app: App, store: Reader) -> RunRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Onward:
-    """How a thread goes on. `answer`: in a tuple, empty where none was given; `back_to`: as the user named it."""
+class AnswersGiven:
+    """`alone`: the answer that names no question, in a tuple; None where there is none."""
 
-    answer: tuple[Any, ...] = ()
+    by_id: Mapping[str, Any]
+    alone: tuple[Any] | None = None
+
+
+def _given(texts: Sequence[str]) -> AnswersGiven:
+    """Raises `click.UsageError` where it is not clear which answer is for which question."""
+    from ramify.cli.targets import argument
+    from ramify.runtime.inbox import named_answer
+
+    by_id: dict[str, Any] = {}
+    alone: tuple[Any] | None = None
+    for id, text in map(named_answer, texts):
+        if id is None and alone is None:
+            alone = (argument(text),)
+        elif id is None or id in by_id:
+            raise click.UsageError("--answer was given twice for one question: name each, --answer ID=JSON")
+        else:
+            by_id[id] = argument(text)
+    if alone is not None and by_id:
+        raise click.UsageError(f"which question is {alone[0]!r} for? Name it too: --answer ID=JSON")
+    return AnswersGiven(by_id, alone)
+
+
+@dataclass(frozen=True, slots=True)
+class Onward:
+    """How a thread goes on. `back_to`: as the user named it."""
+
+    answers: AnswersGiven
     deadline_s: float | None = None
     back_to: str | None = None
 

@@ -36,6 +36,18 @@ if TYPE_CHECKING:
     help="Let in only who shows this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, by spaces; none: everybody]",
 )
 @click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Another host name that clients reach the gateway by, such as host.docker.internal. Repeatable.",
+)
+@click.option(
+    "--insecure-no-keys",
+    is_flag=True,
+    help="Listen on other than loopback addresses without keys: everybody who reaches them may use the engine.",
+)
+@click.option(
     "--model",
     help="The model of local and vllm: a name of `ramify models ls`, a GGUF file; for vllm also a Hugging Face "
     "folder or a model's id on the hub.",
@@ -101,6 +113,8 @@ def serve_command(
     base_url: str | None,
     api_key: str | None,
     client_keys: tuple[str, ...],
+    allow_hosts: tuple[str, ...],
+    insecure_no_keys: bool,
     model: str | None,
     slots: int | None,
     policy: str,
@@ -128,12 +142,15 @@ def serve_command(
     Example: ramify serve --port 8000
     """
     from ramify.serving.engine.types import EngineSpec
-    from ramify.serving.gateway.server import GatewaySettings, Placement, serve
+    from ramify.serving.errors import Exposed
+    from ramify.serving.gateway.server import GatewaySettings, Placement, host_name, serve
+    from ramify.serving.guard import stays_here
     from ramify.serving.policy.table import UnknownPolicy
 
     named = (*engines, *([base_url] if base_url else [])) or ("local",)
     try:
         specs = tuple(EngineSpec.parse(name) for name in named)
+        allow_hosts = tuple(host_name(name) for name in allow_hosts)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     settings = GatewaySettings(
@@ -145,6 +162,8 @@ def serve_command(
         host=host,
         port=port,
         api_keys=client_keys,
+        allow_hosts=allow_hosts,
+        insecure_no_keys=insecure_no_keys,
         forward_xargs=forward_tags,
         can_resume=can_resume,
         prompt_cache=prompt_cache,
@@ -167,10 +186,12 @@ def serve_command(
 
     def ready(url: str) -> None:
         say(f"serving {shown} at {url}", err=True)
+        if not client_keys and not stays_here(host):
+            say(f"WARNING: no keys are set: everybody who reaches {url} can use the engine", err=True)
 
     try:
         app.run(serve(settings, log=sys.stderr if log else None, ready=ready))
-    except UnknownPolicy as error:
+    except (UnknownPolicy, Exposed) as error:
         raise click.UsageError(str(error)) from error
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ramify.cli.app import App
 from ramify.cli.errors import TargetBroken, is_ours
 from ramify.runtime.errors import RunError, RunFailed, RunWaiting, TargetNotFound
+from ramify.runtime.inbox import VOID, OpenQuestion, listed
 from ramify.runtime.records import CheckpointId, RunRecord
 
 if TYPE_CHECKING:
-    from ramify.cli.run import Onward
+    from ramify.cli.run import AnswersGiven, Onward
     from ramify.runtime.langgraph.app import WorldApp
     from ramify.session import Runtime
 
@@ -100,11 +103,15 @@ async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, onward: On
     conf: dict[str, Any] = {"thread_id": record.thread_id}
     if back_to is not None:
         conf["checkpoint_id"] = await _saved_at(runtime, record, back_to)
+        await _void(runtime, record, set())
+        given = _as_given(onward.answers)
+    else:
+        given = await _bound(graph, runtime, record, onward.answers)
     if onward.deadline_s is not None:
         conf[DEADLINE] = onward.deadline_s
-    given: Command[Any] | None = Command(resume=onward.answer[0]) if onward.answer else None
+    command: Command[Any] | None = None if given is None else Command(resume=given.value)
     try:
-        result = await graph.ainvoke(given, {"configurable": conf})
+        result = await graph.ainvoke(command, {"configurable": conf})
     except Exception as error:
         if is_ours(error):
             raise
@@ -112,14 +119,86 @@ async def go_on(graph: WorldApp, runtime: Runtime, record: RunRecord, onward: On
             f"run {record.id} failed: {type(error).__name__}: {error}\nGo on with it by `ramify resume {record.id}`",
             run_id=record.id,
         ) from error
-    asked = result.get("__interrupt__") if isinstance(result, dict) else None
-    if asked:
-        raise RunWaiting(
-            f"run {record.id} asks: {asked[0].value}\nAnswer it by `ramify resume {record.id} --answer JSON`",
-            question=asked[0].value,
-            run_id=record.id,
-        )
+    asked, _ = await _interrupts(graph, runtime, record)
+    await _void(runtime, record, {one.key for one in asked})
+    stopped = result.get("__interrupt__") if isinstance(result, dict) else None
+    if stopped:
+        raise _waiting(record, asked, stopped[0].value)
     return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Resume:
+    """What LangGraph's `Command` is given: a value, or values by the ids of interrupts."""
+
+    value: Any
+
+
+def _as_given(answers: AnswersGiven) -> _Resume | None:
+    """Unbound: of a state that the thread goes back to, LangGraph asks every interrupt again from the first."""
+    if answers.alone is not None:
+        return _Resume(answers.alone[0])
+    return _Resume(dict(answers.by_id)) if answers.by_id else None
+
+
+async def _bound(graph: WorldApp, runtime: Runtime, record: RunRecord, answers: AnswersGiven) -> _Resume | None:
+    """Each answer that is given, bound to its interrupt and stored; all that are stored for interrupts that are open.
+
+    Of a thread whose checkpoints are elsewhere, nothing is stored: LangGraph's own saver takes the answers.
+    """
+    from ramify.runtime import codec
+    from ramify.runtime.inbox import Given, Inbox, store_answers
+
+    asked, stored_here = await _interrupts(graph, runtime, record)
+    if not asked:  # it stands at a breakpoint: an answer is for whatever asks next
+        return _as_given(answers)
+    by_id = {id: codec.encode(value) for id, value in answers.by_id.items()}
+    given = Given(by_id, None if answers.alone is None else codec.encode(answers.alone[0]))
+    inbox = Inbox.of_interrupts(record.id, asked, await runtime.store.answers(record.id))
+    if not stored_here:
+        texts = {one.key: one.answer_json for one in inbox.bound(given, time.time(), "")}
+    else:
+        await store_answers(runtime.store, inbox, given, clock=time.time, by="ramify resume")
+        texts = {one.key: one.answer_json for one in await runtime.store.answers(record.id)}
+    found = {one.native: codec.decode(texts[one.key]) for one in asked if one.key in texts}
+    return _Resume(found) if found else None
+
+
+async def _interrupts(graph: WorldApp, runtime: Runtime, record: RunRecord) -> tuple[list[OpenQuestion], bool]:
+    """What the thread's interrupts ask; and whether its checkpoints are in the database of the runs."""
+    from ramify.cli.targets import plain
+    from ramify.runtime.langgraph.asked import as_question, open_interrupts
+    from ramify.runtime.langgraph.errors import ThreadElsewhere
+
+    try:
+        return await asyncio.to_thread(open_interrupts, runtime.database, record), True
+    except ThreadElsewhere:
+        state = await graph.aget_state({"configurable": {"thread_id": record.thread_id}})
+        return [as_question(record, one.id, plain(one.value)) for one in state.interrupts], False
+
+
+async def _void(runtime: Runtime, record: RunRecord, but: set[str]) -> None:
+    """Answers that an interrupt has taken are no answers to one of the same id, met after the thread went back."""
+    taken = [one.key for one in await runtime.store.answers(record.id) if VOID not in one.key and one.key not in but]
+    if taken:
+        await runtime.store.void_answers(record.id, taken)
+
+
+def _waiting(record: RunRecord, asked: Sequence[OpenQuestion], question: object) -> RunWaiting:
+    if len(asked) > 1:
+        return RunWaiting(
+            f"run {record.id} asks {len(asked)} questions:\n{listed(asked)}\n"
+            f"Answer them by `ramify resume {record.id} --answer ID=JSON`, where --answer may be repeated",
+            question=question,
+            run_id=record.id,
+            questions=asked,
+        )
+    return RunWaiting(
+        f"run {record.id} asks: {question}\nAnswer it by `ramify resume {record.id} --answer JSON`",
+        question=question,
+        run_id=record.id,
+        questions=asked,
+    )
 
 
 async def _saved_at(runtime: Runtime, record: RunRecord, checkpoint: str) -> str:

@@ -60,9 +60,10 @@ class Calls:
         self._methods: dict[tuple[str, str], bool] = {}  # by module and name: whether steps run in it
         self._inlined = 0
 
-    def read(self) -> Body:
+    def read(self) -> tuple[Body, tuple[int, ...]]:
+        """The workflow, and how many items there are up to the end of each of its statements."""
         node, scope = self.workflow.node, self._scope(self.workflow)
-        return Tracer(self.call, scope, [], self.caught, _is_plain(node)).function(node)
+        return Tracer(self.call, scope, [], self.caught, _is_plain(node)).statements(node)
 
     def _scope(self, function: Function, outer: Scope | None = None) -> Scope:
         return Scope.of(function, self.sources.rebound(function.path), outer)
@@ -83,14 +84,15 @@ class Calls:
                     refuse_unentered(tracer.scope.function, argument)
             caught = info.retried or tracer.caught or not awaited or isinstance(target, FunctionType)
             together = tracer.among or not awaited
-            run = Run(self._step(info, target, tracer), tracer.site(node), caught=caught, together=together)
-            tracer.add(run)
+            marks: dict[str, Any] = {"caught": caught, "together": together, "source": tracer.source(node)}
+            tracer.add(Run(self._step(info, target, tracer), tracer.site(node), **marks))
         elif is_fork(target):
             if node is tracer.alone or node in tracer.awaits:
                 refuse_unentered(tracer.scope.function, node)
             tracer.unseen("fork(...) is not opened by a `with` around the call itself", node)
         elif isinstance(func, ast.Attribute) and is_llm(tracer.scope.resolve(func.value)):
-            tracer.add(CallLlm(func.attr, tracer.site(node), _number(node, "n"), prefix_of(node, tracer.scope)))
+            said = _number(node, "n"), prefix_of(node, tracer.scope), tracer.source(node)
+            tracer.add(CallLlm(func.attr, tracer.site(node), *said))
         elif isinstance(func, ast.Attribute) and isinstance(target, Unresolved):
             self._method(tracer, node, func, awaited)
         elif isinstance(target, Unresolved):
@@ -129,12 +131,12 @@ class Calls:
         elif info is not None:
             step = self._step(info, tracer.scope.resolve(node.args[0]), tracer)
             caught = info.retried or tracer.caught or any(keyword.arg == "errors" for keyword in node.keywords)
-            every = func.attr == "map"
-            tracer.add(Run(step, tracer.site(node), over=tracer.up(fork), caught=caught, every=every))
+            marks: dict[str, Any] = {"caught": caught, "every": func.attr == "map", "source": tracer.source(node)}
+            tracer.add(Run(step, tracer.site(node), over=tracer.up(fork), **marks))
         else:
             given = any(keyword.arg != "strategy" or not _is_fail(keyword.value) for keyword in node.keywords)
             settled = given or tracer.caught
-            tracer.add(Adopt(tracer.site(node), tracer.up(fork), settled))
+            tracer.add(Adopt(tracer.site(node), tracer.up(fork), settled, tracer.source(node)))
 
     def _is_method_with_steps(self, tracer: Tracer, name: str) -> bool:
         """Whether a class that the function's module knows has a method of this name in which steps run."""
@@ -181,7 +183,7 @@ class Calls:
                 tracer.unseen(f"steps run in what decorates {_text(node.func)}", node)
             with tracer.catching() if is_wrapped(target) else nullcontext():
                 own = workflow_info(target) is not None and _is_plain(function.node)
-                self._inline(tracer, node, function.node, function, None, own_thread=own)
+                self._inline(tracer, node, function.node, function, None, own_thread=own, again=is_wrapped(target))
         elif isinstance(target, type) and self._runs_in_use(tracer, target):
             tracer.unseen(f"{_text(node.func)} runs steps where it is awaited, entered or gone through", node)
         elif awaited and self._is_opaque(target):
@@ -237,6 +239,7 @@ class Calls:
         outer: Scope | None,
         *,
         own_thread: bool = False,
+        again: bool = False,
     ) -> None:
         name = getattr(definition, "name", "lambda")
         blocking = own_thread or _blocks(tracer, definition)
@@ -250,7 +253,7 @@ class Calls:
             body = self._body(tracer, inner, outer, node, blocking)
             if any(operations(body)):
                 self.helpers[definition] = inner
-                tracer.add(Inlined(name, body))
+                tracer.add(Inlined(name, body, tracer.source(node), again))
 
     def _body(
         self, tracer: Tracer, inner: Function, outer: Scope | None, node: ast.Call | None, blocking: bool

@@ -5,8 +5,11 @@ What is imported inside a function is found by its file, as what that file impor
 loaded already differs between two processes of one run.
 
 Not seen: what is only reached through an object (a method of a value that nobody annotated), values in closures that
-are no functions, what changes while running, names made by `setattr` or `exec`. A digest is of one version of
-Python's syntax tree; layout and comments leave it as it is.
+are no functions, what changes while running, names made by `setattr` or `exec`.
+
+A digest is of the parts' texts (`syntax`), in the order in which they are met, with what their names mean: the same
+under every version of Python, wherever a part stands, and whatever a function of the project is called. In plans of
+format 5 and before it was of `ast.dump`, without an order.
 """
 
 from __future__ import annotations
@@ -21,8 +24,20 @@ from types import FunctionType
 from ramify.compiler.errors import SourceError
 from ramify.compiler.frontend.digest import dumped
 from ramify.compiler.frontend.modules import Module, Modules
+from ramify.compiler.frontend.patches import called_as, patches_in
 from ramify.compiler.frontend.resolve import plain_function, step_info
 from ramify.compiler.frontend.sources import Function, Sources, same_home
+from ramify.compiler.frontend.syntax import (
+    Free,
+    Piece,
+    body_of,
+    dumped_under,
+    is_plain_function,
+    names_handed,
+    pieces_of,
+    sees_names,
+    text_of,
+)
 from ramify.compiler.frontend.uses import Use, uses_of
 from ramify.compiler.plan import CodePart, site_file
 
@@ -61,7 +76,7 @@ class Codes:
         key = self._key(function)
         if key not in self.parts:
             module = self._modules.of(function)
-            text = (dumped(function.node),)
+            text = (self._text(function.node),)
             self.parts[key] = Part(key[1], function.where(), text, (function.node,), module)
         return key
 
@@ -84,9 +99,39 @@ class Codes:
                 todo += (to for _, to in self.uses(key) if into_steps or to not in self.steps)
         return found
 
-    def digest(self, keys: Iterable[Key]) -> str:
+    def _text(self, node: ast.AST) -> str:
+        if self._sources.by_structure:
+            return text_of(node)
+        return dumped(node) if self._sources.minor is None else dumped_under(node, self._sources.minor)
+
+    def digest(self, starts: Iterable[Key], *, into_steps: bool) -> str:
+        """Of these parts and what they use, in turn; see `closure`."""
+        if self._sources.by_structure:
+            return self.written(starts := list(starts), into_steps=into_steps).all_of(starts)
+        keys = self.closure(starts, into_steps=into_steps)
         texts = sorted(text for key in keys for text in self.parts[key].texts)
         return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+    def written(self, starts: Iterable[Key], *, into_steps: bool) -> Written:
+        """What these parts and what they use are written to."""
+        nodes = (node for key in self.closure(starts, into_steps=into_steps) for node in self.parts[key].nodes)
+        return Written(self, into_steps=into_steps, names_are_seen=any(map(sees_names, nodes)))
+
+    def patches(self) -> tuple[str, ...]:
+        """The names that the parts ask `patched` for."""
+        found = set[str]()
+        for part in self.parts.values():
+            calls = called_as(self._sources.tree(part.module.path)) if part.nodes else frozenset()
+            found.update(name for node in part.nodes if calls for name in patches_in(node, calls))
+        return tuple(sorted(found))
+
+    def handed(self) -> frozenset[str]:
+        """The names that the parts use otherwise than to call them: what they mean may be called unseen."""
+        found = set[str]()
+        for part in self.parts.values():
+            for node in part.nodes:
+                found |= names_handed(node)
+        return frozenset(found)
 
     def told(self) -> tuple[CodePart, ...]:
         """The parts that steps use, or come after, for the plan."""
@@ -137,7 +182,7 @@ class Codes:
         key = (module.path, name)
         if key not in self.parts:
             where = f"{site_file(module.path)}:{getattr(nodes[0], 'lineno', 1)}"
-            self.parts[key] = Part(name, where, tuple(map(dumped, nodes)), tuple(nodes), module)
+            self.parts[key] = Part(name, where, tuple(map(self._text, nodes)), tuple(nodes), module)
         info = step_info(module.values.get(name))
         if info is not None:
             self.steps[key] = info.name
@@ -186,7 +231,7 @@ class Codes:
 
     def _all_of(self, there: Module, chain: tuple[str, ...] = ()) -> Iterator[Key]:
         own = (name for name, nodes in there.table.items() if not all(map(_is_import, nodes)))
-        for each in chain[:1] or own:
+        for each in chain[:1] or (sorted(own) if self._sources.by_structure else own):
             yield from self._meant(there, each, chain[1:])
 
     def _by_file(self, module: Module, name: str, base: str) -> Iterator[Key]:
@@ -223,6 +268,69 @@ class Codes:
                 yield from self._meant(there, name, ())
 
 
+class Written:
+    """Parts written down one after the other, each once, under the number with which others name it."""
+
+    def __init__(self, codes: Codes, *, into_steps: bool, names_are_seen: bool) -> None:
+        self._codes, self._into_steps, self._names_are_seen = codes, into_steps, names_are_seen
+        self._numbers: dict[Key, int] = {}
+        self._todo: list[Key] = []
+        self._hash = hashlib.sha256()
+
+    def all_of(self, starts: Iterable[Key]) -> str:
+        for key in starts:
+            self._number(key)
+        return self.digest()
+
+    def digest(self) -> str:
+        """Of all that was written, with what it uses."""
+        while self._todo:
+            key = self._todo.pop(0)
+            part = self._codes.parts[key]
+            self._hash.update(f"\n#{self._numbers[key]} ".encode())
+            for node in part.nodes:
+                self.write(key, body_of(node) if self._is_anonymous(key) else pieces_of(node))
+            for text in part.texts if not part.nodes else ():
+                self._hash.update(text.encode())
+        return self._hash.hexdigest()
+
+    def write(self, key: Key, pieces: Iterable[Piece]) -> None:
+        """Text of that part."""
+        meant: dict[tuple[str, tuple[str, ...], str | None], list[Key]] = {}
+        for use, to in self._codes.uses(key):
+            found = meant.setdefault((use.name, use.chain, use.module), [])
+            if to not in found:
+                found.append(to)
+        for piece in pieces:
+            text = piece if isinstance(piece, str) else self._filled(piece, meant)
+            self._hash.update(text.encode("utf-8", "surrogatepass"))
+
+    def _filled(self, free: Free, meant: dict[tuple[str, tuple[str, ...], str | None], list[Key]]) -> str:
+        keys = meant.get((free.name, free.chain, free.module), [])
+        known = len(keys) == 1 and not free.chain and not free.hidden and free.module is None
+        if known and (self._is_step(keys[0]) or self._is_anonymous(keys[0])):
+            return self._named(keys[0])
+        told = ",".join(f"{key[1]} {self._named(key)}" for key in keys)
+        return f"<{free} {told}>"
+
+    def _named(self, key: Key) -> str:
+        return f"<step {self._codes.steps[key]}>" if self._is_step(key) else f"<#{self._number(key)}>"
+
+    def _number(self, key: Key) -> int:
+        if key not in self._numbers:
+            self._numbers[key] = len(self._numbers)
+            self._todo.append(key)
+        return self._numbers[key]
+
+    def _is_step(self, key: Key) -> bool:
+        return key in self._codes.steps and not self._into_steps
+
+    def _is_anonymous(self, key: Key) -> bool:
+        """Whether nothing tells a function's name from another, so that it may have any."""
+        nodes = self._codes.parts[key].nodes
+        return len(nodes) == 1 and is_plain_function(nodes[0]) and not self._names_are_seen
+
+
 def _near(home: Function, function: FunctionType) -> bool:
     return same_home(home, function.__module__, function.__code__.co_filename)
 
@@ -240,7 +348,7 @@ def codes_of(sources: Sources) -> Codes:
 def digest_of(functions: Iterable[Function], sources: Sources, steps: Iterable[str]) -> str:
     """Of functions with all that they use; a change of them may affect these steps."""
     codes = codes_of(sources)
-    keys = codes.closure(map(codes.part, functions), into_steps=True)
-    for key in keys:
+    starts = [codes.part(function) for function in functions]
+    for key in codes.closure(starts, into_steps=True):
         codes.used_by.setdefault(key, set()).update(steps)
-    return codes.digest(keys)
+    return codes.digest(starts, into_steps=True)

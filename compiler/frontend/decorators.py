@@ -9,7 +9,7 @@ from ramify.compiler.frontend.calls import Calls
 from ramify.compiler.frontend.code import codes_of, digest_of
 from ramify.compiler.frontend.digest import dependencies, digest, used_names
 from ramify.compiler.frontend.files import files_of
-from ramify.compiler.frontend.following import follow
+from ramify.compiler.frontend.following import digests_through, follow
 from ramify.compiler.frontend.held_worlds import refuse_worlds
 from ramify.compiler.frontend.misplaced import refuse_workflows
 from ramify.compiler.frontend.prefixes import first_prefix
@@ -28,14 +28,18 @@ def read_workflow(
     deadline_s: float | None = None,
     name: str | None = None,
     version: int = PLAN_VERSION,
+    minor: int | None = None,
+    without: frozenset[str] = frozenset(),
 ) -> Spec:
-    """`version`: of the plan with which its code is to be compared. Raises SourceError or WorkflowError."""
-    sources, info = Sources(plans_of_now=version == PLAN_VERSION), workflow_info(function)
+    """`version`, and `minor` of Python: of the plan with which its code is to be compared. `without`: the names of
+    the patches to read as not there. Raises SourceError or WorkflowError."""
+    sources, info = Sources(version=version, minor=minor, without=without), workflow_info(function)
     workflow = sources.function(function)
     calls = Calls(workflow, sources, caught=is_wrapped(function))
-    body = calls.read()
+    body, counts = calls.read()
     steps = tuple(_step(step, of, calls.codes[step.name], sources) for step, of in calls.steps.values())
     code_digest = follow(codes_of(sources), workflow, calls.helpers)
+    prefixes = digests_through(codes_of(sources), workflow) if version > 5 and not calls.caught else ()
     return Spec(
         workflow=ref,
         name=name or (info.name if info is not None else workflow.name),
@@ -45,13 +49,17 @@ def read_workflow(
         body=body,
         deadline_s=deadline_s if deadline_s is not None or info is None else info.deadline_s,
         code=codes_of(sources).told(),
+        statements=tuple(zip(counts, prefixes, strict=True)) if prefixes else (),
+        patches=codes_of(sources).patches(),
+        handed=codes_of(sources).handed(),
+        files=sources.texts,
     )
 
 
 def digests_before(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
     """The digests of a workflow and its steps as plans of format 3 have them: of its own text and that of helpers
     with steps in them, and of what its steps use of their own modules."""
-    sources = Sources(plans_of_now=False)
+    sources = Sources(version=3)
     workflow = sources.function(function)
     calls = Calls(workflow, sources, caught=is_wrapped(function))
     calls.read()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ramify.compiler.frontend.code import Codes, Key
 from ramify.compiler.frontend.sources import Definition, Function
+from ramify.compiler.frontend.syntax import statements_of
 from ramify.compiler.frontend.uses import Place
 
 
@@ -25,7 +26,22 @@ def follow(codes: Codes, workflow: Function, helpers: Mapping[Definition, Functi
         for key in keys:
             found |= _after(codes, key, part, uses, steps)
         codes.used_by.setdefault(part, set()).update(found)
-    return codes.digest(keys)
+    return codes.digest(starts, into_steps=False)
+
+
+def digests_through(codes: Codes, workflow: Function) -> tuple[str, ...]:
+    """Of each statement of a workflow: the digest of the code up to its end, with all that it uses but steps."""
+    if isinstance(workflow.node, ast.Lambda):
+        return ()
+    root = codes.part(workflow)
+    written = codes.written([root], into_steps=False)
+    head, *statements = statements_of(workflow.node)
+    written.write(root, head)
+    found = []
+    for pieces in statements:
+        written.write(root, pieces)
+        found.append(written.digest()[:32])
+    return tuple(found)
 
 
 def _after(

@@ -45,7 +45,8 @@ def check_schemas(name: str, builder: Any, *, kept: bool) -> None:
 
 
 def _reducer(field: str, channel: Any, where: str) -> None:
-    """Builtins are tried on the channel's empty value; the user's own reducers are not run here."""
+    """Builtins are tried on the channel's empty value; the user's own reducers are not run here. One is refused that
+    joins that to nothing: an update need not be of the channel's own type (`[] * 2`)."""
     reducer, typ = getattr(channel, "operator", None), getattr(channel, "typ", None)
     bare = get_args(typ)[0] if get_origin(typ) is Annotated else typ
     kind = get_origin(bare) or bare
@@ -54,8 +55,22 @@ def _reducer(field: str, channel: Any, where: str) -> None:
     try:
         reducer(kind(), kind())
     except (TypeError, ZeroDivisionError) as error:
+        if any(
+            _joins(reducer, kind, update) for update in (1, 1.0, True, None, "x", b"x", [1], (), (1,), {1: 1}, {1})
+        ):
+            return
         said = f"reducer {reducer.__name__} of channel {field} raises on two of {kind.__name__}: {error}"
         raise WorkflowError(said, where=where, mend=f"give it one that joins two of {kind.__name__}") from None
+
+
+def _joins(reducer: Any, kind: Any, update: Any) -> bool:
+    try:
+        reducer(kind(), update)
+    except (TypeError, ZeroDivisionError):
+        return False
+    except Exception:  # noqa: BLE001  # it takes the type, and another value might do
+        return True
+    return True
 
 
 def check_nodes(

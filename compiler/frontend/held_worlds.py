@@ -23,13 +23,12 @@ def refuse_worlds(what: str, function: Function, nodes: Iterable[ast.AST]) -> No
             )
     worlds = worlds_of(node)
     for given in _handed_out(node) if worlds else ():
-        for inner in ast.walk(given):
-            if isinstance(inner, ast.Name) and inner.id in worlds:
-                raise WorkflowError(
-                    f"{what} hands out a function that holds its world {inner.id}, which ends with the step",
-                    where=function.where(inner),
-                    mend="return what was read from the world, not a function that reads it later",
-                )
+        for held in _held(given, worlds):
+            raise WorkflowError(
+                f"{what} hands out a function that holds its world {held.id}, which ends with the step",
+                where=function.where(held),
+                mend="return what was read from the world, not a function that reads it later",
+            )
 
 
 def worlds_of(node: Definition) -> set[str]:
@@ -54,12 +53,9 @@ def _annotated_a_world(argument: ast.arg) -> bool:
 
 def _handed_out(node: Definition) -> Iterator[ast.AST]:
     """The functions that a function returns or yields: lambdas there, and those of its own by name."""
-    defined = {
-        inner.name: inner
-        for inner in ast.walk(node)
-        if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef) and inner is not node
-    }
-    for inner in ast.walk(node):
+    own = list(_own(node))
+    defined = {inner.name: inner for inner in own if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)}
+    for inner in own:
         if not isinstance(inner, ast.Return | ast.Yield) or inner.value is None:
             continue
         for part in [inner.value, *getattr(inner.value, "elts", ()), *getattr(inner.value, "values", ())]:
@@ -67,3 +63,23 @@ def _handed_out(node: Definition) -> Iterator[ast.AST]:
                 yield part
             elif isinstance(part, ast.Name) and part.id in defined:
                 yield defined[part.id]
+
+
+def _own(node: Definition) -> Iterator[ast.AST]:
+    """What a function's own body holds. Functions in it are not entered: what they return stays in this one."""
+    todo: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
+    while todo:
+        inner = todo.pop()
+        yield inner
+        if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            todo += ast.iter_child_nodes(inner)
+
+
+def _held(node: ast.AST, worlds: set[str]) -> Iterator[ast.Name]:
+    """Where one of these names is used; a function in it that has a parameter of that name means another."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        worlds = worlds - {argument.arg for argument in _arguments(node)}
+    if isinstance(node, ast.Name) and node.id in worlds:
+        yield node
+    for part in ast.iter_child_nodes(node):
+        yield from _held(part, worlds)

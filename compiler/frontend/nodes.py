@@ -15,7 +15,7 @@ from ramify.compiler.frontend.code import codes_of
 from ramify.compiler.frontend.digest import dependencies
 from ramify.compiler.frontend.files import files_of
 from ramify.compiler.frontend.graph_checks import check_nodes, check_schemas, together_of
-from ramify.compiler.frontend.resolve import plain_function
+from ramify.compiler.frontend.resolve import plain_function, step_info
 from ramify.compiler.frontend.sources import Definition, Function, Sources
 from ramify.compiler.frontend.tools import strongest, tools_of
 from ramify.compiler.plan import Effect
@@ -68,8 +68,9 @@ def _code(name: str, runnable: object, sources: Sources, seen: dict[Definition, 
         function = sources.function(plain)
     except SourceError:  # made in a shell, or by exec
         return NodeCode(name, None, ANY)
-    wrapped = getattr(action, "__wrapped__", action)
-    own = isinstance(wrapped, FunctionType) and wrapped is plain  # not a method, whose first parameter is no state
+    wrapped = action if step_info(action) is None else getattr(action, "__wrapped__", action)
+    # not a method, whose first parameter is no state; not what a decorator wraps, which may change what it returns
+    own = isinstance(wrapped, FunctionType) and wrapped is plain
     if own and function.node not in seen:
         seen[function.node] = access(function.node)
     if own and plain not in sources.files:

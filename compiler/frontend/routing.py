@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ramify.compiler.frontend.resolve import plain_function
 from ramify.compiler.frontend.sources import closed_over
 from ramify.compiler.spec import Machine, Spec
 
@@ -30,18 +30,26 @@ def _codes(builder: Any, node: str) -> Iterator[Callable[..., Any] | None]:
     branches = (branch.path for branch in builder.branches.get(node, {}).values())
     for runnable in (builder.nodes[node].runnable, *branches):
         action = getattr(runnable, "func", None) or getattr(runnable, "afunc", None) or runnable
-        yield plain_function(action)
+        yield action if isinstance(action, FunctionType) else None  # a method may call what its object holds
 
 
 def _routes(function: Callable[..., Any] | None) -> bool:
-    """Whether it, or another function of Python that it calls, may name the next node."""
-    if function is None:
+    """Whether it may name the next node. False only where all that it uses from outside are builtins, plain values
+    and modules of the standard library."""
+    if function is None or hasattr(function, "__wrapped__"):
         return True
     closed = closed_over(function)
     if closed.keys() != set(function.__code__.co_freevars):  # one is bound later, to nobody knows what
         return True
-    names, outer = set(_names(function.__code__)), {**function.__globals__, **closed}
-    return not _ROUTING.isdisjoint(names) or any(isinstance(outer.get(name), FunctionType) for name in names)
+    outer = {**function.__globals__, **closed}
+    names = set(_names(function.__code__))
+    return not _ROUTING.isdisjoint(names) or not all(_is_plain(outer[name]) for name in names if name in outer)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, ModuleType):
+        return value.__name__.partition(".")[0] in sys.stdlib_module_names
+    return value is None or isinstance(value, bool | int | float | complex | str | bytes)
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -16,7 +16,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ramify.compiler.errors import SourceError
-from ramify.compiler.plan import Site, site_file
+from ramify.compiler.frontend.patches import without_patches
+from ramify.compiler.plan import PLAN_VERSION, Site, site_file, text_digest
 from ramify.compiler.spec import Files
 
 if TYPE_CHECKING:
@@ -62,11 +63,20 @@ def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 class Sources:
-    """The files read in one compilation, each parsed once."""
+    """The files read in one compilation, each parsed once.
 
-    def __init__(self, *, plans_of_now: bool = True) -> None:
-        self.plans_of_now = plans_of_now  # else code is digested as for plans of format 4
+    `version`: code is read and digested as for plans of that format. `minor`: digests of format 5 and before are
+    those of Python 3.`minor`. `without`: blocks under `if patched(name)` with these names are read as their `else`.
+    """
+
+    def __init__(
+        self, *, version: int = PLAN_VERSION, minor: int | None = None, without: frozenset[str] = frozenset()
+    ) -> None:
+        self.plans_of_now = version > 4
+        self.by_structure = version > 5  # else digests are of `ast.dump`, whatever its parts mean to each other
+        self.minor, self.without = minor, without
         self._trees: dict[str, ast.Module] = {}
+        self._texts: dict[str, str] = {}
         self._definitions: dict[str, dict[tuple[str, int], Definition]] = {}
         self._rebound: dict[str, frozenset[str]] = {}
         # what `digest` found out, by the function and by the file
@@ -94,8 +104,17 @@ class Sources:
     def tree(self, path: str, module_globals: dict[str, Any] | None = None) -> ast.Module:
         if path not in self._trees:
             text = "".join(linecache.getlines(path, module_globals))
-            self._trees[path] = ast.parse(text, filename=path)
+            known = self._texts.setdefault(site_file(path), text_digest(text))
+            if known != text_digest(text):  # two files of one name: neither is known by it
+                self._texts[site_file(path)] = ""
+            tree = ast.parse(text, filename=path)
+            self._trees[path] = without_patches(tree, self.without) if self.without else tree
         return self._trees[path]
+
+    @property
+    def texts(self) -> tuple[tuple[str, str], ...]:
+        """What was read, and digests of the texts."""
+        return tuple(sorted(self._texts.items()))
 
     def rebound(self, path: str) -> frozenset[str]:
         """The globals of a module that its functions bind anew while they run."""

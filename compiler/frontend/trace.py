@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from ramify.compiler.errors import WorkflowError
+from ramify.compiler.frontend.origin import source_of
 from ramify.compiler.frontend.resolve import UNRESOLVED, OpenFork, Scope, is_fork
 from ramify.compiler.frontend.sources import Definition
 from ramify.compiler.plan import Site
@@ -56,6 +57,17 @@ class Tracer:
             return self.collect(lambda: self.expr(definition.body))
         return self.body(definition.body)
 
+    def statements(self, definition: Definition) -> tuple[Body, tuple[int, ...]]:
+        """As `function`, and how many items there are up to the end of each statement."""
+        counts: list[int] = []
+
+        def read() -> None:
+            for statement in [] if isinstance(definition, ast.Lambda) else definition.body:
+                self.stmt(statement)
+                counts.append(len(self.items))
+
+        return self.collect(read), tuple(counts)
+
     def body(self, statements: list[ast.stmt]) -> Body:
         def read() -> None:
             for statement in statements:
@@ -76,7 +88,8 @@ class Tracer:
     def unseen(self, reason: str, node: ast.Call) -> Unseen:
         """A graph break at a call; at the whole `await` of it, which is where the frame stands while what the call
         started is running."""
-        seen = Unseen(reason, self.scope.function.where(node), self.site(self.awaits.get(node, node)))
+        site = self.site(self.awaits.get(node, node))
+        seen = Unseen(reason, self.scope.function.where(node), site, self.source(node))
         self.add(seen)
         return seen
 
@@ -86,6 +99,9 @@ class Tracer:
 
     def site(self, node: ast.expr) -> Site:
         return self.scope.function.site(node)
+
+    def source(self, node: ast.expr) -> str:
+        return source_of(node, self.scope.function.node)
 
     # Statements
 
@@ -161,7 +177,7 @@ class Tracer:
             self.operands(context)
             with self.opened(context, item.optional_vars):
                 body = self.collect(inside)
-            self.add(Fork(self.site(context), body))
+            self.add(Fork(self.site(context), body, self.source(context)))
         elif entered is not None and isinstance(context, ast.Call):
             self.operands(context)
             self.add(Enter(self.up(entered), self.collect(inside)))

@@ -37,7 +37,7 @@ from ramify.runtime.langgraph.nowhere import Unkept
 from ramify.runtime.langgraph.reading import INVOCATION
 from ramify.runtime.langgraph.rewound import Rewound, newest_of, written_on
 from ramify.runtime.langgraph.session import Invocation
-from ramify.runtime.langgraph.thread import GraphRun, Task
+from ramify.runtime.langgraph.thread import REPLAY, GraphRun, Task
 from ramify.runtime.pins import Ground, Pins
 from ramify.runtime.records import BranchPath, OpRecord, OpStatus
 from ramify.runtime.worlds import Branch
@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 
 _UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
 _TASK = rf"[^|]+:{_UUID}"
-_KEY = re.compile(rf"^(.*?)\|({_TASK}(?:\|(?:\d+|{_TASK}))*)$", re.DOTALL)
+_KEY = re.compile(
+    rf"^(.*?)\|({_TASK}(?:\|(?:\d+|{_TASK}))*)({re.escape(REPLAY)}[0-9a-f]+)?$",
+    re.DOTALL,
+)
 _LENT = re.compile(r"\|a\d+\|LEND\|(\d+)$")
 _MAY_BE = frozenset({Effect.PURE, Effect.READONLY, Effect.REVERTIBLE})
 
@@ -64,6 +67,7 @@ class Place:
 
     thread: str
     path: tuple[tuple[str, str, str], ...]  # namespace, task id, key
+    replay: str = ""  # what the last key ends with in the journal, beyond what LangGraph calls the task
 
     @property
     def node(self) -> str:
@@ -80,7 +84,7 @@ class Place:
             for at, part in enumerate(parts)
             if not part.isdigit()
         ]
-        return cls(thread, tuple(steps))
+        return cls(thread, tuple(steps), found[3] or "")
 
 
 class PastThread:
@@ -200,8 +204,10 @@ class AgainRun(GraphRun):
         self.made: SnapshotId | None = None
         self.refused = ""
         self._wanted = _of_any_attempt(wanted.key)
-        self._below = f"{place.path[-1][2]}{NS_SEP}"
-        self._ways = frozenset(key for _, _, key in place.path)
+        last = place.path[-1][2]
+        self.known_as = {last: f"{last}{place.replay}"} if place.replay else {}
+        self._below = f"{last}{NS_SEP}"
+        self._ways = frozenset(self.known_as.get(key, key) for _, _, key in place.path)
         self._driven: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._ended = False
         self._kept = kept
@@ -288,7 +294,8 @@ class AgainRun(GraphRun):
 async def _again_run(
     run: GraphRun, rows: Sequence[OpRecord], row: OpRecord, place: Place, kept_until: ExitStack
 ) -> AgainRun:
-    own = re.compile("|".join(rf"{re.escape(key)}(\|SEAL|\|a\d+\|.*)?" for _, _, key in place.path), re.DOTALL)
+    keys = [*(key for _, _, key in place.path[:-1]), f"{place.path[-1][2]}{place.replay}"]
+    own = re.compile("|".join(rf"{re.escape(key)}(\|SEAL|\|a\d+\|.*)?" for key in keys), re.DOTALL)
     kept = [one for one in rows if not own.fullmatch(one.key)]
     journal = Unkept(run.journal, kept, await run.services.store.llm(run.record.id), run.services, run.record)
     again = AgainRun(run, row, place, journal, kept_until)

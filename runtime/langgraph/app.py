@@ -269,16 +269,34 @@ class WorldEntrypoint(WorldApp):
 def instrument(graph: Pregel[Any, Any, Any, Any], session: Session) -> WorldApp:
     """The graph over worlds; the one given stays as it is. Raises `UnsupportedGraph`."""
     kind = WorldGraph if isinstance(graph, CompiledStateGraph) else WorldEntrypoint
-    fields = {name: value for name, value in vars(graph).items() if name not in _NOT_COPIED}
-    fields["cache_policy"] = None  # LangGraph's key does not see the world: the nodes ask the cache themselves
-    fields |= {"nodes": nodes_over_worlds(graph, session), "channels": {**placed(graph.channels), ENV: EnvChannel()}}
-    made = kind(session=session, **fields)
-    vars(made).update({name: vars(graph)[name] for name in _NOT_COPIED & vars(graph).keys()})
+    changes = {
+        "nodes": nodes_over_worlds(graph, session),
+        "channels": {**placed(graph.channels), ENV: EnvChannel()},
+        "cache_policy": None,  # LangGraph's key does not see the world: the nodes ask the cache themselves
+    }
+    return copied(graph, kind, {**changes, "session": session})
+
+
+_Made = TypeVar("_Made", bound="Pregel[Any, Any, Any, Any]")
+
+
+def copied(graph: Pregel[Any, Any, Any, Any], kind: type[_Made], changes: dict[str, Any]) -> _Made:
+    """A graph like this one, of another class. It keeps the attributes that were set after construction, such as
+    those by which LangGraph gives back a state as the Pydantic model or dataclass that it is; `Pregel.copy` does not.
+    """
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    taken = {name for constructor in constructors for name in _keywords(constructor)}
+    given = {name: value for name, value in vars(graph).items() if name in taken}
+    made = kind(**{**given, **changes})
+    vars(made).update({name: value for name, value in vars(graph).items() if name not in taken})
     return made
 
 
-_NOT_COPIED = {"__orig_class__", "session", "_serde_allowlist"}
-"""Attributes that no constructor of LangGraph's takes."""
+def _keywords(constructor: Any) -> set[str]:
+    if not inspect.isfunction(constructor):  # object's
+        return set()
+    kinds = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return {each.name for each in inspect.signature(constructor).parameters.values() if each.kind in kinds}
 
 
 def nodes_over_worlds(graph: Pregel[Any, Any, Any, Any], session: Session) -> dict[str, PregelNode]:

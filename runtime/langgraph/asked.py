@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from langgraph._internal._constants import INTERRUPT
-from sqlalchemy import select
+from langgraph._internal._constants import INTERRUPT, RESUME
+from sqlalchemy import Connection, Select, select
 
+from ramify.runtime import codec
+from ramify.runtime.inbox import INTERRUPT_KEY, OpenQuestion
 from ramify.runtime.langgraph.forking import thread_rows
 from ramify.runtime.langgraph.saver.engines import engine_to_read
 from ramify.runtime.langgraph.saver.tables import writes
@@ -19,6 +23,25 @@ from ramify.runtime.records import RunRecord
 def questions(address: str | Path, record: RunRecord) -> list[object]:
     """As JSON values; none where the thread stops before or after a node by its settings. No class of the user's is
     imported for it. Raises `ThreadElsewhere` where its checkpoints are not in this database."""
+    return [value for _, value, _ in _interrupts(address, record)]
+
+
+def open_interrupts(address: str | Path, record: RunRecord) -> list[OpenQuestion]:
+    """The same, each under the id that LangGraph gave it, answered or not. Raises `ThreadElsewhere`."""
+    return [
+        as_question(record, id, value, taken) for id, value, taken in _interrupts(address, record) if id is not None
+    ]
+
+
+def as_question(record: RunRecord, id: str, value: object, taken: int = 0) -> OpenQuestion:
+    """`value`: what was asked, as a JSON value. `taken`: how many answers the task that asks has taken before: one
+    that failed after it took an answer still shows the interrupt, and asks the next."""
+    summary = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).partition("\n")[0][:80]
+    key = f"{INTERRUPT_KEY}{id}|{taken}"
+    return OpenQuestion(record.id, key, codec.encode(value), record.updated_at, summary, native=id)
+
+
+def _interrupts(address: str | Path, record: RunRecord) -> list[tuple[str | None, object, int]]:
     engine = engine_to_read(address)
     try:
         with engine.connect() as connection:
@@ -27,19 +50,41 @@ def questions(address: str | Path, record: RunRecord) -> list[object]:
                 return []
             (row,) = newest
             mine = (writes.c.thread == row.thread, writes.c.ns == row.ns, writes.c.checkpoint == row.id)
-            rows = connection.execute(select(writes.c.written).where(*mine).order_by(writes.c.path)).scalars()
-            written = [one for text in rows for one in json.loads(text)]
-            ids = [id for _, channel, id in written if channel == INTERRUPT]
-            found = load(connection, ids)
-            return [_value(one) for id in ids for one in _several(shown(found[id].kind, found[id].data))]
+            asked = _written(connection, select(writes.c.written).where(*mine).order_by(writes.c.path))
+            both = [writes.c.written.contains(f'"{channel}"') for channel in (INTERRUPT, RESUME)]
+            resumed = _written(connection, select(writes.c.written).where(writes.c.thread == row.thread, *both))
+            taken: dict[str | None, int] = {}
+            for values in resumed:
+                count = max(len(value) if isinstance(value, list) else 1 for value in values[RESUME])
+                for id, _ in _named(values[INTERRUPT]):
+                    taken[id] = max(count, taken.get(id, 0))
+            return [(id, value, taken.get(id, 0)) for one in asked for id, value in _named(one.get(INTERRUPT, ()))]
     finally:
         engine.dispose()
 
 
-def _several(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
+def _written(connection: Connection, query: Select[Any]) -> list[dict[str, list[object]]]:
+    """What tasks wrote of their interrupts, by channel."""
+    rows = [json.loads(text) for text in connection.execute(query).scalars()]
+    named = [[(channel, id) for _, channel, id in row if channel in (INTERRUPT, RESUME)] for row in rows]
+    found = load(connection, [id for row in named for _, id in row])
+    made: list[dict[str, list[object]]] = []
+    for row in named:
+        values: dict[str, list[object]] = {}
+        for channel, id in row:
+            values.setdefault(channel, []).append(shown(found[id].kind, found[id].data))
+        made.append(values)
+    return made
 
 
-def _value(interrupt: object) -> object:
-    """Of an `Interrupt`, shown by its fields."""
-    return interrupt["value"] if isinstance(interrupt, dict) and "value" in interrupt else interrupt
+def _named(values: Iterable[object]) -> list[tuple[str | None, object]]:
+    """Of each `Interrupt`, shown by its fields, the id and the value."""
+    found: list[tuple[str | None, object]] = []
+    for value in values:
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict) and "value" in one:
+                id = one.get("id")
+                found.append((id if isinstance(id, str) else None, one["value"]))
+            else:
+                found.append((None, one))
+    return found

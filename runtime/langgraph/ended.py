@@ -12,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from langgraph._internal._constants import INTERRUPT, TASKS
-from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.constants import START
 from sqlalchemy import select
 
 from ramify.runtime.langgraph.errors import ThreadElsewhere
 from ramify.runtime.langgraph.forking import thread_rows
 from ramify.runtime.langgraph.saver.engines import engine_to_read
+from ramify.runtime.langgraph.saver.inert import INERT
 from ramify.runtime.langgraph.saver.reading import read_bodies
 from ramify.runtime.langgraph.saver.tables import writes
 from ramify.runtime.langgraph.saver.values import load
 from ramify.runtime.records import RunRecord
-
-_SERDE = JsonPlusSerializer()
 
 
 def has_ended(address: str | Path, record: RunRecord) -> bool:
@@ -40,13 +38,13 @@ def has_ended(address: str | Path, record: RunRecord) -> bool:
             mine = (writes.c.thread == row.thread, writes.c.ns == row.ns, writes.c.checkpoint == row.id)
             if connection.execute(select(writes.c.task).where(*mine).limit(1)).first() is not None:
                 return False  # half a superstep was done after it
-            ((body, _),) = read_bodies(connection, [row], _SERDE)
+            ((body, _),) = read_bodies(connection, [row], INERT)
             names = json.loads(row.channels)
             asked = {name for node, seen in body["versions_seen"].items() if node != INTERRUPT for name in seen}
             if not all(_says(name) for name in asked):
                 return False
             joins = {name: id for name, id in names.items() if name.startswith("join:") or name == TASKS}
-            held = {name: _SERDE.loads_typed((v.kind, v.data)) for name, v in _values(connection, joins).items()}
+            held = {name: INERT.loads_typed((v.kind, v.data)) for name, v in _values(connection, joins).items()}
             return not any(_waits(name, held.get(name)) for name in names)
     except ThreadElsewhere:
         return False
@@ -72,5 +70,6 @@ def _waits(channel: str, value: Any) -> bool:
         return bool(value)
     if not channel.startswith("join:"):
         return True
-    arrived = value[0] if isinstance(value, tuple | list) else value  # with `defer`, whether the rest is over, too
+    deferred = len(value) == 2 and isinstance(value[0], list)  # with `defer`, whether the rest is over, too
+    arrived = value[0] if deferred else value  # the names of nodes
     return len(arrived) == len(channel.split(":")[1].split("+"))

@@ -8,6 +8,7 @@ RunError
     ├── SessionClosed      the app was closed
     ├── ThreadElsewhere    a thread's checkpoints are not in this home's database, or cannot be read there
     ├── NoStateThere       the graph had no state of its own at that checkpoint
+    ├── TypeNotAllowed     a checkpoint names a type that this program does not have: nothing is imported or called
     └── LangGraphChanged   this LangGraph has not the inner shape that Ramify was written against
 InvokedWhileLoaded         a user's file runs its graph where it is only looked for
 MergeConflict
@@ -102,6 +103,29 @@ class NoStateThere(GraphError):
             f"thread {thread} has no state of its own at checkpoint {checkpoint[:10]}: it lies inside a superstep, "
             "or the saver has pruned what stood there. Name one before or after it; `ramify log` lists them"
         )
+
+
+class TypeNotAllowed(GraphError):
+    """A checkpoint, or a cached result, names what is no type of this program's own."""
+
+    def __init__(self, module: str, name: str) -> None:
+        super().__init__(
+            f"a checkpoint names {module}.{name}, which is no class of data in a module that this program has "
+            f"loaded, so nothing was imported or called for it. If it is yours: import {module} before the thread is "
+            f"read, or open the saver with allow=[({module!r}, {name!r})]"
+        )
+
+    @classmethod
+    def because(cls, why: str) -> TypeNotAllowed:
+        error = cls("", "")
+        error.args = (f"a checkpoint cannot be read: {why}",)
+        return error
+
+    @classmethod
+    def form(cls, code: int) -> TypeNotAllowed:
+        error = cls("", "")
+        error.args = (f"a checkpoint holds a value in form {code}, which this version of Ramify does not know",)
+        return error
 
 
 class LangGraphChanged(GraphError):

@@ -21,6 +21,7 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.langgraph.env import ENV, Env, join_key
 from ramify.runtime.langgraph.errors import NoStateThere, ThreadElsewhere
 from ramify.runtime.langgraph.saver.engines import engine_to_read
+from ramify.runtime.langgraph.saver.inert import INERT
 from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
 from ramify.runtime.langgraph.saver.reading import read_bodies
 from ramify.runtime.langgraph.saver.shared import opened
@@ -34,7 +35,7 @@ from ramify.runtime.records import CheckpointRecord, OpRecord, RunId, RunRecord
 if TYPE_CHECKING:
     from ramify.runtime.branching import Forked
 
-_SERDE = JsonPlusSerializer()
+_SERDE = JsonPlusSerializer()  # to write with
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def _saved(connection: Connection, record: RunRecord) -> list[Saved]:
 def _env(value: Serialised) -> Env:
     if value.kind != "msgpack":
         raise ThreadElsewhere.serialised(value.kind)
-    env: Env = _SERDE.loads_typed((value.kind, value.data))
+    env: Env = INERT.loads_typed((value.kind, value.data))
     return env
 
 
@@ -200,7 +201,7 @@ def _kept(connection: Connection, thread: ThreadId, last: str) -> list[Row[Any]]
         here = own.get(here.parent)
     before = {row.id for row in line} - {last}
     inner = [row for row in rows if row.ns]
-    metadata = [body[1] for body in read_bodies(connection, inner, _SERDE)]
+    metadata = [body[1] for body in read_bodies(connection, inner, INERT)]
     within = [r for r, said in zip(inner, metadata, strict=True) if said.get("parents", {}).get("") in before]
     return sorted([*line, *within], key=lambda row: row.id)
 

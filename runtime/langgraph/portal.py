@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import os
 import threading
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from ramify.fork_engine.at_fork import refuse_in_child
+from ramify.runtime.errors import UsedAfterFork
 from ramify.runtime.langgraph.errors import SessionClosed
 from ramify.runtime.sandbox import Commands, Sandbox
 from ramify.sandboxes.contract import RunResult, World
@@ -28,19 +31,26 @@ class Portal:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._owner = os.getpid()
         self._kept: list[asyncio.Task[None]] = []
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is not None:
+            refuse_in_child(self._owner, "the app", UsedAfterFork)
         with self._lock:
-            if self._stopped:
-                raise SessionClosed("this app was closed: compile the graph again")
+            self._refuse_when_over()
             if self._loop is None:
+                self._owner = os.getpid()
                 # its own reader would keep the context of whoever asks first, and so a node, its graph and the app
                 self._loop = contextvars.Context().run(asyncio.new_event_loop)
                 self._thread = threading.Thread(target=self._run, args=(self._loop,), name="ramify", daemon=True)
                 self._thread.start()
             return self._loop
+
+    def _refuse_when_over(self) -> None:
+        if self._stopped:
+            raise SessionClosed("this app was closed: compile the graph again")
 
     @property
     def started(self) -> bool:
@@ -65,7 +75,10 @@ class Portal:
         """It sees nothing of the caller's context: what it opens for good, such as the process that forks worlds,
         would keep that, and with it the node that ran, its graph and the app."""
         try:
-            return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, self.loop)
+            loop = self.loop
+            with self._lock:  # what is submitted before `stop` is ended by it; later, nothing would ever run it
+                self._refuse_when_over()
+                return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, loop)
         except BaseException:
             work.close()
             raise
@@ -105,6 +118,8 @@ class Portal:
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
+            if os.getpid() != self._owner:
+                return  # a forked child's copy: its parent stops it
             loop, thread = self._loop, self._thread
         if loop is not None and thread is not None and thread.is_alive():
             loop.call_soon_threadsafe(loop.stop)

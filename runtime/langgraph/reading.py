@@ -31,7 +31,7 @@ from langgraph.pregel._loop import PregelLoop
 from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.session import Invocation
-from ramify.runtime.langgraph.thread import Task
+from ramify.runtime.langgraph.thread import REPLAY, Task
 
 INVOCATION = "__pregel_ramify"
 """Where our invocation travels in a config. Keys that begin otherwise leak into debug streams."""
@@ -86,8 +86,8 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     info = getattr(conf.get(CONFIG_KEY_RUNTIME), "execution_info", None)
     task = Task(
         node=node,
-        key=f"{thread}|{loop_ns}",
-        superstep=f"{thread}|{parent_ns}|{loop.checkpoint['id']}",
+        key=key_of(conf, invocation, loop),
+        superstep=f"{thread}|{parent_ns}|{loop.checkpoint['id']}{_replay(invocation, loop)}",
         index=order.get(task_id, len(order)),
         width=len(order),
         attempt=getattr(info, "node_attempt", 1),
@@ -97,6 +97,21 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     serde = loop.checkpointer.serde if loop.checkpointer is not None else None
     saving = getattr(loop, "_put_checkpoint_fut", None)
     return Reading(invocation, task_id, task, env_of(loop), saving, serde, loop.cache)
+
+
+def key_of(conf: dict[str, Any], invocation: Invocation, loop: PregelLoop) -> str:
+    """The journal's key of a task, by the task's own config."""
+    key = f"{conf.get(CONFIG_KEY_THREAD_ID) or ''}|{conf.get(CONFIG_KEY_CHECKPOINT_NS, '')}"
+    run = invocation.instead if invocation.within is None else invocation.within.run
+    if run is not None and key in run.known_as:
+        return run.known_as[key]
+    return f"{key}{_replay(invocation, loop)}"
+
+
+def _replay(invocation: Invocation, loop: PregelLoop) -> str:
+    """A mark for the tasks that LangGraph runs once more on the checkpoint that they ran on before, with their old
+    ids: those of a checkpoint that the caller names. The journal must not answer for them with what they did then."""
+    return f"{REPLAY}{invocation.number}" if loop.is_replaying else ""
 
 
 def _order(invocation: Invocation, loop: PregelLoop) -> dict[str, int]:

@@ -64,6 +64,7 @@ class Invocation:
     unsent: dict[str, Env] = field(default_factory=dict)  # what nodes will write of their worlds, by the task
     past: Past | None = None  # what its thread's lost states are made again from
     instead: GraphRun | None = None  # the run that its nodes act in, where one of them is only run again
+    number: str = field(default_factory=new_run_id)  # tells it from every other invocation
     looks: bool = False  # it runs no graph: how the run stands is as it was
 
     @property

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
+from ramify.runtime.langgraph.saver.inert import INERT
 
-import ormsgpack
-from langgraph.checkpoint.serde.jsonplus import _msgpack_ext_hook_to_json
+_READ = ("null", "empty", "json", "msgpack")
 
 
 def shown(kind: str, data: bytes) -> object:
@@ -13,13 +12,9 @@ def shown(kind: str, data: bytes) -> object:
 
     Raises `ValueError` for what is damaged.
     """
-    if kind in ("null", "empty"):
-        return None
-    if kind == "json":
-        return json.loads(data)
-    if kind == "msgpack":
-        return _json(ormsgpack.unpackb(data, ext_hook=_msgpack_ext_hook_to_json, option=ormsgpack.OPT_NON_STR_KEYS))
-    return f"{len(data)} bytes ({kind})"
+    if kind not in _READ:
+        return f"{len(data)} bytes ({kind})"
+    return _json(INERT.loads_typed((kind, data)))
 
 
 def _json(value: object) -> object:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.runnables import Runnable
-from langgraph._internal._constants import CONF, CONFIG_KEY_CALL, CONFIG_KEY_CHECKPOINT_NS, CONFIG_KEY_THREAD_ID
+from langgraph._internal._constants import CONF, CONFIG_KEY_CALL
 from langgraph._internal._runnable import RunnableSeq
 from langgraph.types import PregelExecutableTask
 
 from ramify.runtime.langgraph.attempt import Attempt
 from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
 from ramify.runtime.langgraph.lending import Later, Loan
-from ramify.runtime.langgraph.reading import scheduler
+from ramify.runtime.langgraph.reading import INVOCATION, key_of, scheduler
 from ramify.runtime.langgraph.rewound import as_it_ended
 from ramify.runtime.langgraph.thread import Position, Superstep, Task
 from ramify.runtime.worlds import Branch
@@ -127,7 +127,7 @@ class Calls:
         if schedule is None:
             raise LangGraphChanged("way to call tasks")
         # a task that calls tasks was itself scheduled by ours
-        original: Callable[..., Any] = getattr(schedule, "__wrapped__", schedule)
+        original: Any = getattr(schedule, "__wrapped__", schedule)
 
         def accepted(pushed: PregelExecutableTask | None) -> PregelExecutableTask | None:
             if pushed is not None:
@@ -135,7 +135,7 @@ class Calls:
                 if self._caller.run.again is not None:
                     as_it_ended(pushed.writes)
                 call.name = pushed.name
-                call.key = f"{conf.get(CONFIG_KEY_THREAD_ID) or ''}|{conf[CONFIG_KEY_CHECKPOINT_NS]}"
+                call.key = key_of(conf, conf[INVOCATION], original.__self__)
                 object.__setattr__(pushed, "proc", self._over_world(pushed, call))  # it is frozen, and LangGraph's
             return pushed
 
@@ -167,23 +167,52 @@ def _bound(schedule: Any, original: Any) -> Callable[..., Any]:
 
 
 class _Result(concurrent.futures.Future[Any]):
-    """A task's result; the task's files are there when it is taken."""
+    """A task's result; the task's files are there when it is taken. Cancelling it cancels the task."""
 
-    take: Callable[[], None]
+    def __init__(self, made: concurrent.futures.Future[Any], take: Callable[[], None]) -> None:
+        super().__init__()
+        self._made = made
+        self._take = take
+        made.add_done_callback(self._follow)
 
     def result(self, timeout: float | None = None) -> Any:
         value = super().result(timeout)
-        self.take()
+        self._take()
         return value
+
+    def cancel(self) -> bool:
+        return self._made.cancel() and super().cancel()  # the first is False where the result is on its way
+
+    def _follow(self, made: concurrent.futures.Future[Any]) -> None:
+        if made.cancelled():
+            super().cancel()
+        if not self.set_running_or_notify_cancel():
+            return
+        if (error := made.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(made.result())
 
 
 class _AsyncResult(asyncio.Future[Any]):
-    take: Callable[[], None]
+    """As `_Result`."""
+
+    def __init__(self, made: asyncio.Future[Any], take: Callable[[], None]) -> None:
+        super().__init__(loop=made.get_loop())
+        self._made = made
+        self._take = take
+        made.add_done_callback(self._follow)
 
     def result(self) -> Any:
         value = super().result()
-        self.take()
+        self._take()
         return value
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """At once, not by a callback: the task learns of it as soon as it does in a plain graph."""
+        if self.done() or not (self._made.cancelled() or self._made.cancel(msg)):
+            return False
+        return super().cancel(msg)
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self.done():
@@ -193,31 +222,30 @@ class _AsyncResult(asyncio.Future[Any]):
 
     __iter__ = __await__
 
+    def _follow(self, made: asyncio.Future[Any]) -> None:
+        if self.done():
+            return
+        if made.cancelled():
+            super().cancel()
+        elif (error := made.exception()) is not None:
+            self.set_exception(error)
+            if not isinstance(error, Exception):
+                self.exception()  # it ends the node: asyncio need not say that nobody took it
+        else:
+            self.set_result(made.result())
+
 
 def _chained(made: Any, take: Callable[[], None]) -> Any:
-    chained: _Result | _AsyncResult = (
-        _AsyncResult(loop=made.get_loop()) if isinstance(made, asyncio.Future) else _Result()
-    )
-    chained.take = take
-
-    def copy(done: Any) -> None:
-        if chained.done():
-            return
-        if done.cancelled():
-            chained.cancel()
-        elif (error := done.exception()) is not None:
-            chained.set_exception(error)
-            if not isinstance(error, Exception):
-                chained.exception()  # it ends the node: asyncio need not say that nobody took it
-        else:
-            chained.set_result(done.result())
-
-    made.add_done_callback(copy)
-    return chained
+    return _AsyncResult(made, take) if isinstance(made, asyncio.Future) else _Result(made, take)
 
 
 async def _settled(future: asyncio.Future[Any]) -> None:
     """Wait, on the portal's loop, for a future of the caller's."""
     over = concurrent.futures.Future[None]()
-    future.get_loop().call_soon_threadsafe(future.add_done_callback, lambda _: over.set_result(None))
+
+    def end(_: object) -> None:
+        if over.set_running_or_notify_cancel():  # else who waited was cancelled
+            over.set_result(None)
+
+    future.get_loop().call_soon_threadsafe(future.add_done_callback, end)
     await asyncio.wrap_future(over)

@@ -43,12 +43,16 @@ _LINGER_S = 0.05
 """How long rows that nothing waits for may gather."""
 
 
+REPLAY = "|replay "
+"""In the key of a task that LangGraph ran again under its old id, before what tells this time from the others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One execution of a node, as LangGraph names it."""
 
     node: str
-    key: str  # thread, namespace and task id: its place in the journal
+    key: str  # thread, namespace and task id, perhaps `REPLAY`: its place in the journal
     superstep: str  # thread, namespace and parent checkpoint
     index: int  # among the tasks of its superstep
     width: int  # how many these are
@@ -101,6 +105,7 @@ class GraphRun:
         self._forks = 0
         self.lineage = Lineage(self)
         self.again: Callable[[Any, Task], None] | None = None  # asked before a node's code runs, where one runs again
+        self.known_as: dict[str, str] = {}  # keys of tasks that the journal has under another key
         self.came_back = False  # it was ended on the way, and no world of it has been mounted since
         self.stands = (record.status, record.error or "")  # how its last invocation ended
         self._goes_on = False  # else it is only looked at, and its row says how it stands

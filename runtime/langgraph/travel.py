@@ -22,6 +22,7 @@ from langgraph._internal._constants import (
 )
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.base.id import uuid6
+from langgraph.types import PregelTask
 
 from ramify.runtime.langgraph.env import ENV, Env
 from ramify.runtime.langgraph.errors import UnsupportedGraph
@@ -31,10 +32,17 @@ if TYPE_CHECKING:
 
 
 def is_inside_a_subgraph(config: RunnableConfig) -> bool:
-    """Whether the caller names a checkpoint of a subgraph."""
+    """Whether the caller names a checkpoint of a subgraph that LangGraph would forget.
+
+    It does not forget one of a subgraph that keeps its state over its calls (`checkpointer=True`): that is in the
+    namespace `node`, not `node:task`, which the next task of the node finds as this one did. Where one such graph is
+    on the way, all is left to LangGraph.
+    """
     conf = config.get(CONF, {})
     namespace = conf.get(CONFIG_KEY_CHECKPOINT_NS)
-    return CONFIG_KEY_TASK_ID not in conf and bool(namespace and namespace in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}))
+    if CONFIG_KEY_TASK_ID in conf or not namespace or namespace not in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}):
+        return False
+    return all(NS_END in part for part in namespace.split(NS_SEP))
 
 
 def forked_inside(app: WorldApp, config: RunnableConfig) -> None:
@@ -46,13 +54,14 @@ def forked_inside(app: WorldApp, config: RunnableConfig) -> None:
     conf = config[CONF]
     saver = app._state_checkpointer(config)
     ids, wanted = conf[CONFIG_KEY_CHECKPOINT_MAP], conf[CONFIG_KEY_CHECKPOINT_NS].split(NS_SEP)
-    at = _copied(saver, _saved(saver, conf[CONFIG_KEY_THREAD_ID], "", ids.get("")), "", {})
+    saved = _saved(saver, conf[CONFIG_KEY_THREAD_ID], "", ids.get(""))
+    at = _copied(saver, saved, "", {})
     parents = {"": at[CONF][CONFIG_KEY_CHECKPOINT_ID]}
     namespace = ""
     for depth, part in enumerate(wanted):
         source = NS_SEP.join(wanted[: depth + 1])
-        node = part.partition(NS_END)[0]
-        task = next((task for task in app.get_state(at).tasks if task.name == node), None)
+        node, _, id = part.partition(NS_END)
+        task = _same_task(app.get_state(saved.config).tasks, app.get_state(at).tasks, node, id)
         if task is None:
             raise UnsupportedGraph(f"at checkpoint {at[CONF]} node {node!r} does not come next: name another")
         here = f"{node}{NS_END}{task.id}"
@@ -60,6 +69,12 @@ def forked_inside(app: WorldApp, config: RunnableConfig) -> None:
         saved = _saved(saver, conf[CONFIG_KEY_THREAD_ID], source, ids.get(source))
         at = _copied(saver, saved, namespace, dict(parents))
         parents[namespace] = at[CONF][CONFIG_KEY_CHECKPOINT_ID]
+
+
+def _same_task(before: tuple[PregelTask, ...], now: tuple[PregelTask, ...], node: str, id: str) -> PregelTask | None:
+    """The task that `id` was, among those of the copied checkpoint: several may be of one node, by `Send`."""
+    by_place = [task for task, was in zip(now, before, strict=False) if was.id == id and task.name == node]
+    return next(iter([*by_place, *(task for task in now if task.name == node)]), None)
 
 
 def with_env(saver: BaseCheckpointSaver[Any], saved: CheckpointTuple, env: Env) -> RunnableConfig:

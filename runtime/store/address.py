@@ -33,6 +33,14 @@ class Address:
     def on_server(self) -> bool:
         return self.file is None
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that SQLite makes of the database, resolved; none on a server."""
+        if self.file is None:
+            return ()
+        file = self.file.resolve()
+        return tuple(file.with_name(file.name + end) for end in ("", "-wal", "-shm", "-journal"))
+
     def __str__(self) -> str:
         return self.url.render_as_string(hide_password=True) if self.file is None else str(self.file)
 

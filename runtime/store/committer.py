@@ -18,6 +18,7 @@ process was faster, nothing more is written for that run.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 import threading
 import time
@@ -26,14 +27,16 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, func
 
 from ramify.fork_engine import crash
-from ramify.runtime.errors import RunLocked, StoreError
+from ramify.fork_engine.at_fork import refuse_in_child
+from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import statements, tables
 from ramify.runtime.store.blobs import Recent
 from ramify.runtime.store.failures import clashed, is_gone
+from ramify.runtime.store.pooler import refused, session_of
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
@@ -88,6 +91,7 @@ class Committer:
         self._name = secrets.token_hex(8)
         self._batches = 0
         self._connection: Connection | None = None
+        self._session = 0  # on a server, the connection's: our locks are that session's
         self._held: set[RunId] = set()
         self._lost: set[RunId] = set()
         self._queue: deque[_Waiting] = deque()
@@ -95,6 +99,8 @@ class Committer:
         self._recent = Recent()
         self._guests: list[Callable[[], None]] = []
         self._closed = False
+        self._broken: BaseException | None = None  # what ended the thread
+        self._owner = os.getpid()
         self._lock = threading.RLock()  # entered as it is: Ctrl-C inside a Condition's own entry leaves it locked
         self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._serve, name="ramify-store", daemon=True)
@@ -129,6 +135,8 @@ class Committer:
         return self._put(_Waiting(Job(lambda connection: self._give(connection, run)), alone=True), None)
 
     def close(self) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy, without the thread: its parent commits what waits
         for leave in self._guests:
             leave()
         with self._lock:
@@ -143,8 +151,11 @@ class Committer:
             self._changed.notify_all()
 
     def _put(self, waiting: _Waiting, coming: Coming | None) -> Future[None]:
+        refuse_in_child(self._owner, "the database", UsedAfterFork)
         waiting.future.set_running_or_notify_cancel()  # who waits may give up waiting: the work goes on
         with self._lock:
+            if self._broken is not None:
+                raise _ended(self._broken) from self._broken
             if self._closed:
                 raise StoreError("the database is not open any more: its store was closed")
             self._queue.append(waiting)
@@ -156,13 +167,27 @@ class Committer:
     # Below: on the thread
 
     def _serve(self) -> None:
+        batch: Sequence[_Waiting] | None = None
         try:
             while (batch := self._next()) is not None:
                 crash.point("batch taken")
                 self._commit(batch)
+        except BaseException as error:
+            self._end_by(error, batch)
+            raise
         finally:
             if self._connection is not None:
                 self._connection.close()
+
+    def _end_by(self, error: BaseException, batch: Sequence[_Waiting] | None) -> None:
+        """This thread ends: nothing that waits, or is submitted later, is left without an answer."""
+        with self._lock:
+            self._broken = error
+            left = [*(batch or ()), *self._queue]
+            self._queue.clear()
+        for one in left:
+            if not one.future.done():
+                one.future.set_exception(_ended(error))
 
     def _next(self) -> list[_Waiting] | None:
         """All that waits, once some of it is due and nobody is about to join; None at the end."""
@@ -257,12 +282,18 @@ class Committer:
         put = put.on_conflict_do_update(
             index_elements=["id"], set_=newer, where=tables.writers.c.batch < put.excluded.batch
         )
-        return connection.execute(put.returning(tables.writers.c.batch)).first() is not None
+        found = connection.execute(put.returning(func.pg_backend_pid())).first()
+        if found is not None and found[0] != self._session:
+            raise self._refused()
+        return found is not None
 
     def _connected(self) -> Connection:
         if self._connection is None:
             connection = self._engine.connect()
             try:
+                if self._on_server:
+                    with connection.begin():
+                        self._session = session_of(connection)
                 self._take_again(connection)
             except BaseException:
                 connection.close()
@@ -273,7 +304,7 @@ class Committer:
     def _take_again(self, connection: Connection) -> None:
         with connection.begin():
             for run in sorted(self._held):
-                if not _locked(connection, run):
+                if not self._locked(connection, run):
                     self._held.discard(run)
                     self._lost.add(run)
 
@@ -284,10 +315,21 @@ class Committer:
             connection.close()
 
     def _take(self, connection: Connection, run: RunId) -> None:
-        if run not in self._held and not _locked(connection, run):
+        if run not in self._held and not self._locked(connection, run):
             raise RunLocked(f"run {run} is being worked on by a process on another machine: wait for it or stop it")
         self._held.add(run)
         self._lost.discard(run)
+
+    def _locked(self, connection: Connection, run: RunId) -> bool:
+        """Take the run's lock, if nobody else has it, and see that it is in the session that all of ours use."""
+        asked = "SELECT pg_try_advisory_lock(%s), pg_backend_pid()"
+        locked, session = connection.exec_driver_sql(asked, (lock_number(run),)).one()
+        if session != self._session:
+            raise self._refused()
+        return bool(locked)
+
+    def _refused(self) -> StoreError:
+        return refused(self._engine.url.render_as_string())
 
     def _give(self, connection: Connection, run: RunId) -> None:
         if run in self._held:
@@ -331,8 +373,11 @@ def held_elsewhere(connection: Connection, runs: Iterable[RunId], what: str = "r
     return {run for run in runs if lock_number(run, what) % (1 << 64) in there}
 
 
-def _locked(connection: Connection, run: RunId) -> bool:
-    return bool(connection.exec_driver_sql("SELECT pg_try_advisory_lock(%s)", (lock_number(run),)).scalar_one())
+def _ended(error: BaseException) -> StoreError:
+    return StoreError(
+        f"the thread that commits has ended ({type(error).__name__}: {error}): close this Runtime or app and resume "
+        "its runs with a new one"
+    )
 
 
 def _taken_over(run: RunId | None) -> RunLocked:

@@ -19,7 +19,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from ramify.runtime.errors import StoreError
+from ramify.fork_engine.at_fork import close_in_children, refuse_in_child
+from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S
 from ramify.runtime.store.revisions import SCHEMA
@@ -49,6 +50,7 @@ def reader(address: Address) -> AsyncEngine:
         return engine
     with _psycopg():
         engine = create_async_engine(address.url, pool_pre_ping=True, connect_args=_SERVER)
+    of_this_process(engine.sync_engine)
     event.listen(engine.sync_engine, "connect", _in_our_schema)
     return engine
 
@@ -62,6 +64,7 @@ def writer(address: Address) -> Engine:
         return engine.execution_options(write=True)
     with _psycopg():
         engine = create_engine(address.url, connect_args=_SERVER)
+    of_this_process(engine)
     event.listen(engine, "connect", _in_our_schema)
     return engine
 
@@ -79,8 +82,32 @@ _SERVER = {"connect_timeout": CONNECT_TIMEOUT_S, "application_name": "ramify"}
 
 def prepare(engine: Engine) -> None:
     """Make an engine on a SQLite file behave as the above says."""
+    of_this_process(engine)
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
+
+
+def of_this_process(engine: Engine) -> Engine:
+    """Keep an engine's connections from children that are forked: a child that asks for one gets `UsedAfterFork`, and
+    the child's copies of sockets to a server are closed. There is nobody on the other end to say goodbye to then, so
+    that PostgreSQL ends our session, with its locks, when this process ends."""
+    event.listen(engine, "connect", _opened_here)
+    event.listen(engine, "checkout", _used_here)
+    return engine
+
+
+def _opened_here(_connection: object, record: ConnectionPoolEntry) -> None:
+    record.info[_OWNER] = os.getpid()
+    to_server = getattr(record.driver_connection, "pgconn", None)
+    if to_server is not None:
+        close_in_children(to_server.socket)
+
+
+def _used_here(_connection: object, record: ConnectionPoolEntry, _proxy: object) -> None:
+    refuse_in_child(record.info.get(_OWNER, os.getpid()), "the connection to the database", UsedAfterFork)
+
+
+_OWNER = "the process that opened it"
 
 
 def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:

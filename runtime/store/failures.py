@@ -34,8 +34,17 @@ ADVICE = {
     "SQLITE_CONSTRAINT": "a row of that name is there already, or names one that is not: is the run worked on twice?",
 }
 
+SHARED_SESSIONS = (
+    "a connection pooler stands before it that gives each transaction another session (as PgBouncer does with "
+    "pool_mode = transaction or statement), and a run's lock lasts as long as a session. Name the server's own "
+    "address, or have the pooler use pool_mode = session for this database"
+)
+
 # By PostgreSQL's SQLSTATE, or the class that its first two characters are.
 SERVER_ADVICE = {
+    **dict.fromkeys(("42P05", "26000"), SHARED_SESSIONS),  # prepared statements that another client made
+    "08P01": "a pooler that stands before the server refused it: name the server's own address, or give us sessions "
+    "there (pool_mode = session, with room for some connections a process)",
     "08": "the connection broke: see that the server runs, then `ramify resume`",
     "23": ADVICE["SQLITE_CONSTRAINT"],
     "25006": "it cannot be written: it is read-only (a standby?)",
@@ -121,6 +130,14 @@ def is_gone(error: BaseException) -> bool:
     if state:
         return state[:2] == "08" or state in ("57P01", "57P02", "57P03", "53300")
     return error.connection_invalidated or isinstance(error, _loaded("sqlalchemy.exc", "OperationalError"))
+
+
+def sessions_are_shared(error: BaseException) -> bool:
+    """Whether PostgreSQL has, or misses, a prepared statement of this session as no session of ours can: or a pooler
+    refuses transactions."""
+    if not _is_drivers(error):
+        return False
+    return _state(error) in ("42P05", "26000") or (_state(error) == "08P01" and "pooling" in str(error.orig))
 
 
 def is_busy(error: BaseException) -> bool:

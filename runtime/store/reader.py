@@ -15,7 +15,16 @@ from typing import Any, TypeVar
 
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.records import CheckpointRecord, EffectRecord, LLMRecord, OpRecord, RunId, RunRecord
+from ramify.runtime.records import (
+    DOUBTFUL,
+    AnswerRecord,
+    CheckpointRecord,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
+    RunId,
+    RunRecord,
+)
 from ramify.runtime.store import address as addresses
 from ramify.runtime.store import rows, tallies, unwritable
 from ramify.runtime.store.address import Address
@@ -83,6 +92,25 @@ class Reader:
     async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
         last = self._ledger("effects", run_id)
         return rows.with_attempts(last, self._ledger("attempts", run_id)) if earlier else last
+
+    async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
+        """As `RunStore.answers`."""
+        mine, values = ("", ()) if run_id is None else (" WHERE run_id = ?", (run_id,))
+        return self._records(f"SELECT * FROM answers{mine} ORDER BY n", values, rows.answer_record)
+
+    async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
+        """As `RunStore.interrupts`."""
+        mine, values = (
+            ("= ?", (run_id,)) if run_id is not None else ("IN (SELECT id FROM runs WHERE status <> 'done')", ())
+        )
+        query = f"SELECT * FROM ops WHERE kind = 'INTERRUPT' AND run_id {mine} ORDER BY n"
+        return self._records(query, values, rows.op_record)
+
+    async def doubts(self) -> list[EffectRecord]:
+        """As `RunStore.doubts`."""
+        statuses = sorted(status.value for status in DOUBTFUL)
+        query = f"SELECT * FROM effects WHERE status IN ({', '.join('?' * len(statuses))}) ORDER BY n"
+        return self._records(query, statuses, rows.effect_record)
 
     def _ledger(self, table: str, run_id: RunId) -> list[EffectRecord]:
         return self._records(f"SELECT * FROM {table} WHERE run_id = ? ORDER BY n", (run_id,), rows.effect_record)
@@ -183,9 +211,11 @@ def _connected(address: Address, *, bring: bool = False) -> Any:
             return unwritable.connected(address.file, timeout_s=BUSY_TIMEOUT_S)
         from ramify.runtime.store.connect import writer
         from ramify.runtime.store.migrate import bring_up_to_date
+        from ramify.runtime.store.pooler import refuse_shared_sessions
 
         engine = writer(address)
         try:
+            refuse_shared_sessions(engine, address)
             if bring:
                 bring_up_to_date(engine, address)
             connection = engine.raw_connection()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.records import (
+    AnswerRecord,
     CheckpointRecord,
     EffectRecord,
     EffectStatus,
@@ -34,6 +35,7 @@ BLOBS: Mapping[str, tuple[str, ...]] = {
     "llm": ("request", "result"),
     "effects": ("args", "result"),
     "attempts": ("args", "result"),
+    "answers": ("answer",),
 }
 """By table: the fields NAME_json of a record whose text stands in `blobs`; the row's column is NAME_blob."""
 _BLOB = "_blob"
@@ -51,7 +53,7 @@ def unaltered(texts: Mapping[str, str]) -> Mapping[str, str]:
     return texts
 
 
-def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord) -> list[str]:
+def texts(table: Table, record: RunRecord | OpRecord | LLMRecord | EffectRecord | AnswerRecord) -> list[str]:
     """The long texts that must be in `blobs` before the record's row."""
     found = (getattr(record, f"{name}_json") for name in BLOBS[table.name])
     return [text for text in found if text is not None]
@@ -88,6 +90,10 @@ def llm_row(call: LLMRecord) -> dict[str, Any]:
 
 def effect_row(effect: EffectRecord) -> dict[str, Any]:
     return _with_blobs("effects", effect)
+
+
+def answer_row(answer: AnswerRecord) -> dict[str, Any]:
+    return _with_blobs("answers", answer)
 
 
 def checkpoint_row(checkpoint: CheckpointRecord) -> dict[str, Any]:
@@ -155,6 +161,10 @@ def with_attempts(last: Sequence[EffectRecord], earlier: Iterable[EffectRecord])
         attempts.setdefault(one.key, []).append(one)
     before = ([one for one in attempts.get(effect.key, ()) if one.attempt < effect.attempt] for effect in last)
     return [one for effect, those in zip(last, before, strict=True) for one in (*those, effect)]
+
+
+def answer_record(row: Row) -> AnswerRecord:
+    return AnswerRecord(**row)
 
 
 def checkpoint_record(row: Row) -> CheckpointRecord:

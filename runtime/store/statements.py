@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import CompoundSelect, Connection, Insert, Table, Update, select, union
+from sqlalchemy import CompoundSelect, Connection, Insert, Select, Table, Update, cast, select, type_coerce, union
+from sqlalchemy import Text as PlainText
 from sqlalchemy.dialects import postgresql, sqlite
 
+from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound, StoreError
+from ramify.runtime.inbox import VOID
 from ramify.runtime.records import (
     LEGAL_TRANSITIONS,
+    AnswerRecord,
     EffectRecord,
     OpStatus,
     RunId,
@@ -79,8 +83,16 @@ def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: 
         values["settings_json"] = rows.settings_json(change.settings)
     if change.result_json is not None:
         values["result_blob"] = rows.digest(change.result_json)
+    before = None
+    if change.plan_json is not None:
+        values["plan_blob"] = rows.digest(change.plan_json)
+        if connection.dialect.name == "postgresql":  # nobody may put a blob, and not yet its row, meanwhile
+            connection.exec_driver_sql("LOCK TABLE blobs IN SHARE ROW EXCLUSIVE MODE")
+        before = connection.execute(select(table.c.plan_blob).where(table.c.id == run_id)).scalar_one_or_none()
     if connection.execute(table.update().where(table.c.id == run_id).values(values)).rowcount == 0:
         raise no_run(run_id)
+    if before is not None and before != values["plan_blob"]:
+        blobs.drop_unused(connection, {before}, BLOB_COLUMNS)
 
 
 def _check_transition(connection: Connection, run_id: RunId, status: RunStatus) -> None:
@@ -101,6 +113,46 @@ def delete_run(connection: Connection, run_id: RunId) -> None:
     if connection.execute(tables.runs.delete().where(tables.runs.c.id == run_id)).rowcount == 0:
         raise no_run(run_id)
     blobs.drop_unused(connection, named, BLOB_COLUMNS)
+
+
+def put_answer(connection: Connection, answer: AnswerRecord) -> bool:
+    """A new row; False where the question has an answer already, which stands."""
+    new = insert(connection, tables.answers).values(rows.answer_row(answer))
+    new = new.on_conflict_do_nothing(index_elements=["run_id", "key"])
+    return connection.execute(new.returning(tables.answers.c.n)).first() is not None
+
+
+def void_answers_after(run_id: RunId, after: int) -> Update:
+    """Answers to what a run asked, or answered, after the row of that number."""
+    ops = tables.ops.c
+    return void_answers(
+        run_id, select(ops.key).where(ops.run_id == run_id, ops.seq > after, ops.kind == OpKind.INTERRUPT)
+    )
+
+
+def void_answers(run_id: RunId, keys: Sequence[str] | Select[Any]) -> Update:
+    """Answers that count no more. The rows stay to be read, under keys that no question has."""
+    answers = tables.answers.c
+    key = type_coerce(answers.key, PlainText) + VOID + cast(answers.n, PlainText)
+    return tables.answers.update().where(answers.run_id == run_id, answers.key.in_(keys)).values(key=key)
+
+
+def unask(run_id: RunId, keys: Sequence[str]) -> Update:
+    """Questions that the run did not meet again are not open any more."""
+    ops = tables.ops
+    asked = (ops.c.run_id == run_id, ops.c.status == OpStatus.ASKED, ops.c.key.in_(keys))
+    return ops.update().where(*asked).values(status=OpStatus.UNASKED)
+
+
+def interrupts(run_id: RunId | None) -> Select[Any]:
+    """The questions and answers in a journal; in those of all runs that are not done where no run is named."""
+    ops, runs = tables.ops.c, tables.runs.c
+    mine = (
+        ops.run_id.in_(select(runs.id).where(runs.status != RunStatus.DONE))
+        if run_id is None
+        else ops.run_id == run_id
+    )
+    return tables.query(tables.ops).where(ops.kind == OpKind.INTERRUPT, mine).order_by(ops.n)
 
 
 def undo(run_id: RunId, after: int) -> Update:

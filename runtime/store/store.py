@@ -8,6 +8,7 @@ one fsync). Readers (`ramify ls` beside a run) never wait for the writer.
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
@@ -21,9 +22,12 @@ from sqlalchemy import Connection, Engine, Select, String, Table, bindparam, sel
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from ramify.fork_engine.at_fork import refuse_in_child
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.errors import RunLocked, RunNotFound, StoreError
+from ramify.runtime.errors import RunLocked, RunNotFound, StoreError, UsedAfterFork
 from ramify.runtime.records import (
+    DOUBTFUL,
+    AnswerRecord,
     CheckpointId,
     CheckpointRecord,
     EffectRecord,
@@ -41,6 +45,7 @@ from ramify.runtime.store.committer import PATIENCE_S, Barrier, Coming, Committe
 from ramify.runtime.store.connect import probe, reader, to_its_end, writer
 from ramify.runtime.store.failures import in_our_words, is_gone
 from ramify.runtime.store.migrate import bring_up_to_date
+from ramify.runtime.store.pooler import refuse_shared_sessions
 from ramify.runtime.store.tallies import Tally
 
 T = TypeVar("T")
@@ -64,6 +69,7 @@ class RunStore:
         self._reader: AsyncEngine | None = None
         self._writer: Engine | None = None
         self._committer: Committer | None = None
+        self._owner = os.getpid()
 
     async def __aenter__(self) -> Self:
         with in_our_words(self.address):
@@ -72,16 +78,20 @@ class RunStore:
                 await asyncio.to_thread(probe, file)
             self._reader, self._writer = reader(self.address), writer(self.address)
             try:
+                await asyncio.to_thread(refuse_shared_sessions, self._writer, self.address)
                 await asyncio.to_thread(bring_up_to_date, self._writer, self.address)
             except BaseException:
                 await self._dispose()
                 raise
+        self._owner = os.getpid()
         self._committer = Committer(self._writer, clock=self._clock, patience_s=self._patience_s)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         committing, self._committer = self._opened(), None
         await to_its_end(self._close(committing))
 
@@ -127,7 +137,7 @@ class RunStore:
         try:
             yield
         finally:
-            if self.address.on_server:
+            if self.address.on_server and os.getpid() == self._owner:
                 await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
 
     async def _hold(self, run_id: RunId) -> None:
@@ -185,6 +195,7 @@ class RunStore:
         checkpoints: Sequence[CheckpointRecord] = (),
         effects: Sequence[EffectRecord] = (),
         undone_after: int | None = None,
+        unasked: Sequence[str] = (),
         update: RunUpdate | None = None,
         barrier: Barrier | None = None,
         coming: Coming | None = None,
@@ -194,14 +205,15 @@ class RunStore:
 
         `begin`: the run's own row where it is not there yet, for a run that begins with a past.
 
-        `undone_after`: the rows with a higher number that are there and DONE become UNDONE. `barrier` makes durable
-        what the rows name; it is called once for all commits of a transaction that give the same one.
+        `undone_after`: the rows with a higher number that are there and DONE become UNDONE, and answers to what was
+        asked or answered since are void. `unasked`: the keys of questions that are not open any more. `barrier` makes
+        durable what the rows name; it is called once for all commits of a transaction that give the same one.
 
         A cancelled caller waits for the transaction's end, so that what it knows is what the disk holds. A run that
         goes back to RUNNING loses its error. Raises `RunNotFound`; `StoreError` for an illegal change of status,
         for a row of another run, or a sequence number that is taken.
         """
-        job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin)
+        job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked)
         await self._write(job, coming)
 
     def commit_soon(
@@ -239,6 +251,7 @@ class RunStore:
         update: RunUpdate | None,
         barrier: Barrier | None,
         begin: RunRecord | None = None,
+        unasked: Sequence[str] = (),
     ) -> Job:
         owners = {op.run_id for op in ops} | {call.run_id for call in llm} | {one.run_id for one in checkpoints}
         owners |= {effect.run_id for effect in effects}
@@ -249,7 +262,7 @@ class RunStore:
         long_texts = [text for op in ops for text in rows.texts(tables.ops, op)]
         long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
         long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
-        long_texts += [] if change.result_json is None else [change.result_json]
+        long_texts += [text for text in (change.result_json, change.plan_json) if text is not None]
         long_texts += [] if begin is None else rows.texts(tables.runs, begin)
 
         def work(connection: Connection) -> None:
@@ -257,7 +270,10 @@ class RunStore:
                 statements.put(connection, tables.runs, [rows.run_row(begin)])
             statements.update_run(connection, run_id, change, self._clock)
             if undone_after is not None:
+                connection.execute(statements.void_answers_after(run_id, undone_after))
                 connection.execute(statements.undo(run_id, undone_after))
+            if unasked:
+                connection.execute(statements.unask(run_id, unasked))
             statements.put(connection, tables.ops, [rows.op_row(op) for op in ops])
             statements.put(connection, tables.llm, [rows.llm_row(call) for call in llm])
             statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
@@ -280,6 +296,47 @@ class RunStore:
 
     async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
         query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
+        return await self._fetch(query, rows.effect_record)
+
+    async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
+        """Store answers of a run's questions, durable when this returns. None of them where one of the questions has
+        an answer already: that one is given back."""
+
+        def work(connection: Connection) -> None:
+            for answer in answers:
+                if not statements.put_answer(connection, answer):
+                    raise _Taken(answer.key)
+
+        try:
+            await self._write(
+                Job(work, run_id, [text for one in answers for text in rows.texts(tables.answers, one)])
+            )
+        except _Taken as taken:
+            return next(one for one in await self.answers(run_id) if one.key == taken.key)
+        return None
+
+    async def void_answers(self, run_id: RunId, keys: Sequence[str]) -> None:
+        """These answers count no more: their questions, asked again, take new ones."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(statements.void_answers(run_id, keys))
+
+        await self._write(Job(work, run_id))
+
+    async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
+        """What people answered to a run's questions (to those of all runs), in the order of the answers."""
+        query = tables.query(tables.answers).order_by(tables.answers.c.n)
+        mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
+        return await self._fetch(mine, rows.answer_record)
+
+    async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
+        """The rows of a run's journal (of all runs' that are not done) that ask a person or hold an answer."""
+        return await self._fetch(statements.interrupts(run_id), rows.op_record)
+
+    async def doubts(self) -> list[EffectRecord]:
+        """Effects of all runs that were begun and not ended. One of a run at work may end yet."""
+        table = tables.effects
+        query = tables.query(table).where(table.c.status.in_(sorted(DOUBTFUL))).order_by(table.c.n)
         return await self._fetch(query, rows.effect_record)
 
     async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
@@ -335,6 +392,7 @@ class RunStore:
         self._reader = self._writer = None
 
     def _opened(self) -> Committer:
+        refuse_in_child(self._owner, "the database", UsedAfterFork)
         if self._committer is None:
             raise StoreError(f"the database {self.address} is not open: use `async with RunStore(…)`")
         return self._committer
@@ -372,6 +430,14 @@ class RunStore:
     async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
         query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
         return await self._fetch(query.where(table.c.seq > after) if after else query, make)
+
+
+class _Taken(Exception):
+    """The question of that key has an answer."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(key)
 
 
 def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:

@@ -192,6 +192,21 @@ attempts = Table(
 )
 """What became of the attempts at an effect that another attempt followed: `effects` has the last."""
 
+answers = Table(
+    "answers",
+    metadata,
+    _number(),
+    _run_id(),
+    Column("key", Text, nullable=False),
+    _blob("answer_blob", nullable=False),
+    Column("answered_at", Float, nullable=False),
+    Column("answered_by", Text, nullable=False),
+    UniqueConstraint("run_id", "key"),
+    Index("answers_answer_blob", "answer_blob"),
+    sqlite_autoincrement=True,
+)
+"""What people answered, by the key of the question. One answer a question: the first."""
+
 checkpoints = Table(
     "checkpoints",
     metadata,

@@ -25,6 +25,7 @@ from ramify.sandboxes.docker.world import Berth, Dock, DockerWorld
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.features import Capabilities, Feature, flags, refuse_what_is_missing
 from ramify.sandboxes.forking import fork_all
+from ramify.sandboxes.hiding import hidden
 from ramify.sandboxes.living import Ground
 from ramify.sandboxes.scratch import Session
 
@@ -39,6 +40,8 @@ class DockerBackend:
 
     def __init__(self, store: SnapshotStore, scratch: Path) -> None:
         self._store, self._scratch = store, scratch.resolve()
+        self._private = [Path(store.root), self._scratch]
+        self._hidden: tuple[Path, ...] = ()  # known once it is open
         self._session = Session(self._scratch)
         self._dock: Dock | None = None
         self._images: Images | None = None
@@ -57,7 +60,12 @@ class DockerBackend:
     def capabilities(self) -> Capabilities:
         return Capabilities(self.name, flags(self.missing()))
 
+    def hide(self, *places: Path) -> None:
+        """Have no world see these files and folders where they lie in what it is shown. Before it is opened."""
+        self._private += places
+
     async def __aenter__(self) -> Self:
+        self._hidden = await asyncio.to_thread(hidden, self._private)
         await asyncio.to_thread(self._session.open)
         try:
             self._dock = await asyncio.to_thread(self._open)
@@ -100,8 +108,8 @@ class DockerBackend:
             snapshot = replace(snapshot, image=layer)  # so that its seals say what they stand on
         world_id = WorldId(uuid.uuid4().hex[:12])
         folder = self._session.folder / world_id
-        berth = Berth(self._dock, image, folder, spec)
-        ground = Ground(self._store, berth, BASH, folder, (), self._forget)
+        berth = Berth(self._dock, image, folder, spec, hidden=self._hidden)
+        ground = Ground(self._store, berth, BASH, folder, self._hidden, self._forget)
         world = self._worlds[world_id] = DockerWorld(ground, snapshot, spec, berth)
         try:
             await world.begin()

@@ -44,6 +44,7 @@ class Berth:
     folder: Path
     spec: WorldSpec
     outside: tuple[Path, ...] = ()  # the layers to lay over the image before the first command
+    hidden: tuple[Path, ...] = ()  # of the host's, what no world sees
 
     async def spawn(self, start: Start) -> ContainerLink:
         async with self.dock.starting:
@@ -65,13 +66,26 @@ class Berth:
         """Folders of the host's. Over an image there are none: its own /usr must not be covered by the host's."""
         return {} if self.spec.image else {str(path): path for path in self.spec.visible if path.exists()}
 
+    def covers(self) -> dict[str, Path]:
+        """Something empty in the place of what lies in a shown folder and is hidden."""
+        nothing, empty = self.folder / "hidden", self.folder / "hidden.file"
+        found: dict[str, Path] = {}
+        for shown in self.shown.values():
+            real = shown.resolve()
+            for path in self.hidden:
+                if path != real and path.is_relative_to(real) and path.exists():
+                    nothing.mkdir(mode=0o555, parents=True, exist_ok=True)
+                    empty.touch(mode=0o444)
+                    found[str(shown / path.relative_to(real))] = nothing if path.is_dir() else empty
+        return found
+
     def _plan(self, start: Start) -> Plan:
         layers = {f"{LAYERS}/{number:03}": path for number, path in enumerate(self.outside)}
         return Plan(
             image=self.image,
             name=f"ramify-{self.folder.parent.name}-{self.folder.name}",
             command=self.dock.carrier.command,
-            mounts={**self.shown, **self.dock.carrier.mounts, **layers},
+            mounts={**self.shown, **self.covers(), **self.dock.carrier.mounts, **layers},
             writable={PRIVATE: self.folder / "private", start.tree: self.folder / "tree"},
             network=self.spec.network,
             limits=self.spec.limits,

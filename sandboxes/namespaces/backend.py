@@ -58,7 +58,8 @@ class NamespaceBackend(AgentBackend):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         assert self._helper is not None
-        self._around = Surroundings(self._session.folder, self._helper.trees, Path("~").expanduser())
+        home = Path("~").expanduser()
+        self._around = Surroundings(self._session.folder, self._helper.trees, home, self._hidden)
         self._images: dict[tuple[str, int], LayerId] = {}
         self._folders = Folders(self._session.folder, self._helper.trees)
         self._standing: dict[Path, os.stat_result] = {}
@@ -168,7 +169,7 @@ class NamespaceWorld(AgentWorld):
             max_output=self._spec.max_output,
             view=View(
                 folder=str(self._folder),
-                store=str(self._ground.hidden[0]),
+                store=str(Path(self._ground.store.root).resolve()),
                 points=[*(beside.point for beside in self._beside), self._tree_inside()],
                 hidden=[*map(str, self._ground.hidden), *self._around.exposed],
                 visible=[str(path) for path in self._visible()],
@@ -187,13 +188,16 @@ class NamespaceWorld(AgentWorld):
 
     def _visible(self) -> tuple[Path, ...]:
         """With the network comes how to find names in it, where that lies in a hidden place."""
+        shown = self._spec.visible
+        if self._spec.dumpable and self._snapshot.image is None and criu.folder().is_dir():
+            shown = (*shown, criu.folder())  # by default in Ramify's home, which is hidden
         if not self._spec.network:
-            return self._spec.visible
+            return shown
         resolver = RESOLVER.resolve()
         hides = self._snapshot.image is not None or resolver.is_relative_to("/run")
         if hides and resolver.is_file():
-            return (*self._spec.visible, resolver if self._snapshot.image is None else RESOLVER)
-        return self._spec.visible
+            return (*shown, resolver if self._snapshot.image is None else RESOLVER)
+        return shown
 
     async def _link_to(self, start: Start) -> AgentLink:
         """Late where nothing is to run yet; what was running when the snapshot was taken runs on from now."""

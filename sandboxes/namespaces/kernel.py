@@ -57,6 +57,10 @@ ROOT_KEEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 10, 13, 31})
 """What commands of a root user keep inside: chown, dac_override, dac_read_search, fowner, fsetid, kill, setgid,
 setuid, net_bind_service, net_raw, setfcap. None of them reaches past the world's own namespaces and mounts."""
 
+OVER_MODES = frozenset({1, 2})
+"""dac_override, dac_read_search. Over the host's root they would open what other users keep to themselves: root has
+them over an image alone, where packages bring users of their own."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -191,13 +195,14 @@ def hand_on_privileges(*, but: frozenset[int] = frozenset()) -> None:
             _check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability, 0, 0), "prctl(PR_CAP_AMBIENT)")
 
 
-def drop_privileges() -> None:
-    """Nothing stays for a user, `ROOT_KEEPS` for root, from now on and for good; no set-uid program helps.
+def drop_privileges(*, image: bool) -> None:
+    """Nothing stays for a user, `ROOT_KEEPS` for root, from now on and for good; no set-uid program helps. Over the
+    host's root, not over an `image`, root too is held by the modes of files.
 
     At once, not by the next exec: with the agent's capabilities the way to the program that is executed could lead
     through the agent's descriptors.
     """
-    kept = ROOT_KEEPS if os.geteuid() == 0 else frozenset()
+    kept = frozenset() if os.geteuid() != 0 else ROOT_KEEPS if image else ROOT_KEEPS - OVER_MODES
     for capability in range(64):
         if capability not in kept and _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
             break  # past the last that this kernel knows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ramify.sandboxes.helper import PATIENCE_S, end, launch
@@ -14,8 +15,17 @@ from ramify.sandboxes.wire import Failed, Link, Ran, Ready, Run, Start, View
 INSIDE = "/tmp/tree"
 
 
-def failure(folder: Path, bash: str) -> str:
-    """Make a world in the empty `folder` and write a file in it. What failed, "" for nothing. Blocks."""
+@dataclass(slots=True)
+class Found:
+    """What came of making a world."""
+
+    failure: str = ""  # "": it works
+    uncovered: list[str] = field(default_factory=list)  # places of the host's that locks and watches reach, and why
+
+
+def probe(folder: Path, bash: str) -> Found:
+    """Make a world in the empty `folder` and write a file in it. Blocks."""
+    found = Found()
     for name in (ROOT, "lower"):
         (folder / name).mkdir()
     control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -25,16 +35,16 @@ def failure(folder: Path, bash: str) -> str:
         with theirs, keepers:
             process = launch(theirs, complaints.fileno(), keepers, [folder])
         try:
-            failed = _try(folder, bash, control, keeping)
+            found.failure = _try(folder, bash, control, keeping, found)
         except OSError as error:
-            failed = log.read_text(errors="replace").strip() or f"the helper process did not answer: {error}"
+            found.failure = log.read_text(errors="replace").strip() or f"the helper process did not answer: {error}"
     end(process)
-    if not failed and not (folder / "upper" / "file").exists():
-        failed = "what a world wrote did not come to its upper folder"
-    return failed
+    if not found.failure and not (folder / "upper" / "file").exists():
+        found.failure = "what a world wrote did not come to its upper folder"
+    return found
 
 
-def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket) -> str:
+def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket, found: Found) -> str:
     keeping.settimeout(PATIENCE_S)
     answer, given = _order(
         keeping, Mount([str(folder / "lower")], [Over(str(folder / "upper"), str(folder / "work"), "")])
@@ -48,7 +58,7 @@ def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket
     with ours:
         with its:
             socket.send_fds(control, [b"isolated 0"], [its.fileno()])
-        return _converse(Link(ours), start, given)
+        return _converse(Link(ours), start, given, found)
 
 
 def _order(keeping: socket.socket, order: Order) -> tuple[Answer, list[int]]:
@@ -60,7 +70,7 @@ def _order(keeping: socket.socket, order: Order) -> tuple[Answer, list[int]]:
     return answer, given
 
 
-def _converse(link: Link, start: Start, given: list[int]) -> str:
+def _converse(link: Link, start: Start, given: list[int], found: Found) -> str:
     link.send(start, given)
     for descriptor in given:
         os.close(descriptor)
@@ -69,6 +79,7 @@ def _converse(link: Link, start: Start, given: list[int]) -> str:
         return answer.message
     if not isinstance(answer, Ready):
         return "the world ended while it was set up"
+    found.uncovered = answer.uncovered
     link.send(Run("echo works > file"))
     answer = link.receive()
     if not isinstance(answer, Ran) or answer.exit_code != 0:

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.namespaces.mountinfo import MountTable
 from ramify.sandboxes.namespaces.orders import Over, Piece
 from ramify.sandboxes.namespaces.trees import Trees
 
 CREDENTIALS = (
     ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".pypirc", ".npmrc",
-    ".password-store", ".pgpass", ".my.cnf", ".cargo/credentials", ".cargo/credentials.toml", ".config/gcloud",
+    ".password-store", ".pgpass", ".pg_service.conf", ".postgresql", ".my.cnf", ".cargo/credentials",
+    ".cargo/credentials.toml", ".config/gcloud",
     ".config/gh", ".config/hub", ".config/git/credentials", ".config/op", ".config/rclone", ".config/sops",
     ".local/share/keyrings", ".local/share/kwalletd", ".mozilla", ".config/google-chrome", ".config/chromium",
     ".terraform.d/credentials.tfrc.json", ".vault-token", ".huggingface/token", ".cache/huggingface/token",
@@ -50,10 +52,10 @@ class Beside:
 
 
 class Surroundings:
-    """What the worlds of one backend have in common. `home` is none where the user has none."""
+    """What the worlds of one backend have in common. `home` is none where the user has none. `hidden`: resolved."""
 
-    def __init__(self, session: Path, trees: Trees, home: Path | None) -> None:
-        self._trees = trees
+    def __init__(self, session: Path, trees: Trees, home: Path | None, hidden: Sequence[Path] = ()) -> None:
+        self._trees, self._hidden = trees, hidden
         self.home = home if home is not None and home.is_dir() and home != Path("/") else None
         self.exposed: list[str] = []  # credentials that links in the home lead to, outside of it
         self._around_session = self.home is not None and session.is_relative_to(self.home.resolve())
@@ -72,6 +74,11 @@ class Surroundings:
         tmp = Beside("/tmp", (f"{skeleton}/tmp", *_having(layers, "tmp")), str(folder / "outside/tmp"))
         if self.home is None:
             return [tmp]
+        if mounted := MountTable.read().below(str(self.home.resolve())):
+            raise WorldStartFailed(
+                f"{mounted[0]} is mounted inside the home folder {self.home}, and the kernel makes no copy-on-write "
+                "view of a folder with a mount in it. Unmount it, or start Ramify with HOME set to another folder"
+            )
         inside = str(self.home).lstrip("/")
         lowers: tuple[str, ...] = (f"{skeleton}/home", str(self.home), await self._mask(self.home))
         if self._around_session:
@@ -116,7 +123,7 @@ class Surroundings:
         """The layer that takes the credentials away."""
 
         async def furnish() -> None:
-            pieces, self.exposed = await asyncio.to_thread(mask, home)
+            pieces, self.exposed = await asyncio.to_thread(mask, home, self._hidden)
             await self._trees.furnish("mask", pieces)
 
         await self._once("mask", furnish)
@@ -164,8 +171,9 @@ def names(image: Path) -> list[Piece]:
     return [root, folder, Piece("etc/hosts", "file", 0o644, text=HOSTS)]
 
 
-def mask(home: Path) -> tuple[list[Piece], list[str]]:
-    """Whiteouts for the credentials in a home; and those that links lead to, outside of it. Blocks."""
+def mask(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[Piece], list[str]]:
+    """Whiteouts for the credentials in a home, and for what is hidden there but for folders, which are covered when
+    they are there; and the credentials that links lead to, outside of it. Blocks."""
     real_home = home.resolve()
     status = real_home.stat()
     pieces = {"": Piece("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)}
@@ -175,17 +183,29 @@ def mask(home: Path) -> tuple[list[Piece], list[str]]:
         if not os.path.lexists(path):
             continue
         for real in {path.parent.resolve() / path.name, path.resolve()}:
-            if not real.is_relative_to(real_home):
+            if real.is_relative_to(real_home):
+                _white_out(real, real_home, pieces)
+            else:
                 elsewhere.append(str(real))
-                continue
-            inside = real.relative_to(real_home)
-            for parent in reversed(inside.parents[:-1]):
-                status = (real_home / parent).stat()
-                folder = Piece(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-                pieces.setdefault(str(parent), folder)
-            if all(pieces[str(parent)].kind == "folder" for parent in inside.parents[:-1]):
-                pieces[str(inside)] = Piece(str(inside), "whiteout")
+    for path in hidden:
+        if path.is_relative_to(real_home) and path != real_home and not path.is_dir():
+            _white_out(path, real_home, pieces)
     return list(pieces.values()), elsewhere
+
+
+def _white_out(path: Path, home: Path, pieces: dict[str, Piece]) -> None:
+    """A whiteout for a path of the home, or for the first folder on the way to it that is not there."""
+    inside = path.relative_to(home)
+    for parent in reversed(inside.parents[:-1]):
+        if str(parent) in pieces and pieces[str(parent)].kind != "folder":
+            return
+        if not (home / parent).is_dir():
+            pieces[str(parent)] = Piece(str(parent), "whiteout")
+            return
+        status = (home / parent).stat()
+        folder = Piece(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        pieces.setdefault(str(parent), folder)
+    pieces[str(inside)] = Piece(str(inside), "whiteout")
 
 
 def bash_in(image: Path) -> str:

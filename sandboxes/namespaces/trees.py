@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
-from ramify.sandboxes.errors import TOO_MANY_FILES, SandboxError, WorldStartFailed
+from ramify.fork_engine.at_fork import hang_up, refuse_in_child
+from ramify.sandboxes.errors import TOO_MANY_FILES, SandboxError, UsedAfterFork, WorldStartFailed
 from ramify.sandboxes.namespaces.keeper import PLACES
 from ramify.sandboxes.namespaces.orders import (
     BIGGEST,
@@ -39,10 +40,11 @@ class Trees:
         self._sending = asyncio.Lock()
         self._due: deque[asyncio.Future[Reply]] = deque()
         self._pid = 0
+        self._owner = os.getpid()
 
     def open(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        self._sock = sock
+        self._sock, self._owner = sock, os.getpid()
         asyncio.get_running_loop().add_reader(sock, self._hear)
 
     def close(self) -> None:
@@ -94,6 +96,7 @@ class Trees:
         return answer.ok
 
     async def _ask(self, order: Order) -> Reply:
+        refuse_in_child(self._owner, "the backend", UsedAfterFork)
         loop = asyncio.get_running_loop()
         due: asyncio.Future[Reply] = loop.create_future()
         async with self._sending:
@@ -113,10 +116,17 @@ class Trees:
         return await due
 
     def _hear(self) -> None:
+        """Called by the event loop, which only logs what is raised here: then all who wait are told."""
         if self._sock is None:
             return
         try:
-            data, given, flags, _ = socket.recv_fds(self._sock, BIGGEST, MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
+            self._receive(self._sock)
+        except Exception as error:  # noqa: BLE001  # told to whoever waits
+            self._lost(f"an answer of the helper process cannot be read ({type(error).__name__}: {error})")
+
+    def _receive(self, sock: socket.socket) -> None:
+        try:
+            data, given, flags, _ = socket.recv_fds(sock, BIGGEST, MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -124,10 +134,16 @@ class Trees:
         if not data:
             self._lost()
             return
-        answer = unpack(data)
-        assert isinstance(answer, Answer), answer
+        try:
+            answer = unpack(data)
+            if not isinstance(answer, Answer):
+                raise TypeError(f"{type(answer).__name__} is no answer")
+            due = self._due.popleft()
+        except BaseException:
+            for descriptor in given:
+                os.close(descriptor)
+            raise
         self._pid = answer.pid
-        due = self._due.popleft()
         if not due.done() and not flags & socket.MSG_CTRUNC:
             due.set_result((answer, given))
             return
@@ -136,12 +152,13 @@ class Trees:
         if not due.done():  # else whoever asked was cancelled
             due.set_exception(WorldStartFailed(TOO_MANY_FILES))
 
-    def _lost(self) -> None:
+    def _lost(self, why: str = "the helper process ended") -> None:
         assert self._sock is not None
         asyncio.get_running_loop().remove_reader(self._sock)
+        hang_up(self._sock)
         self._sock.close()
         self._sock = None
         while self._due:
             due = self._due.popleft()
             if not due.done():
-                due.set_exception(WorldStartFailed("the helper process ended: close the backend and open it again"))
+                due.set_exception(WorldStartFailed(f"{why}: close the backend and open it again"))

@@ -1,7 +1,8 @@
 """What an isolated world sees: the host's root, read-only, with its own /dev, /proc, /run, home and tmp; or an image.
 
-Runs inside the world's PID 1 before any command. The overlays (the tree, home, tmp; the whole root of an image) are
-made by the keeper and come as descriptors: here they are only put in their places, and taken away for a seal.
+Runs inside the world's PID 1 before any command. The host's folders are overlays (areas.py). The overlays that are
+written to (the tree, home, tmp; the whole root of an image) are made by the keeper and come as descriptors: here they
+are only put in their places, and taken away for a seal.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ import socket
 import struct
 from pathlib import Path
 
-from ramify.sandboxes.namespaces import kernel
+from ramify.sandboxes.namespaces import areas, kernel
+from ramify.sandboxes.namespaces.areas import Areas
+from ramify.sandboxes.namespaces.mountinfo import is_within
+from ramify.sandboxes.safety import landlock
 from ramify.sandboxes.wire import Link, View
 
 PRIVATE = "/run/ramify"
 ROOT = "root"  # in a backend's folder, empty: what a world's root stands on
-SCRATCH_PLACES = ("/tmp", "/var/tmp", "/run")
+SCRATCH_PLACES = ("/tmp", *(place for place in areas.PASSING if place != "/tmp"))
 TMPFS = "size=25%"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 HARMLESS = ("driver", "pressure", "sysvipc", "tty")  # of /proc: to read, or for anybody; a mount is .1 ms a world
@@ -33,6 +37,7 @@ class Mounts:
     """
 
     _view: View
+    _areas: Areas
 
     def __init__(self, root: str, link: Link) -> None:
         self._root, self._link = root, link
@@ -42,6 +47,7 @@ class Mounts:
         self._store = self._folder = self.pids = -1
         self.image = -1  # of processes
         self._shown: list[tuple[str, int]] = []  # the visible places, while they are taken away
+        self.uncovered: list[str] = []  # places of the host's that are bound, not overlaid, and why
 
     def prepare(self) -> None:
         """What a spare does before it is wanted."""
@@ -52,8 +58,8 @@ class Mounts:
         """Everything that is alike in all worlds over the host's root."""
         root = self._root
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)  # what the host mounts while we wait counts
-        kernel.bind("/", root)
-        kernel.mount("none", root, flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        self._areas = Areas(root)
+        self._areas.lay_root()
         harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
         kernel.set_attributes(root, harmless, recursive=True)
         self._furnish_kernels(root)
@@ -67,15 +73,22 @@ class Mounts:
         """The whole view. After it, the calling process lives in the new root. `image`: processes to begin with."""
         if self._mounted < 0:
             self._make_root()
-        elif _outdated(self._mounted):
-            kernel.umount(self._root, kernel.MNT_DETACH)
+        elif _outdated(self._mounted) or self._areas.outdated():
+            self._areas.close()
+            for _ in range(2):  # the root, and what it was made with below it
+                kernel.umount(self._root, kernel.MNT_DETACH)
             self._scratches.clear()
             self._make_root()
         self._view, root, passed = view, self._root, self._take()
         self._store, self._folder = kernel.narrow(view.store), kernel.narrow(view.folder, writable=True)
         if image:
             self.image = kernel.narrow(image)
-        shown = [(path, kernel.clone_tree(path, recursive=True)) for path in view.visible]
+        shown = [(path, self._areas.show(path, view.hidden)) for path in view.visible if self._is_to_show(path)]
+        if not view.image:
+            covered = [*SCRATCH_PLACES, *map(os.path.realpath, view.points[:-1])]
+            self._areas.hide("/", root, view.hidden, [*view.points, *view.visible], covered)
+        self._areas.close()
+        self.uncovered = self._areas.uncovered
         if view.image:
             kernel.umount(root, kernel.MNT_DETACH)
             kernel.attach(passed.pop(0), root)
@@ -92,6 +105,14 @@ class Mounts:
                 self._scratch("", place)
         Path(PRIVATE).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._furnish(passed, shown)
+        if not view.image:  # whose root a seal replaces
+            landlock.prepare()
+
+    def _is_to_show(self, path: str) -> bool:
+        """Whether the world would see nothing, or something else, in a visible place: what else is there to see are
+        the host's own folders."""
+        places = [*SCRATCH_PLACES, *map(os.path.realpath, self._view.points[:-1]), *self._view.hidden]
+        return self._view.image or any(is_within(os.path.realpath(path), place) for place in places)
 
     def _furnish_kernels(self, root: str) -> None:
         """/dev, /proc, and what of it the agent alone may write to."""
@@ -121,14 +142,14 @@ class Mounts:
         for point, descriptor in zip(self._beside(), beside, strict=True):
             _make_mount_point(point, directory=True)
             self._put(point, descriptor)
+        for path in self._view.hidden:
+            if any(is_within(path, os.path.realpath(point)) for point in self._beside()) and Path(path).is_dir():
+                areas.cover(path, path, [*self._view.points, *self._view.visible])
+                self._stack.append(path)
         for path, descriptor in shown:
             _make_mount_point(path, directory=Path(f"/proc/self/fd/{descriptor}").is_dir())
             self._put(path, descriptor)
             kernel.set_attributes(path, kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV, recursive=True)
-        for path in self._view.hidden:
-            if Path(path).is_dir():
-                kernel.mount("tmpfs", path, "tmpfs", kernel.MS_RDONLY, "size=4k,mode=0555")
-                self._stack.append(path)
         _make_mount_point(self._view.points[-1], directory=True)
         self._put(self._view.points[-1], tree)
 

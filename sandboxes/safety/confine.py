@@ -9,16 +9,17 @@ from ramify.sandboxes.safety import landlock, limits, seccomp
 from ramify.sandboxes.safety.bounds import Bounds
 
 
-def enter(bounds: Bounds, *, isolated: bool, filtered: bool = True, carried: bool = False) -> None:
+def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True, carried: bool = False) -> None:
     """Limits, and in an isolated world: capabilities dropped, no new privileges, Landlock, seccomp; in that order.
 
-    `filtered`: with Landlock and the system-call filter. `carried`: for a Python session that was brought back, whose
-    memory lies over an image. Raises `OSError`: a world never runs with less.
+    `image`: the world has a root of its own, and shows none of the host's files. `filtered`: with Landlock and the
+    system-call filter. `carried`: for a Python session that was brought back, whose memory lies over an image.
+    Raises `OSError`: a world never runs with less.
     """
     limits.apply(bounds, isolated=isolated)
     if not isolated:
         return
-    kernel.drop_privileges()
+    kernel.drop_privileges(image=image)
     if carried:
         seccomp.install_for_carried()
     if not filtered:
@@ -30,7 +31,7 @@ def enter(bounds: Bounds, *, isolated: bool, filtered: bool = True, carried: boo
 
 def prepare() -> None:
     """What is the same for every world, worked out once: by the process that they are all forked from."""
-    landlock.rule_set()
+    landlock.version()
     limits.counts_by_namespace()
     if not seccomp.supported():
         seccomp.program(platform.machine())

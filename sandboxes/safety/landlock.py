@@ -14,7 +14,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.sandboxes.safety.syscalls import call
@@ -51,26 +50,24 @@ def restrict() -> bool:
 
     Needs no-new-privs.
     """
-    rules = rule_set()
     root = Path("/").stat()
-    if rules is None or (root.st_dev, root.st_ino) != rules.root:
+    rules = _rules.get((root.st_dev, root.st_ino))
+    if rules is None:
         return False
-    call("landlock_restrict_self", rules.descriptor, 0)
+    call("landlock_restrict_self", rules, 0)
     return True
 
 
-@dataclass(frozen=True)
-class RuleSet:
-    descriptor: int  # open for as long as this process lives
-    root: tuple[int, int]  # the device and inode of the `/` that it is for
+_rules: dict[tuple[int, int], int] = {}
+"""By the device and inode of the `/` that it is for: a rule set's descriptor, which stays open."""
 
 
-@functools.cache
-def rule_set() -> RuleSet | None:
-    """Made once, by the process that all agents are forked from, for worlds that show the `/` of this process."""
+def prepare() -> bool:
+    """Make the rule set for the `/` of this process, which must stay its root; False where the kernel has no Landlock
+    that fits."""
     abi = version()
     if abi < ABI_REFER:
-        return None
+        return False
     attr = RulesetAttr(MAKE_CHAR | MAKE_BLOCK | REFER, 0, SCOPE_ABSTRACT_SOCKET if abi >= ABI_SCOPES else 0)
     descriptor = call("landlock_create_ruleset", ctypes.byref(attr), ctypes.c_size_t(ctypes.sizeof(attr)), 0)
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -78,6 +75,7 @@ def rule_set() -> RuleSet | None:
         rule = PathBeneathAttr(REFER, root)  # or renames from folder to folder are refused everywhere
         call("landlock_add_rule", descriptor, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
         found = os.fstat(root)
-        return RuleSet(descriptor, (found.st_dev, found.st_ino))
     finally:
         os.close(root)
+    _rules[(found.st_dev, found.st_ino)] = descriptor
+    return True

@@ -1,4 +1,5 @@
-"""The engine's process: `python -m ramify.serving.engine.child SETTINGS`. Started by `local.py`, never by hand.
+"""The engine's process: `python -m ramify.serving.engine.child SETTINGS`. Started by `local.py`, never by hand. The
+first line of its stdin is the key that its clients must show.
 
 It lives as long as its parent wants it: until stdin ends, which also a killed parent's does, and by the kernel's
 own signal where a copy of that pipe outlives the parent.
@@ -31,10 +32,13 @@ def main() -> None:
     params = xllamacpp.CommonParams()
     params.model.path = settings["model"]
     params.model_alias = {settings["alias"]}
+    params.api_keys = [sys.stdin.buffer.readline().decode().strip()]
+    params.cors_origins = ""  # no page may read an answer
     params.hostnames = ["127.0.0.1"]
     params.port = 0
     params.n_parallel = settings["slots"]
     params.n_ctx = settings["context"] * settings["slots"]
+    params.n_batch = params.n_ubatch  # one turn of its loop, which a watch waits for, is one step
     params.n_threads_http = settings["slots"] + 8  # each call in it has one until its end, and questions need some
     params.cpuparams.n_threads = settings["threads"]
     params.cpuparams_batch.n_threads = settings["threads"]

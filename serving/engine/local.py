@@ -15,6 +15,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import secrets
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,7 +34,8 @@ class LocalEngine:
     """Serves one GGUF file at `base_url`. An async context manager; raises EngineFailed where it does not start.
 
     `slots` requests run at once, each with up to `context` tokens of prompt and answer. `threads` is by default
-    what this process may use, at most 8. `log` gets what llama.cpp says (a temporary file if not given).
+    what this process may use, at most 8. `log` gets what llama.cpp says (a temporary file if not given). `key` is
+    what clients must show (a random one if not given): every page in the user's browser reaches a loopback port.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class LocalEngine:
         prompt_cache: bool = False,
         log: Path | None = None,
         start_timeout_s: float = 60.0,
+        key: str | None = None,
     ) -> None:
         self.model = model
         self.alias = alias or model.stem
         self.slots = slots
         self.base_url = ""
+        self.key = key or secrets.token_urlsafe(24)
         self._context = context
         self._threads = threads or min(len(os.sched_getaffinity(0)), MAX_THREADS)
         self._prompt_cache = prompt_cache
@@ -111,7 +115,8 @@ class LocalEngine:
                 stderr=output,
                 start_new_session=True,  # Ctrl-C is for the workflow, which then stops its engine
             )
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(self.key.encode() + b"\n")  # other users can read a command line
         try:
             async with AwakeClock().timeout(self._start_timeout_s):
                 address = (await process.stdout.readline()).decode().strip()

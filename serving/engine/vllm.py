@@ -30,6 +30,7 @@ from typing import Self
 import httpx
 
 from ramify.serving.awake import AwakeClock
+from ramify.serving.engine.vllm_guard import KEY_VARIABLE, MIDDLEWARE
 from ramify.serving.engine.weights import hugging_face_folder
 from ramify.serving.errors import EngineFailed
 
@@ -61,7 +62,7 @@ class VllmEngine:
     which vLLM fetches. `slots` requests run at once (8 on a CPU, else 128); `pause_room` more may stand paused with
     their KV kept (ConcordScheduler only). `scheduler_options` are those of `ramify.serving.vllm_plugin.options`;
     `scheduler=None` is vLLM's own, with `policy` fcfs or priority. `extra` goes to vLLM's command line as it is.
-    `cpu` says what vLLM's build is for; None: that is asked of its interpreter.
+    `cpu` says what vLLM's build is for; None: that is asked of its interpreter. With a `key`, clients must show it.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class VllmEngine:
         extra: Sequence[str] = (),
         log: Path | None = None,
         start_timeout_s: float = _START_S,
+        key: str | None = None,
     ) -> None:
         self.model = model
         self.alias = alias or Path(model).stem
         self.slots = slots or 0  # until it starts
         self.base_url = ""
+        self.key = key
         self._room = pause_room
         self._context = context
         self._scheduler = scheduler
@@ -162,7 +165,7 @@ class VllmEngine:
         if self._scheduler is not None:
             options = json.dumps({"ramify": self._scheduler_options})
             line += ["--scheduler-cls", self._scheduler, "--additional-config", options]
-        return [*line, *self._extra]
+        return [*line, "--middleware", MIDDLEWARE, *self._extra]
 
     async def _start(self, python: str, folder: Path | str, log: Path, scratch: Path) -> None:
         port = _free_port()
@@ -172,6 +175,7 @@ class VllmEngine:
             "VLLM_CPU_KVCACHE_SPACE": str(self._kv_cache_gb),
             "VLLM_NO_USAGE_STATS": "1",
             **os.environ,
+            **({} if self.key is None else {KEY_VARIABLE: self.key, "VLLM_API_KEY": self.key}),
             "TMPDIR": str(scratch),  # it leaves sockets and rendezvous files behind, however it ends
         }
         if len(os.fsencode(scratch)) > _LONGEST_SOCKETS_FOLDER:

@@ -89,9 +89,10 @@ class Admission(ABC):
             self._waiting.pop(id_, None)
             self._leaving.discard(id_)
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                turn.result().running -= 1
+                now = self._clock()
+                turn.result().leave(id_, now)
                 del self._inside[id_]
-                call.leave(self._clock())
+                call.leave(now)
             self._decide_soon()
 
     @abstractmethod
@@ -141,6 +142,17 @@ class Admission(ABC):
         is asked again before they are would take another call's for the same one that waits."""
         return Counter(self._inside[id_].view().replica for id_ in self._leaving)
 
+    def _tested_at(self, refusal: Refusal, among: Sequence[Replica], now: float) -> Replica | None:
+        """Where a call is let in although the policy refuses it, since the estimate behind the refusal is in doubt:
+        refusals alone would never correct it. None where the refusal stands."""
+        if refusal.needs is None or refusal.id not in self._waiting:
+            return None
+        call, turn = self._waiting[refusal.id]
+        if turn.done():
+            return None
+        able = [one for one in among if one.upstream is not None and one.index not in call.avoid]
+        return next((one for one in able if one.may_do(call.view(), call.affinity, refusal.needs, now)), None)
+
     def _drop(self, refusal: Refusal) -> None:
         if refusal.id in self._waiting:
             _, turn = self._waiting.pop(refusal.id)
@@ -161,7 +173,7 @@ class Admission(ABC):
     def _enter(self, id_: RequestId, replica: Replica, now: float) -> None:
         call, turn = self._waiting.pop(id_)
         self._inside[id_] = call
-        replica.running += 1
+        replica.enter(id_, now)
         call.enter(now, replica.index)
         turn.set_result(replica)
 
@@ -194,10 +206,13 @@ class OneQueue(Admission):
         running = [call.view() for id_, call in self._inside.items() if id_ not in self._leaving]
         capacity = self._replicas.capacity(now, leaving=self._leaving_at())
         verdict = self._ask(self._policy, View(capacity, waiting, running), now)
-        for refusal in verdict.drop:
-            self._drop(refusal)
         self._interrupt(verdict.preempt)
         self._admit(verdict, now)
+        for refusal in verdict.drop:
+            if (test := self._tested_at(refusal, self._replicas.usable(now), now)) is not None:
+                self._enter(refusal.id, test, now)
+            else:
+                self._drop(refusal)
         return verdict.wake_at
 
     def _admit(self, verdict: Verdict, now: float) -> None:

@@ -32,8 +32,9 @@ from ramify.serving.gateway.hints import hint_of
 from ramify.serving.gateway.queues import ReplicaQueues
 from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas, Traits
+from ramify.serving.gateway.shapes import check_shape
 from ramify.serving.gateway.upstream import HANG_S, WHOLE_S, Upstream
-from ramify.serving.policy.table import make_policy
+from ramify.serving.policy.table import make_live_policy
 from ramify.serving.policy.types import Policy
 
 
@@ -75,7 +76,7 @@ def create_gateway(
     if isinstance(policy, Sequence):
         admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
     else:
-        admission = OneQueue(policy or make_policy(), replicas, clock, figures.verdict)
+        admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
     gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys)
 
     @asynccontextmanager
@@ -166,6 +167,7 @@ class _Control:
         when it has, 202 where it has not, and why. It is called off where its client leaves."""
         self._gateway.authorise(request)
         hint = hint_of(await body_of(request))
+        check_shape(hint, llama_cpp=self._gateway.replicas.llama_cpp)
         if self._gateway.stopping:
             raise STOPPING
         reading = asyncio.create_task(self._gateway.hint(hint))

@@ -10,6 +10,7 @@ from enum import StrEnum
 from ramify.serving.gateway.admission import Preempted
 from ramify.serving.gateway.compounds import Compound
 from ramify.serving.policy.types import GroupView, RequestId, RequestView, SloClass, StageEstimate, State, StepModel
+from ramify.serving.policy.work import prefill_s
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags
 from ramify.serving.tracker import Phase, RequestTrack
@@ -51,6 +52,7 @@ class Call:
     replica: int = 0
     attempts: int = 0
     lost: int = 0  # engines that failed with it inside
+    stood_still: int = 0  # of these, engines whose loop did not turn
     outcome: Outcome = Outcome.WAITING
     admitted: float | None = None  # the first time
     entered: float | None = None  # the engine, this time
@@ -181,7 +183,7 @@ class Call:
         if self.max_tokens is not None:
             left = min(left, self.max_tokens - self.chunks)
         token_s = step.step_ms(1, self.prompt_tokens + self.chunks) / 1000
-        before_s = 0.0 if self.chunks else step.per_prefill_ms * self.prompt_tokens / 1000
+        before_s = 0.0 if self.chunks else prefill_s(step, self.prompt_tokens)
         track = copy(self.track)
         track.view = self.view()  # a call that thinks has other promises before its answer than in it
         return track.feasible(now, max(1.0, left), token_s, before_s)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,17 +11,19 @@ from starlette.requests import Request
 
 from ramify.serving.gateway.admission import Admission
 from ramify.serving.gateway.calls import Call, Outcome
-from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Dialect
+from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect
 from ramify.serving.gateway.errors import ApiError, bad_request
-from ramify.serving.gateway.estimates import PromptSizes, Service
+from ramify.serving.gateway.estimates import PromptSizes
 from ramify.serving.gateway.hints import HintResult, Hints
 from ramify.serving.gateway.logs import request as log_request
 from ramify.serving.gateway.metrics import Metrics
+from ramify.serving.gateway.observed import echoes, service_of
 from ramify.serving.gateway.records import Records
 from ramify.serving.gateway.replicas import Replica, Replicas
 from ramify.serving.gateway.resume import resumable
 from ramify.serving.gateway.shapes import with_shape
 from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.guard import Keys
 from ramify.serving.policy.types import Finished, StepModel
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags, without_tags
@@ -47,7 +48,7 @@ class Gateway:
         self.answers: set[asyncio.Task[None]] = set()
         self.stopping = False
         self.analysis: Analysis | None = None
-        self._api_keys = [key.encode() for key in api_keys]
+        self._keys = Keys(api_keys)
         self._sizes = PromptSizes()
 
     async def drain(self, seconds: float) -> None:
@@ -71,10 +72,8 @@ class Gateway:
                 await one.upstream.aclose()
 
     def authorise(self, request: Request) -> None:
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")  # a scheme has no case (RFC 9110)
-        shown = key.strip().encode("latin-1", "replace")
-        fits = [hmac.compare_digest(shown, one) for one in self._api_keys]  # all of them: the time tells nothing
-        if fits and not (scheme.lower() == "bearer" and shown and any(fits)):
+        shown = request.headers.get("authorization", "").encode("latin-1")
+        if self._keys and not self._keys.shown_in(shown):
             raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
 
     def upstream(self) -> Upstream:
@@ -126,23 +125,23 @@ class Gateway:
         dialect: Dialect,
         usage: tuple[int | None, int | None],
         answer_id: object,
+        details: Details,
     ) -> None:
         """A replica has given a whole answer: what it took, for the estimates; and that a conversation is there."""
         if dialect.last_is_whole and isinstance(answer_id, str):
             self.replicas.remember(_conversation(answer_id), at)
         now = self.records.clock()
         made, read = usage
+        pieces, streamed = call.chunks, call.first_token is not None
         if read is not None and not call.track.preemptions:
             self._sizes.observe(len(_prompt(dialect, body)), read)
             call.prompt_tokens = read
         if made is not None:
             call.chunks = made
-        if call.first_token is not None and call.entered is not None and not call.track.preemptions:
-            first = call.first_token - call.entered
-            last = now if call.last_token is None else call.last_token
-            at.answered(Service(call.prompt_tokens, call.chunks, first, last - call.first_token, at.running))
-        else:
-            at.failures, at.down_until = 0, 0.0
+        alone = not several(dialect, body) and not echoes(body)  # else what is counted is not one answer's
+        tokens = made if made is not None or not streamed else pieces
+        seen = service_of(call, at, details, now, tokens=tokens, pieces=pieces) if alone else None
+        at.answered(seen)
 
     def close(self, call: Call, outcome: Outcome) -> None:
         """A call has ended, one way or another. Only the first ending counts."""

@@ -136,6 +136,47 @@ def usage_of(body: Mapping[str, object]) -> tuple[int | None, int | None]:
     return _count(made), _count(read)
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """An engine's own account of one answer, without any wait."""
+
+    prompt_tokens: int  # that it computed
+    prompt_s: float
+    tokens: int
+    decode_s: float  # from the first token to the last
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What an engine says beyond the numbers of tokens, where it does."""
+
+    cached: int | None = None  # tokens of the prompt that came from its cache
+    times: Times | None = None
+
+
+def details_of(body: Mapping[str, object]) -> Details:
+    """Of a whole answer, or of the event of a stream that holds the usage."""
+    usage, said = body.get("usage"), body.get("timings")
+    cached = None
+    for name in ("prompt_tokens_details", "input_tokens_details"):
+        parts = usage.get(name) if isinstance(usage, Mapping) else None
+        if isinstance(parts, Mapping) and cached is None:
+            cached = _count(parts.get("cached_tokens"))
+    return Details(cached, _times(said) if isinstance(said, Mapping) else None)
+
+
+def _times(said: Mapping[str, object]) -> Times | None:
+    """As llama.cpp says them; None where any of it is missing or cannot be."""
+    read, made = _count(said.get("prompt_n")), _count(said.get("predicted_n"))
+    prompt_ms, decode_ms = said.get("prompt_ms"), said.get("predicted_ms")
+    if read is None or made is None or type(prompt_ms) not in (int, float) or type(decode_ms) not in (int, float):
+        return None
+    assert isinstance(prompt_ms, int | float) and isinstance(decode_ms, int | float)
+    if not (0.0 <= prompt_ms < 1e12 and 0.0 <= decode_ms < 1e12):
+        return None
+    return Times(read, prompt_ms / 1000, made, decode_ms / 1000)
+
+
 def _count(said: object) -> int | None:
     """What an engine says that can be a number of tokens."""
     return said if type(said) is int and 0 <= said <= MOST_TOKENS else None

@@ -21,12 +21,13 @@ from ramify.serving.gateway import sse
 from ramify.serving.gateway.admission import Preempted, Refused
 from ramify.serving.gateway.calls import Call, Outcome
 from ramify.serving.gateway.core import Gateway, several
-from ramify.serving.gateway.dialects import Dialect, answer_id, refusal_of, usage_of, was_cut
+from ramify.serving.gateway.dialects import Details, Dialect, answer_id, details_of, refusal_of, usage_of, was_cut
 from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
 from ramify.serving.gateway.exchange import Out, body_of, check_prompt, left, tags_of
 from ramify.serving.gateway.replicas import Replica
 from ramify.serving.gateway.resume import continued, rejoined
 from ramify.serving.gateway.shapes import check_shape, must_call, shape_in
+from ramify.serving.gateway.standstill import STOOD_STILL, limited
 from ramify.serving.gateway.typed import Places
 from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.types import Refusal
@@ -53,6 +54,7 @@ class _Work:
     name: str | None = None  # what the engine that is at it calls its answer
     text: list[str] = field(default_factory=list)  # said so far, where it may have to be gone on with
     usage: tuple[int | None, int | None] = (None, None)
+    details: Details = field(default_factory=Details)
     closing: Mapping[str, object] | None = None  # the event that holds the whole answer
     places: Places = field(default_factory=Places)  # of typed events
     ended: bool = False
@@ -130,13 +132,16 @@ class Endpoint:
         """Wait for a slot, and get the answer there. False where the call has to wait for another one."""
         gateway, call = self._gateway, work.call
         replica: Replica | None = None
+        upstream: Upstream | None = None
         try:
             with _interruptible(call):
                 async with gateway.admission.slot(call) as replica:
                     await gateway.hints.make_room(replica)
                     if replica.traits.llama_cpp and must_call(work.body) and not await _of(replica).shows_tools():
                         raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
-                    await (self._stream if stream else self._whole)(work, replica)
+                    upstream = _of(replica)
+                    async with limited(upstream, call, work.body, loops=replica.traits.llama_cpp):
+                        await (self._stream if stream else self._whole)(work, replica)
         except Preempted:
             gateway.metrics.preempted()
             return False
@@ -144,6 +149,11 @@ class Endpoint:
             failure = as_api_error(error)
             if failure.status == 400 and failure.param is None:
                 failure.param = shape_in(failure.message, work.body)
+            blamed = (
+                None if upstream is None or failure.code != STOOD_STILL else upstream.shaped.blame(call, work.body)
+            )
+            if blamed is not None:
+                raise blamed from error
             if (refused := from_line(failure.message)) is not None:  # as vLLM 0.33 says it
                 raise Refused(Refusal(call.id, *refused)) from error
             with _interruptible(call):
@@ -186,7 +196,8 @@ class Endpoint:
         if (refused := refusal_of(answer.get("choices"))) is not None:
             raise Refused(Refusal(call.id, *refused))
         call.cut = was_cut(answer)
-        gateway.answered(call, replica, work.body, self._dialect, usage_of(answer), answer.get("id"))
+        usage, details = usage_of(answer), details_of(answer)
+        gateway.answered(call, replica, work.body, self._dialect, usage, answer.get("id"), details)
         gateway.close(call, Outcome.DONE)
         await work.out.whole({**answer, wire.LEDGER_KEY: self._ledger(call)})
 
@@ -242,6 +253,9 @@ class Endpoint:
                     analysis.progressed(call, piece.text, work.name)
             if piece.tokens is not None:
                 work.usage = (piece.tokens + again, piece.prompt_tokens)
+            if piece.tokens is not None or "timings" in chunk:
+                whole = chunk.get("response")
+                work.details = details_of(whole if isinstance(whole, Mapping) else chunk)
             if piece.ends:
                 work.ended, work.whole, call.cut = True, piece.whole, piece.cut
                 call.resumable = False  # what is left to come is the end
@@ -261,7 +275,7 @@ class Endpoint:
         last = None if work.closing is None else work.closing.get("response")
         answer = last if isinstance(last, Mapping) else {}
         if work.whole:
-            gateway.answered(call, replica, work.body, self._dialect, work.usage, answer.get("id"))
+            gateway.answered(call, replica, work.body, self._dialect, work.usage, answer.get("id"), work.details)
         gateway.close(call, Outcome.DONE if work.whole else Outcome.FAILED)
         ledger = self._ledger(call)
         if work.closing is not None:

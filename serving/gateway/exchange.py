@@ -18,6 +18,7 @@ from ramify.serving.gateway.errors import ApiError, bad_request
 from ramify.serving.tags import HEADER, SLOTags, _no_twins, is_tag
 
 MAX_BODY = 8 * 1024 * 1024
+MAX_PARTS = 500_000  # objects and arrays: to read as many takes half a second of everybody's
 BODY_S = 60.0  # a body that takes longer is a client that means harm, or is gone
 _MAX_DRAIN = 64 * 1024 * 1024  # how much of a body that is too long is read, so that its sender hears the answer
 _SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # beside the input of a response
@@ -91,6 +92,8 @@ async def body_of(request: Request) -> Mapping[str, object]:
         raise bad_request("body", f"body: not all of it came within {BODY_S:g} s", status=408) from None
     except ClientDisconnect:
         raise bad_request("body", "body: the client left before its end") from None
+    if (parts := kept.count(b"{") + kept.count(b"[")) > MAX_PARTS:
+        raise bad_request("body", f"body: {parts} opening brackets: at most {MAX_PARTS} objects and arrays are read")
     try:
         body = json.loads(
             kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twins

@@ -200,7 +200,7 @@ def _one_token(replica: Replica, hint: Mapping[str, object]) -> dict[str, object
 
 
 def _at_once(replica: Replica) -> int:
-    return replica.batch or replica.slots
+    return replica.slots
 
 
 async def _ended(tasks: list[asyncio.Task[HintResult]]) -> None:

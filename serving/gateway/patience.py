@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.guard import with_target_host
 
 HEAD_S = 15.0
 UNREAD_S = 60.0  # as long as most web servers wait
@@ -65,6 +66,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._came()
+        with_target_host(self.url, self.headers)
         super().on_headers_complete()
 
     def pause_writing(self) -> None:

@@ -111,15 +111,18 @@ class ReplicaQueues(Admission):
             self._policies[one.index], View(one.capacity(self._leaving_at()[one.index]), waiting, running), now
         )
         self._wakes[one.index] = verdict.wake_at
+        room = one.free if one.upstream is not None else 0
+        admit = list(verdict.admit[:room])
         for refusal in verdict.drop:
-            if (mine := self._dummies.get(refusal.id)) is None:
+            if one.running + len(admit) < one.slots and self._tested_at(refusal, (one,), now) is not None:
+                admit.append(refusal.id)
+            elif (mine := self._dummies.get(refusal.id)) is None:
                 self._drop(refusal)
             else:
                 mine.at.discard(one.index)
                 mine.refused[one.index] = refusal
         self._displaced += verdict.preempt
-        room = one.free if one.upstream is not None else 0
-        return verdict.admit[:room]
+        return admit
 
     def _make_way(self) -> None:
         """Have those leave whom a policy displaced, no more than there are calls without a place by now: one that

@@ -14,8 +14,10 @@ from types import MappingProxyType
 
 from ramify.serving.gateway.estimates import Service, ServiceModel
 from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.policy.doubt import Doubt
 from ramify.serving.policy.together import as_one
-from ramify.serving.policy.types import Capacity, RequestView
+from ramify.serving.policy.types import Capacity, Needs, RequestId, RequestView
+from ramify.serving.policy.work import prefill_s
 
 _K = 2  # replicas compared for a call, of those with a free slot (the power of K choices)
 _BACKOFF_S = 0.5
@@ -35,9 +37,21 @@ class Traits:
     llama_cpp: bool = False  # shapes end it that others can make, and some it overlooks (shapes.py)
 
 
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A call's time in an engine."""
+
+    began: float
+    worked: float  # by the replica, until then
+    waited: bool  # it came when the engine had as many as it works on at once, and waited inside
+
+
 @dataclass
 class Replica:
-    """One engine, and what the gateway knows of it."""
+    """One engine, and what the gateway knows of it.
+
+    `slots` calls are worked on at once; the engine takes up to `queue` more and holds them in a queue of its own.
+    """
 
     index: int
     slots: int
@@ -50,16 +64,72 @@ class Replica:
     failures: int = 0  # in a row
     restarts: int = 0
     false_starts: int = 0  # of its next life, in a row
-    batch: int | None = None  # calls that it works on at once, where it takes more and queues them itself
+    queue: int = 0
+    doubt: Doubt = field(default_factory=Doubt)
     # Of an engine of ours, asked when it has lost a call: is it over, and will it be started again?
     comes_back: Callable[[], Awaitable[bool]] | None = None
+    _stays: dict[RequestId, Stay] = field(default_factory=dict)
+    _worked: float = 0.0  # seconds of work on calls, summed over those that were worked on
+    _worked_at: float = 0.0
+    _prefixes: OrderedDict[str, tuple[float, int]] = field(default_factory=OrderedDict)  # how the last one went
 
     def up(self, now: float) -> bool:
         return self.upstream is not None and now >= self.down_until
 
     @property
     def free(self) -> int:
-        return max(0, self.slots - self.running)
+        """Calls that can be let in."""
+        return max(0, self.slots + self.queue - self.running)
+
+    def enter(self, id_: RequestId, now: float) -> None:
+        """A call is let in."""
+        self._work(now)
+        self.running += 1
+        self._stays[id_] = Stay(now, self._worked, self.running > self.slots)
+
+    def leave(self, id_: RequestId, now: float) -> None:
+        self._work(now)
+        self.running -= 1
+        self._stays.pop(id_, None)
+
+    def beside(self, id_: RequestId, now: float) -> float:
+        """Calls that were worked on during this one's stay, itself included, on average."""
+        self._work(now)
+        stay = self._stays.get(id_)
+        if stay is None or now <= stay.began:
+            return max(1.0, min(self.running, self.slots))
+        return max(1.0, (self._worked - stay.worked) / (now - stay.began))
+
+    def waited(self, id_: RequestId) -> bool:
+        """Did this call wait inside the engine, so far as the gateway can see?"""
+        stay = self._stays.get(id_)
+        return stay is not None and stay.waited
+
+    def _work(self, now: float) -> None:
+        self._worked += min(self.running, self.slots) * max(0.0, now - self._worked_at)
+        self._worked_at = now
+
+    def read(self, affinity: str, took_s: float, tokens: int) -> bool:
+        """A call with this affinity was answered here. Had one been before, so that its prompt may have come from the
+        engine's cache?"""
+        before = affinity in self._prefixes
+        self._prefixes[affinity] = (took_s, max(1, tokens))
+        self._prefixes.move_to_end(affinity)
+        while len(self._prefixes) > _AFFINITIES:
+            self._prefixes.popitem(last=False)
+        return before and self.traits.keeps_prefixes is not False
+
+    def may_do(self, call: RequestView, affinity: str | None, needs: Needs, now: float) -> bool:
+        """Is a call to be let in that the policy would refuse on an estimate? Only where a slot is free, so that it
+        keeps nobody waiting: where the evidence allows that the call is in time, and now and then as a test."""
+        if self.running >= self.slots:
+            return False
+        last = None if affinity is None else self._prefixes.get(affinity)
+        prompt = 1 if last is not None and self.traits.keeps_prefixes else call.to_prefill
+        least_s = min(needs.own_s, self.model.least_s(prompt, needs.tokens, self.running + 1.0))
+        if last is not None and self.traits.keeps_prefixes is None:  # as quick as that, whether it has a cache or not
+            least_s = min(least_s, last[0] * max(1.0, needs.tokens / last[1]))
+        return self.doubt.lets_in(least_s + needs.later_s, needs.due - now, now)
 
     def capacity(self, leaving: int = 0) -> Capacity:
         """Its own, as a policy sees it; none while its process is being started again. `leaving`: of those that run,
@@ -70,6 +140,7 @@ class Replica:
             step=self.model.step,
             can_preempt=self.traits.can_resume,
             can_cancel=True,
+            queue=0 if self.upstream is None else self.queue,
         )
 
     def lost(self, now: float) -> None:
@@ -77,19 +148,20 @@ class Replica:
         self.failures += 1
         self.down_until = now + min(_BACKOFF_CAP_S, _BACKOFF_S * 2 ** (self.failures - 1))
 
-    def answered(self, seen: Service) -> None:
+    def answered(self, seen: Service | None) -> None:
+        """It gave a whole answer. `seen`: None where that says nothing of its speed."""
         self.failures, self.down_until = 0, 0.0
-        self.model.observe(seen)
+        if seen is not None:
+            self.model.observe(seen)
 
     def expected_s(self, call: RequestView) -> float:
         """Until the call's answer is whole, were it to start here now."""
         step = self.model.step
         tokens = call.sketch.quantile(0.5, call.generated) if call.sketch else _UNKNOWN_TOKENS
-        batch = self.batch or self.slots
-        rounds = 1 + self.running // batch  # who comes beyond its batch waits inside for an answer to end
-        beside = min(self.running + 1, batch)
+        rounds = 1 + self.running // self.slots  # who comes when all are taken waits inside for an answer to end
+        beside = min(self.running + 1, self.slots)
         context = (call.prompt_tokens + call.generated) * beside
-        return (step.step_ms(beside, context) * tokens * rounds + step.per_prefill_ms * call.to_prefill) / 1000
+        return step.step_ms(beside, context) * tokens * rounds / 1000 + prefill_s(step, call.to_prefill)
 
 
 class Replicas:
@@ -131,6 +203,7 @@ class Replicas:
             step=as_one(fastest.model.step, max(1.0, slots / max(1, fastest.slots))),
             can_preempt=bool(here) and all(r.traits.can_resume for r in here),
             can_cancel=can_cancel,
+            queue=sum(r.queue for r in here),
         )
 
     def fastest(self, now: float) -> Replica:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
@@ -21,12 +22,13 @@ from ramify.serving.gateway.core import Gateway
 from ramify.serving.gateway.patience import PatientProtocol
 from ramify.serving.gateway.pulse import LOOKS, following
 from ramify.serving.gateway.replicas import Replica, Traits
-from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings
+from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings, access
 from ramify.serving.gateway.supervisor import Supervised
 from ramify.serving.gateway.upstream import Upstream
+from ramify.serving.guard import Guard
 from ramify.serving.policy.types import Policy
 
-_QUEUE_INSIDE = 1024  # calls at once into an engine that runs our policy: it must see what waits, to order it
+_QUEUE_INSIDE = 1024  # calls that wait in an engine that runs our policy: it must see what waits, to order it
 _CLOSE_S = 5  # for connections to close once every call has ended
 
 Behind = Replica | Supervised
@@ -56,16 +58,17 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
         else:
             if spec.kind is EngineKind.VLLM:
                 sockets[index] = folder / f"engine-{index}.sock"
-            make, traits = _maker(spec, settings, sockets.get(index))
-            slots = _QUEUE_INSIDE if spec.kind is EngineKind.VLLM else None
+            key = secrets.token_urlsafe(24)  # the gateway alone may ask it
+            make, traits = _maker(spec, settings, sockets.get(index), key)
             one = Supervised(
                 index,
                 make,
                 traits,
-                slots=slots,
+                queue=_QUEUE_INSIDE if spec.kind is EngineKind.VLLM else 0,
                 hang_s=settings.hang_s,
                 whole_s=settings.whole_s,
                 restart_s=settings.restart_s,
+                key=key,
             )
             behind.append(await stack.enter_async_context(one))
     return behind, sockets
@@ -104,7 +107,7 @@ async def start_server(
             one.changed, one.restarted = gateway.admission.decide, gateway.metrics.restarted
     server = Server(
         uvicorn.Config(
-            app,
+            Guard(app, access(settings, listener)),
             http=PatientProtocol,
             ws="none",
             log_config=None,
@@ -162,7 +165,7 @@ def _report(new_sketches: Path) -> Path:
 
 
 def _maker(
-    spec: EngineSpec, settings: GatewaySettings, new_sketches: Path | None
+    spec: EngineSpec, settings: GatewaySettings, new_sketches: Path | None, key: str | None = None
 ) -> tuple[Callable[[], Engine], Traits]:
     """How to start an engine of ours, and what can be asked of it. Raises ModelMissing."""
     name = settings.model or models.DEFAULT
@@ -176,6 +179,7 @@ def _maker(
             slots=settings.slots or 1,
             prompt_cache=settings.prompt_cache,
             log=settings.engine_log,
+            key=key,
         )
 
     def vllm() -> Engine:
@@ -195,6 +199,7 @@ def _maker(
             scheduler_options=options,
             extra=settings.vllm_args,
             log=settings.engine_log,
+            key=key,
         )
 
     if spec.kind is EngineKind.VLLM:  # which breaks off and goes on by itself, and knows better when

@@ -7,7 +7,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -15,8 +15,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
 from ramify.serving.engine.types import EngineKind, EngineSpec
-from ramify.serving.errors import EngineFailed
-from ramify.serving.policy.table import DEFAULT, OptionValue, make_policy
+from ramify.serving.errors import EngineFailed, Exposed
+from ramify.serving.guard import AccessPolicy, Keys, as_address, authority, stays_here
+from ramify.serving.policy.table import DEFAULT, OptionValue, make_live_policy
 
 if TYPE_CHECKING:
     from ramify.serving.gateway.core import Gateway
@@ -47,6 +48,8 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = 0
     api_keys: tuple[str, ...] = ()  # of which clients must show one; none: all are let in
+    allow_hosts: tuple[str, ...] = ()  # more names that clients may reach it by
+    insecure_no_keys: bool = False  # listen beyond this machine without keys
     forward_xargs: bool = False  # engines at URLs read our tags
     can_resume: bool = False  # the engines go on with an answer whose beginning they are given
     policy: str = DEFAULT
@@ -71,8 +74,8 @@ class GatewaySettings:
     def policies(self) -> Policy | list[Policy]:
         """A fresh one, or one for each engine where each has its queue. Raises UnknownPolicy."""
         if self.placed is Placement.ONE_QUEUE:
-            return make_policy(self.policy, **self.policy_options)
-        return [make_policy(self.policy, **self.policy_options) for _ in self.engines]
+            return make_live_policy(self.policy, **self.policy_options)
+        return [make_live_policy(self.policy, **self.policy_options) for _ in self.engines]
 
 
 class LocalGateway:
@@ -80,7 +83,8 @@ class LocalGateway:
 
     In front of `upstream` (a base URL), or of the engines of `settings`, or, where neither is given, of the embedded
     engine with the weights of `model` from `home`. Raises ModelMissing or EngineFailed where one of ours cannot
-    start, and EngineFailed where the port cannot be had.
+    start, EngineFailed where the port cannot be had, and Exposed where it would listen beyond this machine without
+    keys.
     """
 
     def __init__(
@@ -122,6 +126,7 @@ class LocalGateway:
             raise EngineFailed(f"the gateway needs {error.name}: run pip install 'ramify[serve]'") from error
 
         policy = self.settings.policies()
+        check_exposure(self.settings)
         async with AsyncExitStack() as stack:
             engines, sockets = await running.start_engines(stack, self.settings)
             listener = stack.enter_context(_listening(self.settings.host, self.settings.port))
@@ -177,6 +182,44 @@ async def _run(gateway: LocalGateway, ready: Callable[[str], None], stop: asynci
     async with gateway:
         ready(gateway.base_url)
         await stop.wait()
+
+
+def check_exposure(settings: GatewaySettings) -> None:
+    """Raises Exposed, before anything is started, where anybody in the network could use the engines; EngineFailed
+    where there is no such host, ValueError for a name that no client could send."""
+    for name in settings.allow_hosts:
+        host_name(name)
+    try:
+        if settings.api_keys or settings.insecure_no_keys or stays_here(settings.host):
+            return
+    except OSError as error:
+        raise EngineFailed(f"cannot listen on {settings.host}: {error.strerror}. Choose another host") from error
+    raise Exposed(
+        f"{settings.host or 'every address'} can be reached from other machines, and no keys are set, so anybody "
+        "there could use the engine. Set a key that clients must show (--client-key KEY, or RAMIFY_CLIENT_KEYS), or "
+        "listen on 127.0.0.1, or let everybody in with --insecure-no-keys"
+    )
+
+
+def access(settings: GatewaySettings, listener: socket.socket) -> AccessPolicy:
+    """Which requests the server at that socket answers."""
+    bound, port = listener.getsockname()[:2]
+    address = as_address(bound)
+    names = {host_name(name) for name in settings.allow_hosts}
+    with suppress(ValueError):
+        names.add(host_name(settings.host))
+    return AccessPolicy(
+        names=frozenset(names),
+        any_address=address is None or not address.is_loopback,
+        keys=Keys(settings.api_keys),
+        advice=f"use http://localhost:{port}, or start the server with --allow-host NAME",
+    )
+
+
+def host_name(text: str) -> str:
+    """One that a client may reach the server by, as the guard compares it; a port is left out. Raises ValueError."""
+    address = as_address(text)
+    return str(address) if address is not None else authority(text)[0]
 
 
 def _many_connections() -> None:

@@ -11,8 +11,10 @@ import re
 from collections.abc import Iterator, Mapping
 
 from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.shape_budget import SCHEMAS, check_budget, roots
+from ramify.serving.gateway.shape_cost import named_by
 
-_FIELDS = ("response_format", "json_schema", "text", "tools")  # where schemas stand, somewhere within
+_FIELDS = SCHEMAS  # where schemas stand, somewhere within
 _BOUNDS = (("minLength", "maxLength"), ("minItems", "maxItems"), ("minimum", "maximum"))
 _LENGTHS = ("minLength", "maxLength", "minItems", "maxItems")  # which llama.cpp counts in 32 bits
 _INT64 = 2**63
@@ -35,7 +37,7 @@ def check_shape(body: Mapping[str, object], *, llama_cpp: bool = False) -> None:
     """Raises ApiError, naming the field. `llama_cpp`: it may go to one, which some shapes end that are good ones
     elsewhere."""
     for field in _FIELDS:
-        for root in _roots(field, body.get(field)):
+        for root in roots(field, body.get(field)):
             _check_references(field, root, _MOST if llama_cpp else None)
         for at in _objects(body.get(field)):
             for least, most in _BOUNDS:
@@ -48,6 +50,8 @@ def check_shape(body: Mapping[str, object], *, llama_cpp: bool = False) -> None:
             pattern = at.get("pattern")
             if isinstance(pattern, str):
                 _check_syntax(field, _ATOM.sub(".", pattern))
+    if llama_cpp:
+        check_budget(body)
     memory = body.get(_MEMORY)
     if llama_cpp and isinstance(memory, int | float) and memory > _TOKENS:
         raise bad_request(_MEMORY, f"{_MEMORY}: the embedded engine keeps room for as many: at most {_TOKENS}")
@@ -93,29 +97,12 @@ def _objects(value: object) -> Iterator[Mapping[str, object]]:
             left += one
 
 
-def _roots(field: str, said: object) -> Iterator[Mapping[str, object]]:
-    """The schemas of a field: what references in them begin at."""
-    ways = {
-        "response_format": (("schema",), ("json_schema", "schema")),
-        "json_schema": ((),),
-        "text": (("format", "schema"),),
-        "tools": (("function", "parameters"), ("parameters",)),
-    }[field]
-    for one in said if isinstance(said, list) else [said]:
-        for way in ways:
-            at: object = one
-            for name in way:
-                at = at.get(name) if isinstance(at, Mapping) else None
-            if isinstance(at, Mapping):
-                yield at
-
-
 def _check_references(field: str, root: Mapping[str, object], most: int | None) -> None:
     """One that leads to itself, by others or at once, is no shape; llama.cpp follows it until its stack is full."""
     to = {at["$ref"]: None for at in _objects(root) if isinstance(at.get("$ref"), str)}
     if most is not None and len(to) > most:
         raise bad_request(field, f"{field}: the embedded engine takes {most} different references, not {len(to)}")
-    next_of = {ref: at.get("$ref") for ref in to if isinstance(at := _at(root, str(ref)), Mapping)}
+    next_of = {ref: at.get("$ref") for ref in to if isinstance(at := named_by(root, str(ref)), Mapping)}
     ended: set[object] = set()
     for ref in to:
         way: set[object] = set()
@@ -126,21 +113,6 @@ def _check_references(field: str, root: Mapping[str, object], most: int | None) 
             way.add(follows)
             follows = next_of[follows]
         ended |= way
-
-
-def _at(root: Mapping[str, object], ref: str) -> object:
-    """What a reference into the same schema names; None where it names nothing, or something else's."""
-    if not ref.startswith("#/"):
-        return None
-    at: object = root
-    for name in ref[2:].split("/"):
-        if isinstance(at, Mapping):
-            at = at.get(name)
-        elif isinstance(at, list) and name.isdecimal() and len(name) < 10 and int(name) < len(at):
-            at = at[int(name)]
-        else:
-            return None
-    return at
 
 
 def _check_names(field: str, at: Mapping[str, object]) -> None:

@@ -27,9 +27,9 @@ class Supervised:
     """One engine, for as long as this is entered. `replica` has its present process's address, or none.
 
     Entering raises EngineFailed where the first start fails: then something is wrong that no second one mends.
-    `slots`: calls that are let in at once, where that is not for the engine to say. An engine that gives no sign of
-    life for `restart_s` is ended, and started again. `changed` is called when the
-    replica has come or gone, `restarted` with its index for each new life.
+    `queue`: calls that are let in beyond those that the engine works on at once. `key` is the engine's. An engine
+    that gives no sign of life for `restart_s` is ended, and started again. `changed` is called when the replica has
+    come or gone, `restarted` with its index for each new life.
     """
 
     def __init__(
@@ -38,15 +38,16 @@ class Supervised:
         make: Callable[[], Engine],
         traits: Traits,
         *,
-        slots: int | None = None,
+        queue: int = 0,
         hang_s: float = HANG_S,
         whole_s: float = WHOLE_S,
         restart_s: float = RESTART_S,
+        key: str | None = None,
         changed: Callable[[], None] = lambda: None,
         restarted: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.replica = Replica(index, slots or 1, None, traits, comes_back=self._comes_back)
-        self._own_slots = slots is None
+        self.replica = Replica(index, 1, None, traits, queue=queue, comes_back=self._comes_back)
+        self._key = key
         self._hang_s, self._whole_s, self._restart_s = hang_s, whole_s, restart_s
         self.changed = changed
         self.restarted = restarted
@@ -77,12 +78,17 @@ class Supervised:
 
     async def _start(self) -> Engine:
         engine = await self._life.enter_async_context(self._make())
-        self.replica.batch = engine.slots
-        if self._own_slots:
-            self.replica.slots = engine.slots
+        self.replica.slots = engine.slots
         self.replica.alias = engine.alias
         queues = self.replica.traits.reads_tags
-        self._upstream = Upstream(engine.base_url, hang_s=self._hang_s, whole_s=self._whole_s, queues=queues)
+        self._upstream = Upstream(
+            engine.base_url,
+            key=self._key,
+            hang_s=self._hang_s,
+            whole_s=self._whole_s,
+            queues=queues,
+            loops=self.replica.traits.llama_cpp,
+        )
         self._past_answering.clear()
         self.replica.upstream = self._upstream
         self.replica.failures, self.replica.down_until, self.replica.false_starts = 0, 0.0, 0
@@ -122,6 +128,7 @@ class Supervised:
             async with following(self._upstream, min(self._hang_s, self._restart_s) / LOOKS):
                 await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
             if mute.done() and not ended.done():
+                self._upstream.stood_still = self._upstream.shaped.suspected and self.replica.traits.llama_cpp
                 log("engine_hung", level=logging.ERROR, replica=self.replica.index, problem=mute.result())
                 return None
             await asyncio.wait({ended}, timeout=_STATUS_S)

@@ -15,11 +15,13 @@ from ramify.serving import wire
 from ramify.serving.awake import AwakeClock, Watch
 from ramify.serving.gateway import sse
 from ramify.serving.gateway.errors import ApiError, field_in, is_clients
+from ramify.serving.gateway.standstill import STOOD_STILL, ShapedCalls
 
 _T = TypeVar("_T")
 HANG_S = 120.0
 WHOLE_S = 600.0  # then OpenAI's own clients leave, unless told otherwise
 _CONNECT_S = 10.0
+_LEFT_S = 5.0  # of silence: a call that is left after that tells of its engine
 _HEALTH_S = 5.0  # less, so that a connection that is slow to be made is no dead engine
 _OUR_OWN = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
 _MOST_STATUS = 64 * 1024  # of what a server says of its own health: that it says it is what counts
@@ -36,7 +38,11 @@ class Upstream:
 
     An answer that does not stream is silent until its end, however hard the engine works on it: it has `whole_s`, or
     `hang_s` where that is more (docs/decisions/262). Time that this loop was held up for is nobody's silence. Where
-    an engine that queues works for others, a call that it does not know any more is lost after `whole_s` (283)."""
+    an engine that queues works for others, a call that it does not know any more is lost after `whole_s` (283).
+
+    `loops`: it works on all calls in one loop, which also answers for its metrics. While a call with a shape may hold
+    that loop up, these tell whether it turns; its `/health`, which llama.cpp answers from other threads, does not.
+    """
 
     def __init__(
         self,
@@ -46,12 +52,16 @@ class Upstream:
         hang_s: float = HANG_S,
         whole_s: float = WHOLE_S,
         queues: bool = False,
+        loops: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._root = wire.api_root(base_url)
         self.shown = wire.redacted(self._root)
         self.hang_s, self.whole_s = hang_s, max(hang_s, whole_s)
         self.queues = queues
+        self._loops = loops
+        self.shaped = ShapedCalls()
+        self.stood_still = False
         self._gateway: bool | None = None  # not known yet
         self._tools: bool | None = None
         self.awake = AwakeClock()
@@ -227,7 +237,11 @@ class Upstream:
 
     async def _is_well(self) -> bool:
         """By what its server says of itself; one that has no such question is."""
-        return (await self._asked("/health", _MOST_STATUS))[0] not in (500, 503)
+        of_its_loop, gone = self._loops and self.shaped.suspected, self.shaped.asking()
+        status, _ = await self._asked("/metrics" if of_its_loop else "/health", _MOST_STATUS)
+        if of_its_loop:
+            self.shaped.turned(gone)
+        return status not in (500, 503)
 
     async def _asked(self, path: str, most: int) -> tuple[int, bytes]:
         """Status and text of a page beside the API, of that no more than a little beyond `most`."""
@@ -286,7 +300,14 @@ class Upstream:
                         return await work
                     finally:
                         self._waits.discard(limit)
+        except asyncio.CancelledError:
+            if self.awake.time() > since + _LEFT_S and not self.heard_since(since):
+                self.suspect = True  # its client left, and nobody would find out why
+            raise
         except TimeoutError:
+            if self.stood_still:
+                said = f"the engine at {self.shown} stood still over one of its calls, and was ended"
+                raise ApiError(502, STOOD_STILL, said, lost=True) from None
             if self._over:
                 raise self.broken("it was ended") from None
             if self._serves_others():

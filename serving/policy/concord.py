@@ -29,6 +29,7 @@ from itertools import filterfalse, islice
 from math import exp, isnan
 
 from ramify.serving.policy.displace import Displacement, displace
+from ramify.serving.policy.foresee import Foreseen, foresee
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.job import NEVER, Job
 from ramify.serving.policy.jobs import ByDeadline, JobBook
@@ -37,6 +38,7 @@ from ramify.serving.policy.running import Due
 from ramify.serving.policy.types import (
     Capacity,
     Finished,
+    Needs,
     Refusal,
     RequestId,
     SloClass,
@@ -86,6 +88,7 @@ class ConcordOptions:
     reserve_s: float = 20.0  # and of the time that lies further off than this,
     later_reserve: float = 4 / 3  # only so many times: nobody knows that a rush lasts
     refuse: bool = True  # else what cannot be met goes last
+    foresee: bool = False  # refuse also what the calls before it will keep from starting in time (foresee.py)
     pace_streams: bool = False  # a stream ahead of its schedule may stand aside for as long as it is ahead
     frame_s: float = 0.0  # displace at most once in so long; 0: at every decision
     prompts_s: float = 10.0  # so long a time says what share of each second prompts take; 0: none is reckoned with
@@ -138,26 +141,38 @@ class Concord:
                 # What a client has seen the first tokens of is not taken back: it goes last.
                 refused = [job for job in too_late if job.view.generated == 0]
                 if refused:
-                    drop = _refusals(refused, self._wait_s(queue, capacity), now, token_s)
+                    wait_s = self._wait_s(queue, capacity)
+                    drop = tuple([_refusal(job, wait_s, now, token_s) for job in refused])
                 late = [job.id for job in too_late if job.view.generated > 0]
         moves = Displacement()
-        if self._stands(queue, capacity.free):
-            running_due = book.running.by_due()
-            contested = not _fits(book.by_deadline(), running_due, self.options.headroom, now)
-            if contested:
-                kept = keep(book.promised(), running_due, self._reserve, now)
-                queue = list(filter(kept.__contains__, queue))
-                rest = filterfalse(kept.__contains__, book.by_density())
-                if too_late:
-                    rest = filterfalse({job.id for job in too_late}.__contains__, rest)
-                queue += rest
-                queue = self._heaviest_first(queue, now)
-                queue = self._with_floors(queue, capacity.slots, now)
+        stands = self._stands(queue, capacity.free)
+        contested = stands and not _fits(book.by_deadline(), book.running.by_due(), self.options.headroom, now)
+        if contested:
+            queue = self._contested(queue, too_late, capacity, now)
+        if self.options.refuse and self.options.foresee and len(queue) + capacity.running > capacity.slots:
+            hopeless = self._foreseen(queue, capacity, now).hopeless
+            drop += tuple([_refusal(job, wait_s, now, token_s) for job, wait_s in hopeless])
+            too_late = [*too_late, *[job for job, _ in hopeless]]
+            queue = list(filterfalse({job.id for job, _ in hopeless}.__contains__, queue))
+        if stands:
             worth = book.worth() - sum([job.weight for job in too_late])
             moves = self._displacement(view, queue, worth, now, contested)
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
         return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
+
+    def _contested(
+        self, queue: list[RequestId], too_late: list[Job], capacity: Capacity, now: float
+    ) -> list[RequestId]:
+        """The queue where not all of it can be met."""
+        book = self._book
+        kept = keep(book.promised(), book.running.by_due(), self._reserve, now)
+        queue = list(filter(kept.__contains__, queue))
+        rest = filterfalse(kept.__contains__, book.by_density())
+        if too_late:
+            rest = filterfalse({job.id for job in too_late}.__contains__, rest)
+        queue += rest
+        return self._with_floors(self._heaviest_first(queue, now), capacity.slots, now)
 
     def _stands(self, queue: list[RequestId], free: int) -> bool:
         """Does it matter who is first? Prompts are computed one after the other: where they are long, the last of a
@@ -169,9 +184,20 @@ class Concord:
 
     def _wait_s(self, queue: list[RequestId], capacity: Capacity) -> float:
         """For how long who comes last waits: for a slot, or where one is free for the prompts before its own."""
+        if self.options.foresee:
+            return max(self._foreseen(queue, capacity).wait_s, self._prompts_s(queue))
         if len(queue) < capacity.free:
             return self._prompts_s(queue)
         return sum([job.slot_s for job in self._book.jobs(queue)]) / max(1, capacity.slots)
+
+    def _foreseen(self, queue: list[RequestId], capacity: Capacity, now: float = float("-inf")) -> Foreseen:
+        """What the queue's order will come to. Running calls that a denser one may displace hold nobody up."""
+        running, waiting = self._book.running, list(self._book.jobs(queue))
+        held_s = running.by_end()
+        if capacity.can_pause or capacity.can_preempt:
+            densest = max([job.density for job in waiting], default=0.0) / (1 + self.options.preempt_margin)
+            held_s = sorted([job.slot_s for job in running.jobs() if job.density >= densest])
+        return foresee(capacity.slots, held_s, waiting, now)
 
     def _slowdown(self, now: float) -> float:
         """How many times longer a token takes than in a step without prompts: of each second, the share that prompts
@@ -306,15 +332,16 @@ def _fits(waiting: ByDeadline, running_due: list[Due], headroom: float, now: flo
     return True
 
 
-def _refusals(late: list[Job], wait_s: float, now: float, token_s: float) -> tuple[Refusal, ...]:
-    return tuple([Refusal(job.id, _why(job, now, token_s), round(job.before_s + wait_s, 3)) for job in late])
-
-
-def _why(job: Job, now: float, token_s: float) -> str:
+def _refusal(job: Job, wait_s: float, now: float, token_s: float) -> Refusal:
+    """`wait_s`: for which it would have to wait, or a call like it that came now."""
     binding = job.binding
+    earliest_s = round(job.before_s + wait_s, 3)
     if now >= job.admit_by:
-        return f"it was not admitted within {job.admit_by - job.view.arrived:.3f} s"
+        return Refusal(job.id, f"it was not admitted within {job.admit_by - job.view.arrived:.3f} s", earliest_s)
     if binding.due <= now:
-        return f"its deadline passed {now - binding.due:.3f} s ago"
-    least = binding.least_s + binding.least_tokens * token_s
-    return f"its deadline is in {binding.due - now:.3f} s and it needs at least {least:.3f} s"
+        return Refusal(job.id, f"its deadline passed {now - binding.due:.3f} s ago", earliest_s)
+    reason = f"its deadline is in {binding.due - now:.3f} s and it needs at least {earliest_s:.3f} s"
+    own_s = min(binding.least_s, job.prefill_s)
+    least_s = own_s + binding.least_tokens * token_s
+    needs = Needs(binding.due, binding.least_tokens, least_s, binding.least_s - own_s)
+    return Refusal(job.id, reason, earliest_s, needs)

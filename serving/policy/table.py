@@ -42,6 +42,12 @@ def _edf(options: _Options) -> Policy:
 POLICIES: dict[str, Callable[[_Options], Policy]] = {"edf": _edf, "calm-thesis": _calm, "concord": _concord}
 
 
+def make_live_policy(name: str = DEFAULT, **options: OptionValue) -> Policy:
+    """The same for a host whose clients wait for its answers: a refusal comes as soon as it is foreseeable. Raises
+    UnknownPolicy."""
+    return make_policy(name, **{"foresee": True, **options} if name == DEFAULT else options)
+
+
 def make_policy(name: str = DEFAULT, **options: OptionValue) -> Policy:
     """A fresh policy. Raises UnknownPolicy for a name or an option that there is not."""
     if name not in POLICIES:

@@ -14,5 +14,9 @@ def as_one(step: StepModel, engines: float) -> StepModel:
     than said: no call is refused for that.
     """
     return StepModel(
-        step.base_ms, step.per_seq_ms / engines, step.per_kctx_ms / engines, step.per_prefill_ms / engines
+        step.base_ms,
+        step.per_seq_ms / engines,
+        step.per_kctx_ms / engines,
+        step.per_prefill_ms / engines,
+        step.per_call_ms / engines,
     )

@@ -128,6 +128,7 @@ class StepModel:
     per_seq_ms: float = 0.0055  # for each sequence in the batch
     per_kctx_ms: float = 0.0334  # for each 1000 tokens of context, summed over the batch
     per_prefill_ms: float = 0.0185  # for each prompt token computed in the step
+    per_call_ms: float = 0.0  # once for each call that starts, however long its prompt is
 
     def step_ms(self, sequences: float, context_tokens: float, prefill_tokens: float = 0.0) -> float:
         return (
@@ -140,25 +141,35 @@ class StepModel:
     def scaled(self, factor: float) -> StepModel:
         """The same engine `factor` times slower."""
         return StepModel(
-            self.base_ms * factor, self.per_seq_ms * factor, self.per_kctx_ms * factor, self.per_prefill_ms * factor
+            self.base_ms * factor,
+            self.per_seq_ms * factor,
+            self.per_kctx_ms * factor,
+            self.per_prefill_ms * factor,
+            self.per_call_ms * factor,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """The engine: how many calls it works on at once, how many it has, how fast it is and what can be asked of it."""
+    """The engine: how many calls it works on at once, how many it has, how fast it is and what can be asked of it.
+
+    Parallelism and queue room are two numbers. `slots` says how fast a call can go and how long others wait for it;
+    `queue` says only how many more calls the engine takes and holds in a queue of its own.
+    """
 
     slots: int
-    running: int = 0
+    running: int = 0  # calls in the engine: those that it works on and those in its own queue
     kv_free: int | None = None  # tokens of KV not held by anybody; None: the host cannot see it
     step: StepModel = StepModel()
     can_preempt: bool = False  # a running call can be put back, to be computed again later
     can_pause: bool = False  # a running call can keep its KV and give up its slot
     can_cancel: bool = False  # a running call can be ended for good
+    queue: int = 0  # calls that it holds beyond those that it works on
 
     @property
     def free(self) -> int:
-        return max(0, self.slots - self.running)
+        """Calls that can be let in now."""
+        return max(0, self.slots + self.queue - self.running)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,13 +183,25 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """The estimate that a refusal rests on: what a call needs at least, were it to start at once."""
+
+    due: float  # the deadline that binds
+    tokens: float  # of its answer, before that deadline
+    own_s: float  # for its prompt and those tokens
+    later_s: float = 0.0  # for the tools and stages that follow before that deadline
+
+
+@dataclass(frozen=True, slots=True)
 class Refusal:
     """A call that is not worth going on with. `earliest_feasible_s`: the least deadline, in seconds from now, that
-    would have been accepted; None where the policy does not know."""
+    would have been accepted; None where the policy does not know. `needs`: None where the refusal rests on no
+    estimate, as where the deadline has passed."""
 
     id: RequestId
     reason: str
     earliest_feasible_s: float | None = None
+    needs: Needs | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ def pace_of(capacity: Capacity, context: int, running: int) -> float:
 
 
 def prefill_s(step: StepModel, tokens: float) -> float:
-    return step.per_prefill_ms * tokens / 1000
+    """From the start of a call to the step that makes its first token."""
+    return (step.per_call_ms + step.per_prefill_ms * tokens) / 1000 if tokens > 0 else 0.0
 
 
 def decode_gpu_s(step: StepModel, slots: int, context: float, tokens: float) -> float:

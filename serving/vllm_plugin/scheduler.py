@@ -22,8 +22,9 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from ramify.serving.policy.table import UnknownPolicy, make_policy
-from ramify.serving.policy.types import Capacity, Finished, Policy, Refusal, State, Verdict, View
+from ramify.serving.policy.doubt import Doubt
+from ramify.serving.policy.table import UnknownPolicy, make_live_policy
+from ramify.serving.policy.types import Capacity, Finished, Policy, Refusal, RequestId, State, Verdict, View
 from ramify.serving.refusal import to_line
 from ramify.serving.vllm_plugin.adapter import RequestLike, adapter_for
 from ramify.serving.vllm_plugin.costs import Costs
@@ -49,9 +50,10 @@ class ConcordScheduler(AsyncScheduler):
         super().__init__(*args, **kwargs)
         options = self._options = PluginOptions.of(self.vllm_config.additional_config)
         try:
-            self._decider: Policy = make_policy(options.policy, **options.policy_options)
+            self._decider: Policy = make_live_policy(options.policy, **options.policy_options)
         except UnknownPolicy as error:
             raise BadOptions("policy", str(error)) from error
+        self._doubt: Doubt | None = Doubt()
         self._slots: int = self.max_num_active_reqs  # type: ignore[has-type]
         self._views = Views(lambda request: self._adapter.cached_tokens(self, request), options.refresh_tokens)
         self._paused: set[str] = set()
@@ -68,8 +70,9 @@ class ConcordScheduler(AsyncScheduler):
         self._costs = Costs(options.report)
 
     def decide_by(self, policy: Policy) -> None:
-        """Before the first request: this one decides, in the place of the one that the options name."""
-        self._decider = policy
+        """Before the first request: this one decides, in the place of the one that the options name, and its refusals
+        are final."""
+        self._decider, self._doubt = policy, None
 
     # What vLLM calls
 
@@ -211,7 +214,8 @@ class ConcordScheduler(AsyncScheduler):
 
     def _perform(self, verdict: Verdict, now: float) -> None:
         seen = self._views.seen
-        self._refuse(verdict.drop, now)
+        tests = self._tests(verdict, now)
+        self._refuse([refusal for refusal in verdict.drop if refusal.id not in tests], now)
         pause = verdict.pause[: self._room_to_pause]
         preempt = (*verdict.preempt, *verdict.pause[len(pause) :]) if self._options.preempt else verdict.preempt
         for id_ in preempt:
@@ -226,10 +230,24 @@ class ConcordScheduler(AsyncScheduler):
             self._adapter.release(self, request)
             self._paused.discard(request.request_id)
             self._costs.resumed(request.request_id, now)
-        if verdict.order:
-            self._adapter.reorder(self, self._views.requests(verdict.order))
+        if order := (*tests, *verdict.order):
+            self._adapter.reorder(self, self._views.requests(order))
         self._adapter.order_running(self, self._paused)
         self._trace.moved(now, verdict, pause, preempt, lambda id_: seen(id_).request.request_id)
+
+    def _tests(self, verdict: Verdict, now: float) -> list[RequestId]:
+        """Refused requests that run all the same, in slots that nobody else takes: an engine that does nothing learns
+        nothing, and the pace behind a refusal may be wrong."""
+        doubt, tests = self._doubt, list[RequestId]()
+        free = self._slots - (len(self.running) - len(self._paused)) - len(verdict.admit) - len(verdict.resume)
+        if doubt is None or free <= 0:
+            return tests
+        for id_, needs in [(refusal.id, refusal.needs) for refusal in verdict.drop]:
+            if needs is None or len(tests) >= free:
+                continue
+            if doubt.lets_in(needs.own_s + needs.later_s, needs.due - now, now):
+                tests.append(id_)
+        return tests
 
     def _refuse(self, refusals: Sequence[Refusal], now: float) -> None:
         ended = []

@@ -67,8 +67,9 @@ def test_code_that_has_changed_since_is_named(ramify: Any, tmp_path: Path, works
     asyncio.run(scripted(lambda model: run_once(tmp_path / "home", workspace, model)))
     from ramify.compiler.frontend import code
 
-    whole = code.dumped  # as if the text of every statement were another
-    monkeypatch.setattr(code, "dumped", lambda node: whole(node) + "x")
+    whole, pieces = code.text_of, code.pieces_of  # as if the text of every statement were another
+    monkeypatch.setattr(code, "text_of", lambda node: whole(node) + "x")
+    monkeypatch.setattr(code, "pieces_of", lambda node: (*pieces(node), "x"))
     changed = ramify("explain", "--json").json["changed"]
     assert (changed["workflow"], changed["steps"], changed["ops"]) == (True, ["write"], ["run.1", "run.2"])
     assert "changed since: write; affected: run.1, run.2" in ramify("explain").out

@@ -50,7 +50,7 @@ def test_every_command_has_help_with_an_example(name: str, ramify: Any) -> None:
     assert examples, said.out
 
 
-LISTINGS = ("ls", "log", "show", "tree", "diff", "effects", "explain", "doctor", "fsck", "gc")
+LISTINGS = ("ls", "inbox", "log", "show", "tree", "diff", "effects", "explain", "doctor", "fsck", "gc")
 
 
 @pytest.mark.parametrize("name", LISTINGS)

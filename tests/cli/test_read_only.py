@@ -10,7 +10,7 @@ from disks import read_only
 
 from ramify.fork_engine import folder
 
-LOOKS = ("ls", "tree", "log", "show", "show @~1", "diff @", "effects", "explain", "fsck")
+LOOKS = ("ls", "inbox", "tree", "log", "show", "show @~1", "diff @", "effects", "explain", "fsck")
 
 
 def test_what_looks_says_the_same(home: Any, ramify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

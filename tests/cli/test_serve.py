@@ -42,13 +42,19 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(server, "serve", serve)
     flags = {
         "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
+        "--allow-host": "Box.lan:80",
         "--model": "m", "--slots": "3", "--policy": "edf",
         "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3",
         "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
         "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
     }  # fmt: skip
     words = [word for pair in flags.items() for word in pair]
-    assert ramify("serve", *words, "--forward-tags", "--resume", "--prompt-cache", "--no-analyzer").status == 0
+    assert (
+        ramify(
+            "serve", *words, "--forward-tags", "--resume", "--prompt-cache", "--no-analyzer", "--insecure-no-keys"
+        ).status
+        == 0
+    )
     (settings,) = seen
     assert settings == server.GatewaySettings(
         home=settings.home,
@@ -59,6 +65,8 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
         host="::1",
         port=8001,
         api_keys=("ours",),
+        allow_hosts=("box.lan",),
+        insecure_no_keys=True,
         forward_xargs=True,
         can_resume=True,
         prompt_cache=True,
@@ -84,6 +92,29 @@ def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch,
     assert ramify("serve", "--policy", "calm-thesis", "--placement", "one-queue").status == 0
     assert seen[-1].placed is server.Placement.ONE_QUEUE
     assert "--placement power-of-k" in ramify("serve", "--placement-k", "3").err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_without_keys_it_does_not_listen_beyond_this_machine(ramify: Any, host: str) -> None:
+    said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--host", host)
+    assert said.status == 2 and "--client-key" in said.err and "--insecure-no-keys" in said.err
+
+
+def test_a_name_that_no_client_could_send_is_refused(ramify: Any) -> None:
+    said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--allow-host", "http://x/")
+    assert said.status == 2 and "is no host name" in said.err
+
+
+def test_it_says_loudly_that_everybody_is_let_in(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path), "serve", "--port", "0"]
+    command += ["--base-url", "http://127.0.0.1:9/v1", "--host", "0.0.0.0", "--insecure-no-keys"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("serving ")
+    assert process.stderr.readline().startswith("WARNING: no keys are set: everybody who reaches http://0.0.0.0:")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

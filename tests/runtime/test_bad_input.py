@@ -225,8 +225,6 @@ def line(thing: Any, after: int) -> str:
 
 
 FOUND: dict[str, tuple[Any, str, str]] = {
-    "a node that nothing leads to": (graph(a=node, b=node), at(node), "add an edge to it"),
-    "a cycle of nodes": (graph(("a", "b"), ("b", "a"), a=node, b=node), at(node), "leaves the cycle"),
     "a cycle of steps": (without_exit, "runtime/test_bad_input.py:", "leave the loop by `break`"),
     "two steps of one name": (two_of_a_name, f"{at(plain)} and at {at(plain_too)}", "rename one of them"),
     "no reducer": (

@@ -12,7 +12,7 @@ import asking_app
 import pytest
 
 from ramify import Runtime
-from ramify.runtime.errors import NotInARun, RunError, RunFailed, RunWaiting
+from ramify.runtime.errors import NotInARun, RunError, RunFailed, RunWaiting, SeveralQuestions
 from ramify.runtime.records import RunStatus
 
 
@@ -22,10 +22,14 @@ def clean() -> Iterator[None]:
     yield
 
 
-async def question(work: Any) -> Any:
+async def waiting(work: Any) -> RunWaiting:
     with pytest.raises(RunWaiting) as caught:
         await work
-    return caught.value.question
+    return caught.value
+
+
+async def question(work: Any) -> Any:
+    return (await waiting(work)).question
 
 
 async def test_it_stops_and_goes_on_with_the_answer(runtime: Runtime, workspace: Path) -> None:
@@ -71,13 +75,18 @@ async def test_the_same_question_again_is_another_one(runtime: Runtime) -> None:
     assert await runtime.resume(run, answer="stop") == ["yes", "and more", "stop"]
 
 
-async def test_questions_asked_at_once_are_answered_in_turn(runtime: Runtime) -> None:
-    first = await question(runtime.run(asking_app.asks_at_once))
+async def test_questions_asked_at_once_are_all_told_and_answered_by_name(runtime: Runtime) -> None:
+    asked = await waiting(runtime.run(asking_app.asks_at_once))
     run = str(runtime.last_run_id)
-    answers = {"left": "L", "right": "R"}
-    second = await question(runtime.resume(run, answer=answers[first]))
-    assert {first, second} == {"left", "right"}
-    assert await runtime.resume(run, answer=answers[second]) == ["L", "R"]
+    assert [one.question for one in asked.questions] == ["left", "right"]
+    left, right = (one.id for one in asked.questions)
+    assert f"  {left}  left\n  {right}  right" in str(asked)
+    with pytest.raises(SeveralQuestions, match=left) as refused:
+        await runtime.resume(run, answer="which of them?")
+    assert [one.id for one in refused.value.questions] == [left, right]
+    again = await waiting(runtime.resume(run, answers={right: "R"}))
+    assert [one.id for one in again.questions] == [left]
+    assert await runtime.resume(run, answer="L") == ["L", "R"]
 
 
 @pytest.mark.parametrize("answer", [True, False])

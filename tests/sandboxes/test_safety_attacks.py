@@ -164,7 +164,7 @@ async def test_device_nodes_cannot_be_made_anywhere(world: World, namespaces: Na
 
 
 async def test_landlock_stands_behind_the_capabilities(world: World, out: Out) -> None:
-    if not landlock.rule_set():
+    if landlock.version() < landlock.ABI_REFER:
         pytest.skip("this kernel has no Landlock that can allow renames (Linux 5.19)")
     for place in (".", "/tmp", "/dev/shm"):
         refused = await world.run(f"mknod {place}/node c 1 3")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ramify.serving.awake import TICK_S, AwakeClock
+from ramify.serving.awake import TICK_S, AwakeClock, Watch
 from tests.serving.held_up import Ahead, turns
 
 
@@ -122,3 +122,19 @@ def test_it_goes_on_in_another_loop() -> None:
 
     asyncio.run(left())
     assert asyncio.run(watched()) > TICK_S * 1.5
+
+
+async def test_a_limit_whose_clock_fails_is_over() -> None:
+    """The loop only logs what a timer raises: the wait under it would have no end."""
+    faults: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context["exception"]))
+
+    def fails() -> float:
+        raise ZeroDivisionError
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(None) as limit:
+            clock = AwakeClock()
+            with Watch(clock, limit, clock.time(), fails):
+                await asyncio.Event().wait()
+    assert [type(fault) for fault in faults] == [ZeroDivisionError]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from textual import work
 from textual.app import App as Terminal
 
-from ramify.browse.tui.dialogs import Answer, Output, Question
+from ramify.browse.tui.dialogs import Answer, Output, Question, Waiting
 from ramify.browse.tui.nodes import Graph, Node
 from ramify.browse.tui.resuming import Resuming, command
 from ramify.browse.values import plain
 from ramify.cli.app import App
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.runtime.errors import RunError
-from ramify.runtime.questions import open_questions
+from ramify.runtime.inbox import Inbox, OpenQuestion
 from ramify.runtime.records import CheckpointId, RunId, RunStatus
+from ramify.runtime.store.reader import at_once, reading
 
 _RESUMED = {RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.FORKED, RunStatus.WAITING}
 
@@ -79,21 +81,22 @@ class Acting(Terminal[None]):
         if run.status not in _RESUMED and self.status != "interrupted":
             self.notify(f"The run is {self.status}: f forks it, to go on from one of its checkpoints")
             return
-        answer = None
+        answers: list[str] = []
         if run.status is RunStatus.WAITING:
-            asked = await asyncio.to_thread(_question, self.home, self.shown)
-            answer = await self.push_screen_wait(Answer(asked))
-            if answer is None:
-                return
+            for asked in await asyncio.to_thread(_asked, self.home, self.shown):
+                said = await self.push_screen_wait(Answer(asked))
+                if said is None:
+                    return
+                answers.append(said if asked.id is None else f"{asked.id}={said}")
         elif await self.push_screen_wait(Question(f"Go on with run {run.id}?", [("y", "resume it")])) is None:
             return
         self.resuming = Resuming(run.id, self._heard)
-        self._resume(self.resuming, answer)
+        self._resume(self.resuming, answers)
         self.action_output()
 
     @work(exclusive=True, group="resume")
-    async def _resume(self, resuming: Resuming, answer: str | None) -> None:
-        await resuming.work(command(self.home, resuming.run_id, answer))
+    async def _resume(self, resuming: Resuming, answers: Sequence[str]) -> None:
+        await resuming.work(command(self.home, resuming.run_id, answers))
         if not isinstance(self.screen, Output):
             ended = "is done" if resuming.status == 0 else f"ended with {resuming.status}: o shows what it said"
             self.notify(f"`ramify resume {resuming.run_id}` {ended}", markup=False)
@@ -113,19 +116,29 @@ class Acting(Terminal[None]):
             self.resuming.stop()
 
 
-def _question(home: App, graph: Graph) -> str:
-    """What the run waits for: the question that the next answer goes to."""
+def _asked(home: App, graph: Graph) -> list[Waiting]:
+    """What the run waits for, and nobody has answered. Of a LangGraph thread that stops at a breakpoint, or is kept
+    elsewhere, one answer without a known question."""
     run = graph.history.run
-    if run.thread_id is not None:
-        from ramify.runtime.langgraph.asked import questions
-        from ramify.runtime.langgraph.errors import ThreadElsewhere
+    with reading(home.database) as store:
+        answers = at_once(store.answers(run.id))
+        rows = at_once(store.interrupts(run.id))
+    if run.thread_id is None:
+        return [_waiting(one) for one in Inbox.of_rows(run.id, rows, answers).open]
+    from ramify.runtime.langgraph.asked import open_interrupts
+    from ramify.runtime.langgraph.errors import ThreadElsewhere
 
-        try:
-            return "\n".join(map(_said, questions(home.database, run)))
-        except ThreadElsewhere:
-            return "(Its checkpoints, and the question with them, are kept elsewhere.)"
-    asked = open_questions(graph.history.ops)
-    return _said(plain(json.loads(asked[0].result_json or "null"))) if asked else ""
+    try:
+        asked = open_interrupts(home.database, run)
+    except ThreadElsewhere:
+        return [Waiting(None, "(Its checkpoints, and the question with them, are kept elsewhere.)")]
+    return (
+        [_waiting(one) for one in Inbox.of_interrupts(run.id, asked, answers).open] if asked else [Waiting(None, "")]
+    )
+
+
+def _waiting(asked: OpenQuestion) -> Waiting:
+    return Waiting(asked.id, _said(plain(json.loads(asked.question_json))))
 
 
 def _said(question: object) -> str:

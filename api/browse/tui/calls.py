@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ramify.browse.calls import chat_request
 from ramify.browse.tui.lines import Line, Look, fact_lines, heading, json_lines, line, scope_of, table_lines, wrapped
 from ramify.cli.state import call_lines
 from ramify.cli.words import seconds
@@ -38,13 +39,13 @@ def lines(of: Subject) -> Iterator[Line]:
 
 def _call(row: LLMRecord, times: CallTimes, width: int) -> Iterator[Line]:
     yield from heading(f"call #{row.seq}  {times.verdict if times.met is not None else 'best effort'}")
-    result: ChatResult = codec.decode(row.result_json)
-    request = codec.decode(row.request_json)
+    result = codec.decode_own(row.result_json, ChatResult)
+    request = chat_request(row)
     facts = [("branch", row.branch), ("model", result.model), ("tags", times.tags_line)]
-    if isinstance(request, ChatRequest):
+    if request is not None:
         facts.append(("sampling", _sampling(request)))
     yield from fact_lines([*facts, *_ledger(times, result)])
-    if isinstance(request, ChatRequest):
+    if request is not None:
         for message in request.messages:
             yield line(message.role, Look.BOLD)
             yield from wrapped(message.content, width, _ROLES[message.role], indent="  ")

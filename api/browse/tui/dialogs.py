@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.table import Table
@@ -94,19 +95,28 @@ class Question(Over):
             self.dismiss(key)
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A question that a run waits for. `id`: None where none is known."""
+
+    id: str | None
+    text: str
+
+
 class Answer(Over):
-    """A text, to the question that a run waits with."""
+    """A text, to one of the questions that a run waits with."""
 
     BINDINGS: ClassVar = [Binding("escape", "dismiss(None)", "Back")]
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, asked: Waiting) -> None:
         super().__init__()
-        self._question = question
+        self._asked = asked
 
     def compose(self) -> ComposeResult:
         with Vertical() as box:
-            box.border_title = "The run waits for an answer"
-            asked = "\n".join(map(safe, self._question.split("\n")))
+            which = "an answer" if self._asked.id is None else f"the answer to question {self._asked.id}"
+            box.border_title = f"The run waits for {which}"
+            asked = "\n".join(map(safe, self._asked.text.split("\n")))
             yield Static(f"{asked}\nJSON, or a text as it is. esc: back", markup=False)
             yield Input()
 

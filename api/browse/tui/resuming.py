@@ -18,12 +18,11 @@ from ramify.cli.app import App
 _KILLED_AFTER_S = 10.0
 
 
-def command(app: App, run_id: str, answer: str | None) -> list[str]:
+def command(app: App, run_id: str, answers: Sequence[str]) -> list[str]:
     words = [sys.executable, "-m", "ramify.cli.main", "--home", str(app.home)]
     if app.database_given is not None:
         words += ["--database", app.database_given]
-    words += ["resume", run_id]
-    return words if answer is None else [*words, f"--answer={answer}"]
+    return [*words, "resume", run_id, *(f"--answer={answer}" for answer in answers)]
 
 
 @dataclass

@@ -65,11 +65,15 @@ def command_lines(result: RunResult) -> Iterator[Line]:
 def command_result(row: OpRecord) -> RunResult | None:
     """What a step returned, where that is a command's outcome and nothing else."""
     value = json.loads(row.result_json or "null")
-    return codec.decode(row.result_json or "null") if isinstance(value, dict) and _is_result(value) else None
+    return _result(value) if isinstance(value, dict) and _is_result(value) else None
 
 
 def _is_result(value: dict[str, object]) -> bool:
     return value.get("$") == "dataclass" and value.get("t") == f"{RunResult.__module__}:{RunResult.__qualname__}"
+
+
+def _result(value: dict[str, object]) -> RunResult:
+    return codec.decode_own(json.dumps(value), RunResult)
 
 
 def _results(value: object) -> Iterator[RunResult]:
@@ -79,7 +83,7 @@ def _results(value: object) -> Iterator[RunResult]:
             yield from _results(one)
     elif isinstance(value, dict):
         if _is_result(value):
-            yield codec.decode(json.dumps(value))
+            yield _result(value)
         else:
             for one in value.values():
                 yield from _results(one)

@@ -1,4 +1,5 @@
-"""The page's server as an ASGI application: its files, and a JSON answer a question. Nothing here writes."""
+"""The page's server as an ASGI application: its files, and a JSON answer a question. One route writes: it stores a
+person's answer."""
 
 from __future__ import annotations
 
@@ -19,12 +20,14 @@ from ramify.browse.web.errors import NotThere
 from ramify.browse.web.reader import Reader
 from ramify.browse.web.search import search
 from ramify.browse.web.wire import jsonable
+from ramify.cli.targets import argument
 from ramify.fork_engine.errors import ForkEngineError
-from ramify.runtime.errors import RunError
+from ramify.runtime.errors import AlreadyAnswered, RunError
 from ramify.runtime.observed import observed
 from ramify.runtime.records import CheckpointRecord, RunId
 
 STATIC = Path(__file__).parent / "static"
+LONGEST_ANSWER = 1 << 20  # bytes
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
@@ -41,6 +44,8 @@ def create_app(reader: Reader) -> Starlette:
 
     return Starlette(
         routes=[
+            Route("/api/inbox", _json(pages.inbox)),
+            Route("/api/answers", _json(pages.answer), methods=["POST"]),
             Route("/api/runs", _json(pages.runs)),
             Route("/api/runs/{run}", _json(pages.history)),
             Route("/api/runs/{run}/states/{state}", _json(pages.state)),
@@ -64,6 +69,19 @@ class _Answers:
 
     async def runs(self, request: Request) -> object:
         return await self._reader.runs()
+
+    async def inbox(self, request: Request) -> object:
+        return await self._reader.inbox()
+
+    async def answer(self, request: Request) -> object:
+        """The body: `{"id": …, "answer": any JSON}`, or a "text" as people write it: JSON where it parses."""
+        said = await _body(request)
+        match said:
+            case {"id": str(id), "answer": answer, **rest} if not rest:
+                return await self._reader.answer(id, answer)
+            case {"id": str(id), "text": str(text), **rest} if not rest:
+                return await self._reader.answer(id, argument(text))
+        raise HTTPException(400, 'send {"id": "…", "answer": …}, or a "text" in its place')
 
     async def history(self, request: Request) -> object:
         return await self._reader.page(_run(request), request.query_params.get("since", ""))
@@ -99,6 +117,18 @@ class _Answers:
         return history, views.checkpoint(history, request.path_params[state])
 
 
+async def _body(request: Request) -> object:
+    text = bytearray()
+    async for chunk in request.stream():
+        text += chunk
+        if len(text) > LONGEST_ANSWER:
+            raise HTTPException(413, f"an answer has at most {LONGEST_ANSWER} bytes")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise HTTPException(400, "the body is no JSON") from None
+
+
 def _run(request: Request, name: str = "run") -> RunId:
     return RunId(request.path_params[name])
 
@@ -107,6 +137,8 @@ def _json(answer: Callable[[Request], Awaitable[object]]) -> Callable[[Request],
     async def endpoint(request: Request) -> Response:
         try:
             said = await answer(request)
+        except AlreadyAnswered as error:
+            return _sent({"error": str(error)}, 409)
         except (RunError, ForkEngineError, NotThere) as error:
             return _sent({"error": str(error)}, 404)
         return _sent(await asyncio.to_thread(jsonable, said))

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ramify.browse.history import History, read_now
+from ramify.browse.inbox import store_answer, waiting
 from ramify.browse.web import rows
-from ramify.browse.web.wire import CheckpointRow, HistoryPage, LineRow, MomentRow, RunRow, table
+from ramify.browse.web.errors import NotThere
+from ramify.browse.web.wire import (
+    AnswerStored,
+    CheckpointRow,
+    HistoryPage,
+    ItemRow,
+    LineRow,
+    MomentRow,
+    RunRow,
+    table,
+)
 from ramify.fork_engine.store import SnapshotStore
-from ramify.runtime.records import RunId, RunRecord
+from ramify.runtime.records import RunId, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
 from ramify.runtime.store.reader import Reader as DatabaseReader
 
@@ -32,9 +44,14 @@ class Reader:
     """`status` tells a run's status as the command line does: a running one that no process works on is another."""
 
     def __init__(
-        self, store: RunStore | DatabaseReader, snapshots: SnapshotStore, status: Callable[[RunRecord], str]
+        self,
+        store: RunStore | DatabaseReader,
+        snapshots: SnapshotStore,
+        status: Callable[[RunRecord], str],
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.store = store
+        self._clock = clock
         self.snapshots = snapshots
         self._status = status
         self._known: OrderedDict[RunId, _Known] = OrderedDict()
@@ -50,6 +67,20 @@ class Reader:
         runs = await self.store.runs(RUNS)
         tallies = await self.store.tallies([run.id for run in runs])
         return [rows.run_row(run, self._status(run), tallies[run.id]) for run in runs]
+
+    async def inbox(self) -> list[ItemRow]:
+        """What waits for a person, in all runs, the longest waiting first."""
+        items = await waiting(self.store, self.database, lambda run: self._status(run) == RunStatus.RUNNING)
+        return [rows.item_row(item) for item in items]
+
+    async def answer(self, id: str, value: object) -> AnswerStored:
+        """Store the answer to a question. Raises as `store_answer`; `NotThere` where the home is only read."""
+        if not isinstance(self.store, RunStore):
+            raise NotThere("this home can only be read here: answer where it can be written to")
+        stored = await store_answer(
+            self.store, self.database, id, value, clock=self._clock, by="the page of `ramify browse --web`"
+        )
+        return AnswerStored(stored.question.id, stored.question.run_id, len(stored.left))
 
     async def history(self, run: RunId) -> History:
         """As it is now. Raises `RunNotFound`."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from ramify.browse.history import Line, Moment
-from ramify.browse.web.wire import CallRow, CheckpointRow, EffectRow, LineRow, MomentRow, RunRow
+from ramify.browse.inbox import Item, Kind
+from ramify.browse.web.wire import CallRow, CheckpointRow, EffectRow, ItemRow, LineRow, MomentRow, RunRow
 from ramify.runtime import codec
 from ramify.runtime.records import CheckpointRecord, EffectRecord, LLMRecord, RunRecord
 from ramify.runtime.store import Tally
@@ -37,6 +40,14 @@ def run_row(run: RunRecord, status: str, tally: Tally) -> RunRow:
     )
 
 
+def item_row(item: Item) -> ItemRow:
+    asked = item.id if item.kind is Kind.QUESTION else None
+    said = (
+        item.question if isinstance(item.question, str) else json.dumps(item.question, ensure_ascii=False, indent=2)
+    )
+    return ItemRow(asked, item.kind.value, item.run, item.workflow, item.branch, said, item.since, item.commands)
+
+
 def moment_row(moment: Moment) -> MomentRow:
     call = moment.times
     return MomentRow(
@@ -65,7 +76,7 @@ def moment_row(moment: Moment) -> MomentRow:
 
 
 def _answer(row: LLMRecord) -> str:
-    result: ChatResult = codec.decode(row.result_json)
+    result = codec.decode_own(row.result_json, ChatResult)
     return " ".join(result.text[: 4 * _LONGEST].split())
 
 

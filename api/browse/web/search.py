@@ -42,7 +42,7 @@ def _texts(history: History, moment: Moment) -> Iterator[tuple[str, str]]:
         yield "error", moment.op.error or ""
         yield "result", _plain(history.result_of(moment.op))
     if moment.llm is not None:
-        answer: ChatResult = codec.decode(moment.llm.result_json)
+        answer = codec.decode_own(moment.llm.result_json, ChatResult)
         yield "answer", answer.text
         yield "messages", _plain(moment.llm.request_json)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ramify.browse.beside import stage_error, story
+from ramify.browse.calls import chat_request
 from ramify.browse.history import History, Moment
 from ramify.browse.patch import FilePatch, patches
 from ramify.browse.state import MISSING, Between, changed_channels, state_at
@@ -33,7 +34,7 @@ from ramify.fork_engine.types import Change, Entry, EntryKind
 from ramify.runtime import codec
 from ramify.runtime.observed import Observed
 from ramify.runtime.records import CheckpointId, CheckpointRecord
-from ramify.serving.types import ChatRequest, ChatResult
+from ramify.serving.types import ChatResult
 
 _FILES = 400  # patches of so many files are made at once; more are named
 _PATCH = 400_000  # characters of one patch
@@ -136,10 +137,10 @@ def call_view(one: Moment) -> CallView:
     """Raises `NotThere` where the row is no model call."""
     if one.llm is None:
         raise NotThere(f"row {one.seq} is no model call")
-    request, result = codec.decode(one.llm.request_json), codec.decode(one.llm.result_json)
-    if not isinstance(request, ChatRequest):
+    request = chat_request(one.llm)
+    result = codec.decode_own(one.llm.result_json, ChatResult)
+    if request is None:
         raise NotThere(f"row {one.seq}: what was asked was not recorded as a chat request")
-    assert isinstance(result, ChatResult)
     settings = {
         "temperature": f"{request.temperature:g}",
         "top_p": f"{request.top_p:g}",

@@ -38,6 +38,27 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ItemRow:
+    """Something that waits for a person. `id`: what an answer names; None where it is not answered here."""
+
+    id: str | None
+    kind: str  # question, approval, doubt
+    run: str
+    workflow: str
+    branch: str
+    question: str
+    since: float
+    commands: tuple[str, ...]  # one of which settles it
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStored:
+    id: str
+    run: str
+    left: int  # questions that the run waits for still
+
+
+@dataclass(frozen=True, slots=True)
 class CallRow:
     """The parts of a model call, counted from its arrival; None: not measured."""
 

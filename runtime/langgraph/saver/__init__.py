@@ -5,6 +5,8 @@ packing.py    how a value is written against what is there already
 values.py     values by content, in and out of the database
 writer.py     commits in groups
 upkeep.py     copying, pruning and deleting threads
+strict.py     which types are built of what was stored
+inert.py      values without their types, for what only looks
 shared.py     what these three have in common
 tables.py     the tables
 statements.py what a superstep executes, and what a checkpoint is read by

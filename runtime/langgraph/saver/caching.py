@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from langgraph.cache.base import BaseCache, FullKey, Namespace, ValueT
@@ -13,6 +13,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection, and_, or_, select
 
 from ramify.runtime.langgraph.saver.shared import Opened
+from ramify.runtime.langgraph.saver.strict import Allowed, StrictSerializer
 from ramify.runtime.langgraph.saver.tables import cached, replacing
 
 _AT_ONCE = 200
@@ -22,17 +23,19 @@ _SWEEP_S = 60.0  # how often what has expired is deleted, where anything is put
 class Cache(Opened, BaseCache[ValueT]):
     """Results of nodes by LangGraph's `CachePolicy`: `with Cache.open("sqlite:///file.db") as cache`.
 
-    It sees a node's input alone. A graph over worlds does not use it where files matter (see `ramify.compile`).
+    `allow`, `serde`: as of `Saver`. It sees a node's input alone. A graph over worlds does not use it where files
+    matter (see `ramify.compile`).
     """
 
     def __init__(
         self,
         address: str | Path,
         *,
+        allow: Iterable[Allowed] = (),
         serde: SerializerProtocol | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(serde=serde)
+        super().__init__(serde=serde or StrictSerializer(allow))
         self._begin(address, clock)
         self._swept = clock()
 

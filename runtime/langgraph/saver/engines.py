@@ -9,7 +9,7 @@ from sqlalchemy import URL, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool
 
-from ramify.runtime.store.connect import prepare, sync_folder
+from ramify.runtime.store.connect import of_this_process, prepare, sync_folder
 from ramify.runtime.store.failures import BUSY_TIMEOUT_S
 from ramify.runtime.store.unwritable import connected
 
@@ -24,7 +24,7 @@ def open_engine(address: str | Path) -> Engine:
         return _sqlite(url)
     if url.get_backend_name() == "postgresql":
         try:
-            return create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True)
+            return of_this_process(create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True))
         except ModuleNotFoundError as error:
             raise ValueError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
     raise ValueError(f"no saver for {url.get_backend_name()}: give sqlite:///FILE or postgresql://HOST/DATABASE")

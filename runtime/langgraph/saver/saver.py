@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_id,
     get_checkpoint_metadata,
 )
+from langgraph.checkpoint.serde.base import SerializerProtocol
 from sqlalchemy import Connection, select
 
 from ramify.runtime.langgraph.saver import reading, upkeep
@@ -38,6 +40,7 @@ from ramify.runtime.langgraph.saver.packing import Serialised, ValueId
 from ramify.runtime.langgraph.saver.rows import Rows
 from ramify.runtime.langgraph.saver.shared import Opened
 from ramify.runtime.langgraph.saver.statements import Statements
+from ramify.runtime.langgraph.saver.strict import Allowed, StrictSerializer
 from ramify.runtime.langgraph.saver.tables import checkpoints, writes
 from ramify.runtime.langgraph.saver.values import New, ThreadId, Values, load
 from ramify.runtime.langgraph.saver.writer import Manner, Writer
@@ -94,19 +97,26 @@ class Saver(Opened, BaseCheckpointSaver[int]):
     `address`: `sqlite:///FILE`, a path, or `postgresql://HOST/DATABASE`; what is missing is made. Safe for several
     threads and processes. A checkpoint is durable when `put` returns. The writes of a task that ended well are
     durable with the next checkpoint, and after `linger_s` at the latest: a kill in between runs that task again.
-    A server that goes away is waited for, half a minute. Raises `ValueError` for an address that is none, and
-    SQLAlchemy's errors where the database cannot be used.
+    A server that goes away is waited for, half a minute.
+
+    What is read back are LangGraph's own types and classes of data of modules that the program has loaded; `allow`
+    names more, as classes or as (module, name). Any other is refused with `TypeNotAllowed`: nothing that a row names
+    is imported or called. `serde`: another serialiser, which then has to see to that itself.
+
+    Raises `ValueError` for an address that is none, and SQLAlchemy's errors where the database cannot be used.
     """
 
     def __init__(
         self,
         address: str | Path,
         *,
+        allow: Iterable[Allowed] = (),
+        serde: SerializerProtocol | None = None,
         linger_s: float = 0.02,
         clock: Callable[[], float] = time.time,
-        **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(serde=serde or StrictSerializer(allow))
+        self._owner = os.getpid()
         self._begin(address, clock)
         self._rows = Rows()
         self._house = House(self._engine.dialect, self._forget)
@@ -127,6 +137,8 @@ class Saver(Opened, BaseCheckpointSaver[int]):
 
     def close(self) -> None:
         """Commit what lingers, and let go of the database."""
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
         try:
             self._writer.close()
         finally:

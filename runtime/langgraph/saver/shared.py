@@ -18,6 +18,7 @@ from ramify.runtime.langgraph.saver.tables import make
 from ramify.runtime.store.address import parse
 from ramify.runtime.store.committer import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S
 from ramify.runtime.store.failures import clashed, is_gone
+from ramify.runtime.store.pooler import refuse_shared_sessions
 
 T = TypeVar("T")
 
@@ -26,8 +27,13 @@ def opened(address: str | Path) -> Engine:
     """The database at an address, its tables made where they are missing."""
     try:
         engine = open_engine(address)
-        with engine.execution_options(write=True).begin() as connection:
-            make(connection)
+        try:
+            refuse_shared_sessions(engine, parse(address))
+            with engine.execution_options(write=True).begin() as connection:
+                make(connection)
+        except BaseException:
+            engine.dispose()
+            raise
     except DBAPIError as error:
         error.add_note(f"the checkpoints' database is {parse(address)}")
         raise

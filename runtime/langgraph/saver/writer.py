@@ -14,6 +14,7 @@ and the checkpoint that follows them are one transaction.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from ramify.fork_engine import crash
+from ramify.fork_engine.at_fork import refuse_in_child
+from ramify.runtime.errors import UsedAfterFork
 from ramify.runtime.store.committer import (
     COMPANY_S,
     FIRST_PAUSE_S,
@@ -116,6 +119,7 @@ class Writer:
         self._asleep = False  # our thread, until it is woken
         self._stirred = False  # something was submitted since it last looked
         self._rested = 0.0  # when who is alone may be so again
+        self._owner = os.getpid()
 
     def commit(self, work: Work, how: Manner = Manner.CAREFULLY) -> None:
         """Have `work` done in a transaction: durable when this returns. Raises what it and the database raise."""
@@ -185,9 +189,13 @@ class Writer:
 
     def _open(self) -> Committer | None:
         """Who commits for us, if anybody does. Holding the lock."""
+        self._refuse_in_child()
         if self._closed:
             raise RuntimeError("the saver is closed: open it anew")
         return self._lead
+
+    def _refuse_in_child(self) -> None:
+        refuse_in_child(self._owner, "the saver", UsedAfterFork)
 
     def _attended(self) -> None:
         if self._thread is None:
@@ -215,6 +223,7 @@ class Writer:
 
     def drain(self) -> None:
         """Return when all that was submitted is durable. Raises what went wrong with work that nobody waited for."""
+        self._refuse_in_child()
         self._serve()
         with self._lock:
             if self._lead is not None:
@@ -254,6 +263,7 @@ class Writer:
 
     def close(self) -> None:
         """Commit what lingers and end the thread. Raises as `drain`."""
+        self._refuse_in_child()
         with self._lock:
             self._closed = True
             self._due.notify()

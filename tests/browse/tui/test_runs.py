@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ async def test_a_node_is_forked_and_the_fork_resumed_and_answered(
         await it.until(lambda: "waiting" in it.head)
         await it.press("r")
         await it.until(lambda: "of all that there are" in it.screen and "JSON, or a text" in it.screen)
+        assert re.search(r"waits for the answer to question [0-9a-f]{8}", it.screen)
         assert "\N{REPLACEMENT CHARACTER}" not in it.screen  # the question has two lines, and is told in two
         await it.press(*"blue", "enter")
         await it.until(lambda: "painting it blue" in it.screen and "exit 0" in it.screen)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import socket
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Literal, TypedDict
 
 import pytest
+from langchain_core.runnables import RunnableLambda
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
@@ -41,26 +44,24 @@ def compiled(graph: Any) -> Any:
     return compile_graph(graph, name="flow", ref="app.py:graph")
 
 
-def test_a_node_that_nothing_leads_to() -> None:
-    with pytest.raises(WorkflowError, match="nothing leads to node lost") as error:
-        compiled(graph_of(first=node, lost=node))
-    assert error.value.where == here(node)
-    assert "add an edge" in error.value.mend
+def test_a_node_that_no_edge_leads_to_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    assert compiled(graph_of(first=node, lost=node)).plan.op("run.lost")
+    (record,) = caplog.records
+    assert record.name == "ramify.compiler" and record.levelname == "WARNING"
+    assert "no edge leads to node lost" in record.getMessage()
+    assert here(node) in record.getMessage()
 
 
-def test_a_node_that_only_a_command_may_lead_to_is_not_refused() -> None:
-    def jump(state: State) -> Any:
-        return Command(goto="far")
+def test_there_is_no_warning_where_code_may_lead_to_the_node(caplog: pytest.LogCaptureFixture) -> None:
+    """By whatever way: it cannot all be seen."""
 
-    assert compiled(graph_of(first=jump, far=node)).plan.op("run.far").step == "far"
-
-
-def test_a_node_that_a_function_in_a_closure_may_lead_to_is_not_refused() -> None:
     def go(state: State) -> Any:
         return Command(goto="far")
 
-    def jump(state: State) -> Any:
-        return go(state)
+    def local(state: State) -> Any:
+        from langgraph.types import Command as Going
+
+        return Going(goto="far")
 
     def each(state: State) -> Any:
         return [go(state) for _ in "x"]
@@ -68,19 +69,53 @@ def test_a_node_that_a_function_in_a_closure_may_lead_to_is_not_refused() -> Non
     def asks(state: State) -> Any:
         return app.invoke(state)
 
-    for action in (jump, each, asks):
+    helpers = ModuleType("helpers")
+    helpers.go = go  # type: ignore[attr-defined]
+    name, table = "go", {"go": go}
+
+    class Router:
+        def go(self, state: State) -> Any:
+            return self.__call__(state)
+
+        def __call__(self, state: State) -> Any:
+            return go(state)
+
+    def decorated(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(state: State) -> Any:
+            return function(state) and go(state)
+
+        return wrapper
+
+    ways = [
+        go,
+        lambda state: go(state),
+        each,
+        asks,
+        local,
+        lambda state: helpers.go(state),
+        lambda state: getattr(helpers, name)(state),
+        lambda state: table["go"](state),
+        lambda state: RunnableLambda(go),
+        RunnableLambda(go),
+        Router(),
+        Router().go,
+        functools.partial(go),
+        decorated(node),
+        graph_of(inside=go).compile(),
+    ]
+    for action in ways:
         assert compiled(graph_of(first=action, far=node)).plan.op("run.far").step == "far"
+    assert not caplog.records
     app: Any = None  # as of an app whose nodes ask it: bound when the graph is compiled
 
 
-def test_a_cycle_with_no_exit() -> None:
+def test_a_cycle_that_only_an_interrupt_or_the_limit_ends_is_a_graph(caplog: pytest.LogCaptureFixture) -> None:
     graph = graph_of(a=node, b=node)
     graph.add_edge("a", "b")
     graph.add_edge("b", "a")
-    with pytest.raises(WorkflowError, match="cycle with no exit") as error:
-        compiled(graph)
-    assert "leaves the cycle" in error.value.mend
-    assert error.value.where == here(node)
+    assert compiled(graph).plan.op("run.b")
+    assert not caplog.records
 
 
 def test_a_cycle_with_an_exit_is_none() -> None:
@@ -128,6 +163,18 @@ def test_two_nodes_of_one_superstep_and_a_channel_without_a_reducer() -> None:
     assert "Annotated" in error.value.mend
 
 
+def test_such_nodes_are_not_refused_where_a_decorator_may_change_what_they_return() -> None:
+    def perhaps(function: Any) -> Any:
+        @functools.wraps(function)
+        def wrapper(state: State) -> Any:
+            return function(state) if state["x"] else {}
+
+        return wrapper
+
+    assert compiled(fans(left, perhaps(right))).plan.op("run.left").attrs["writes"] == ["x"]
+    assert "writes" not in compiled(fans(left, perhaps(right))).plan.op("run.right").attrs
+
+
 def test_such_nodes_are_not_refused_where_one_may_leave_the_channel_alone() -> None:
     def perhaps(state: State) -> Any:
         if state["x"]:
@@ -152,6 +199,13 @@ def test_a_reducer_that_cannot_join_what_its_channel_holds() -> None:
     with pytest.raises(WorkflowError, match="reducer add of channel found raises on two of dict") as error:
         compiled(graph_of_schema(Bad))
     assert error.value.where == f"frontend/test_refused_graphs.py:{line_of('# line: of this field')}"
+
+
+@pytest.mark.parametrize(
+    "hint", [Annotated[list, operator.mul], Annotated[int, operator.floordiv], Annotated[str, operator.mod]]
+)
+def test_a_reducer_that_joins_what_is_of_another_type_is_not_refused(hint: Any) -> None:
+    assert compiled(graph_of_schema(TypedDict("Odd", {"x": int, "odd": hint})))  # type: ignore[operator]
 
 
 def line_of(text: str) -> int:
@@ -229,3 +283,28 @@ def test_a_node_that_calls_a_step_or_a_workflow() -> None:
         with pytest.raises(WorkflowError, match=f"node only calls the {name}") as error:
             compiled(graph_of(only=action))
         assert error.value.where == f"frontend/test_refused_graphs.py:{action.__code__.co_firstlineno + 1}"
+
+
+def test_a_function_that_stays_in_the_node_may_hold_its_world() -> None:
+    def makes(state: State, sandbox: Sandbox) -> Any:
+        def reader() -> Any:
+            return lambda name: sandbox.path / name
+
+        return {"x": len(str(reader()("a")))}
+
+    def takes_another(state: State, sandbox: Sandbox) -> Any:
+        return {"x": sorted([1], key=lambda sandbox: sandbox)[0]}
+
+    for action in (makes, takes_another):
+        assert compiled(graph_of(only=action))
+
+
+def test_a_function_that_leaves_the_node_may_not() -> None:
+    def hands_out(state: State, sandbox: Sandbox) -> Any:
+        def read() -> Any:
+            return sandbox.path
+
+        return {"x": read}
+
+    with pytest.raises(WorkflowError, match="hands out a function that holds its world sandbox"):
+        compiled(graph_of(only=hands_out))

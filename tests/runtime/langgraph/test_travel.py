@@ -13,7 +13,7 @@ import pytest
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
-from langgraph.types import Command, interrupt
+from langgraph.types import Command, Send, interrupt
 
 import ramify.graph
 from ramify import SyncSandbox, current_sandbox
@@ -97,6 +97,37 @@ async def test_going_back_into_a_subgraph_runs_only_what_follows(
     assert again["__interrupt__"][0].value == "sure?"
     seen = (await invoke(Command(resume="yes"), CONFIG))["seen"]
     assert seen[-3:] == [["a", "b"], ["yes"], ["a", "b", "c"]]
+
+
+@pytest.mark.parametrize("wanted", ["one", "two"])
+def test_going_back_into_one_of_several_sends(wanted: str, compile_graph: Any) -> None:
+    class Sent(TypedDict):
+        name: str
+        seen: Annotated[list[list[str]], operator.add]
+
+    def begins(state: Sent) -> Any:
+        RAN.append(f"{state['name']} begins")
+        return {"seen": [[state["name"]]]}
+
+    def reviews(state: Sent) -> Any:
+        RAN.append(f"{state['name']} reviews")
+        return {"seen": [[interrupt(state["name"])]]}
+
+    sub = StateGraph(Sent).add_node("begins", begins).add_node("reviews", reviews)
+    sub.add_edge(START, "begins").add_edge("begins", "reviews")
+    graph = StateGraph(State).add_node("sub", sub.compile())
+    names = ("one", "two")
+    graph.add_conditional_edges(START, lambda state: [Send("sub", {"name": name}) for name in names], ["sub"])
+    app = compile_graph(graph, checkpointer=InMemorySaver())
+    app.invoke({"seen": []}, CONFIG)
+    inside = [task.state for task in app.get_state(CONFIG, subgraphs=True).tasks]
+    (at,) = [state.config for state in inside if state.values["name"] == wanted]
+    RAN.clear()
+    asked = app.invoke(None, at)["__interrupt__"]
+    assert sorted(one.value for one in asked) == ["one", "two"]
+    assert f"{wanted} begins" not in RAN
+    app.invoke(Command(resume={one.id: f"yes {one.value}" for one in asked}), CONFIG)
+    assert app.get_state(CONFIG).values["seen"] == [["one"], ["yes one"], ["two"], ["yes two"]]
 
 
 def test_an_edited_world_is_a_fork_with_the_same_future(compile_graph: Any) -> None:

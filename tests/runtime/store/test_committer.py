@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,3 +203,29 @@ async def test_a_server_that_stays_away_is_a_typed_error_in_the_end() -> None:
     with pytest.raises(StoreError, match="no server answers"):
         async with RunStore(nowhere, clock=lambda: 0.0, patience_s=0.2):
             pass
+
+
+async def test_a_thread_that_ends_leaves_nobody_waiting(tmp_path: Path) -> None:
+    """Whatever ends it: what waits fails with the reason, and so does what comes later."""
+    breaks = threading.Event()
+
+    def timer() -> float:
+        if breaks.is_set() and threading.current_thread().name == "ramify-store":
+            raise ZeroDivisionError("of the clock")
+        return 0.0
+
+    engine = writer(parse(tmp_path / "ramify.db"))
+    original, threading.excepthook = threading.excepthook, lambda _: None
+    try:
+        committer = Committer(engine, clock=lambda: 0.0, timer=timer)
+        waiting = committer.submit(Job(lambda _: None, linger_s=60.0))
+        breaks.set()
+        committer.hurry()
+        with pytest.raises(StoreError, match=r"thread that commits has ended.*of the clock"):
+            await asyncio.wrap_future(waiting)
+        with pytest.raises(StoreError, match="resume its runs with a new one"):
+            committer.submit(Job(lambda _: None))
+        await asyncio.to_thread(committer.close)
+    finally:
+        threading.excepthook = original
+        engine.dispose()

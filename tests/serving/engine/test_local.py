@@ -26,7 +26,7 @@ OPTIONS = ["return items[0]", "return items[len(items) - 1]", "return len(items)
 
 @pytest.mark.model
 async def test_a_chat_a_stream_and_a_ranking(weights: Path) -> None:
-    async with LocalEngine(weights, alias="tiny") as engine, LLMClient(engine.base_url) as client:
+    async with LocalEngine(weights, alias="tiny") as engine, LLMClient(engine.base_url, api_key=engine.key) as client:
         assert await client.models() == ("tiny",)
         request = ChatRequest(user("Say hello."), max_tokens=12)
         whole = await client.chat(request)
@@ -45,15 +45,32 @@ async def test_a_chat_a_stream_and_a_ranking(weights: Path) -> None:
 
 @pytest.mark.model
 async def test_it_counts_what_it_does_for_an_answer_that_says_nothing_yet(weights: Path) -> None:
-    async with LocalEngine(weights) as engine, LLMClient(engine.base_url) as client:
+    async with LocalEngine(weights) as engine, LLMClient(engine.base_url, api_key=engine.key) as client:
         counts = set[tuple[bytes, ...]]()
-        request = httpx.Request("GET", engine.base_url.removesuffix("/v1") + "/metrics")
+        shown = {"authorization": f"Bearer {engine.key}"}
+        request = httpx.Request("GET", engine.base_url.removesuffix("/v1") + "/metrics", headers=shown)
         call = asyncio.create_task(client.chat(ChatRequest(user("Tell me a story."), max_tokens=200)))
         async with httpx.AsyncClient(trust_env=False) as reader:
             while not call.done():
                 counts.add(worked_by((await reader.send(request)).content))
         await call
     assert () not in counts and len(counts) > 2
+
+
+@pytest.mark.model
+async def test_the_embedded_engine_answers_its_gateway_alone(weights: Path) -> None:
+    """A page reaches its port as it reaches the gateway's; llama.cpp would even let it read the answer."""
+    body = {"prompt": "hi", "max_tokens": 1}
+    async with LocalEngine(weights) as engine, httpx.AsyncClient(base_url=engine.base_url, trust_env=False) as http:
+        for shown in ({}, {"authorization": "Bearer wrong"}):
+            answer = await http.post("/completions", json=body, headers={"origin": "http://evil.test", **shown})
+            assert answer.status_code == 401
+            assert not answer.headers.get("access-control-allow-origin")
+        assert (await http.get(engine.base_url.removesuffix("/v1") + "/metrics")).status_code == 401
+        right = {"authorization": f"Bearer {engine.key}"}
+        assert (await http.post("/completions", json=body, headers=right)).status_code == 200
+        command = Path(f"/proc/{engine.pid}/cmdline").read_text()
+        assert engine.key not in command, "everybody on this machine can read it"
 
 
 @pytest.mark.model

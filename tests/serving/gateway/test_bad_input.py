@@ -88,6 +88,7 @@ def test_any_bytes_get_an_error_of_the_right_shape(content: bytes) -> None:
     asyncio.run(ask())
 
 
+POST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 ASK = {"messages": [{"role": "user", "content": "hi"}]}
 DEEP = b'{"messages": [{}], "x": ' + b"[" * 900 + b"]" * 900 + b"}"
 
@@ -199,7 +200,10 @@ async def stands(url: str) -> bool:
         return (await client.post(f"{url}/chat/completions", json=body)).status_code == 200
 
 
-@pytest.mark.parametrize("begun", [b"", b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-slow: "])
+@pytest.mark.parametrize(
+    "begun",
+    [b"", POST + b"x-slow: "],
+)
 async def test_a_head_that_does_not_come_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bytes
 ) -> None:
@@ -229,7 +233,7 @@ async def test_a_head_without_end_is_cut_off(tmp_path: Path) -> None:
 async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BODY_S", 0.05)
     async with on_a_port(tmp_path) as (reader, writer, url):
-        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        writer.write(POST + b"content-length: 100\r\n\r\n{")
         head = await asyncio.wait_for(reader.readline(), 20)
         assert head.startswith(b"HTTP/1.1 408 ")
         monkeypatch.undo()
@@ -239,13 +243,13 @@ async def test_a_body_that_does_not_come_is_not_waited_for(tmp_path: Path, monke
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /health HTTP/1.1\r\nhost: x\r\nx-a: b\rc: d\r\n\r\n",
-        b"GET /hea\x00lth HTTP/1.1\r\nhost: x\r\n\r\n",
-        b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx-a: b\rc: d\r\n\r\n",
+        b"GET /hea\x00lth HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        POST + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999999999999\r\n\r\n",
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n",
+        POST + b"content-length: -5\r\n\r\n",
+        POST + b"content-length: 99999999999999999999\r\n\r\n",
+        POST + b"transfer-encoding: chunked\r\n\r\nZZ\r\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
     ids=["bare return", "null in the path", "two lengths", "tls", "below", "beyond", "no chunk", "http 2"],
@@ -264,7 +268,11 @@ async def test_an_old_client_gets_a_whole_answer_and_no_stream(tmp_path: Path, s
     """HTTP/1.0 has no chunks."""
     async with on_a_port(tmp_path) as (reader, writer, _):
         body = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": stream}).encode()
-        writer.write(b"POST /v1/chat/completions HTTP/1.0\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+            % len(body)
+            + body
+        )
         head, _, answer = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head and head.startswith(b"HTTP/1.1 400 " if stream else b"HTTP/1.1 200 ")
     said = json.loads(answer)
@@ -273,7 +281,7 @@ async def test_an_old_client_gets_a_whole_answer_and_no_stream(tmp_path: Path, s
 
 async def test_an_upgrade_is_not_followed(tmp_path: Path) -> None:
     async with on_a_port(tmp_path) as (reader, writer, url):
-        writer.write(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
         assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 200 ")
         assert await stands(url)
 

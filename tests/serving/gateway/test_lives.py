@@ -98,8 +98,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def served(lives: Lives, slots: int | None = None, **more: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
-    async with Supervised(0, lives.make, Traits(), slots=slots) as engine:
+async def served(lives: Lives, queue: int = 0, **more: Any) -> AsyncIterator[tuple[httpx.AsyncClient, Any]]:
+    async with Supervised(0, lives.make, Traits(), queue=queue) as engine:
         app = create_gateway([engine.replica], **more)
         engine.changed = app.state.gateway.admission.decide
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
@@ -140,7 +140,7 @@ async def test_what_it_had_not_begun_to_answer_waits_for_its_next_life(stream: b
 
 async def test_all_that_it_had_not_begun_wait_though_they_ask_at_once_whether_it_lives() -> None:
     lives = Lives(iter([holds(asyncio.Event()), ScriptedModel(lambda _: "done")]))
-    async with served(lives, slots=64) as (client, gateway):
+    async with served(lives, queue=62) as (client, gateway):
         body = {"messages": MESSAGES, "deadline": 3000}
         calls = [asyncio.create_task(client.post("/chat/completions", json=body)) for _ in range(64)]
         await until(lambda: len(lives.all[0].model.calls) == 64)

@@ -35,7 +35,8 @@ async def test_a_client_that_does_not_read_gives_its_slot_back(
             port = int(gateway.base_url.split(":")[2].split("/")[0])
             loop = asyncio.get_running_loop()
             await loop.sock_connect(idle, ("127.0.0.1", port))
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(body)}\r\n\r\n"
             await loop.sock_sendall(idle, head.encode() + body)
             async with asyncio.timeout(60):
                 while not model.calls:  # noqa: ASYNC110

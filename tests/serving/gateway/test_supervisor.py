@@ -86,8 +86,8 @@ async def test_while_it_is_away_its_replica_cannot_be_used() -> None:
             return await super().__aenter__()
 
     away, back = asyncio.Event(), asyncio.Event()
-    async with Supervised(0, lambda: Slow(lives), Traits(), restarted=lambda _: back.set(), slots=99) as one:
-        assert one.replica.slots == 99
+    async with Supervised(0, lambda: Slow(lives), Traits(), restarted=lambda _: back.set(), queue=96) as one:
+        assert (one.replica.slots, one.replica.free) == (3, 99)
         lives[0].died.set()
         await until(away)
         assert not one.replica.up(0.0)

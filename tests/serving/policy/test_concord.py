@@ -114,7 +114,7 @@ def test_what_cannot_be_met_even_if_short_is_refused_with_a_deadline_that_is_the
     sketch = LengthSketch((0.0, 0.1, 0.5, 1.0), (100.0, 300.0, 400.0, 900.0))
     call = view(1, sketch=sketch, deadline=NOW + 2.5)
     (refusal,) = Concord().decide(View(capacity(1), [call]), NOW).drop
-    assert refusal.reason == "its deadline is in 2.500 s and it needs at least 3.010 s"
+    assert refusal.reason == "its deadline is in 2.500 s and it needs at least 4.010 s", "one number in one refusal"
     assert refusal.earliest_feasible_s == pytest.approx(4.01)
     again = Concord().decide(View(capacity(1), [replace(call, deadline=NOW + refusal.earliest_feasible_s)]), NOW)
     assert (again.admit, again.drop) == ((1,), ())

@@ -293,3 +293,29 @@ def test_an_unknown_version_and_unknown_options_stop_the_start(engine: Make, mon
     monkeypatch.setattr(scheduler.vllm, "__version__", "0.34.1")
     with pytest.raises(UnsupportedVllm, match=r"vLLM 0\.34\.1"):
         engine(concord={})
+
+
+def test_an_idle_engine_puts_a_pace_that_is_too_slow_to_the_test(engine: Make) -> None:
+    """A step takes 50 ms and is taken for 2 s. Refusals alone would never show that."""
+    slow = {"step": {"base_ms": 2000, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}
+    ours = engine(concord=slow)
+    refused = 0
+    for i in range(12):
+        add(ours, f"call{i}", {"slo_deadline_s": 2.0, "length_quantiles": [16.0] * 32})
+        ours.until(lambda i=i: f"call{i}" in ours.ended)
+        refused += told(ours.ended[f"call{i}"]) is not None
+        ours.now += 10.0
+    assert 0 < refused < 8, "it was believed at first"
+    assert told(ours.ended["call11"]) is None and len(ours.tokens["call11"]) == 16
+    assert ours.scheduler._pace.model.base_ms < 200
+
+
+def test_what_the_queue_keeps_from_starting_is_refused_when_it_comes(engine: Make) -> None:
+    ours = engine(slots=2, concord=STEADY)
+    for i in range(12):
+        add(ours, f"call{i}", {"slo_deadline_s": 3.0, "length_quantiles": [16.0] * 32}, salt=i)
+    ours.step(3)
+    refused = [name for name, ended in ours.ended.items() if told(ended) is not None]
+    assert 4 <= len(refused) <= 8
+    ours.until(lambda: len(ours.ended) == 12)
+    assert len([name for name in ours.tokens if len(ours.tokens[name]) == 16]) == 12 - len(refused)

@@ -1,18 +1,19 @@
 // Which view the address names, and keeping it up to date. Every view has an address:
 //   #/                          all runs
+//   #/inbox                     what waits for a person, in all runs
 //   #/RUN/graph/ROW             the branch graph, a row of it selected (or none)
 //   #/RUN/time/ROW              the timeline
 //   #/RUN/plan                  the plan beside what happened
 //   #/RUN/diff/STATE/RUN/STATE  two states compared
 //   #/RUN/search/WORDS          what a search found
 
-import {address, ask} from './api.js';
+import {address, ask, tell} from './api.js';
 import {Detail} from './detail.js';
 import {STATUS_LOOKS, chip, h} from './dom.js';
 import {Gantt} from './gantt.js';
 import {Graph} from './graph.js';
 import {RunModel} from './model.js';
-import {diffPage, planPage, runsPage, searchPage} from './pages.js';
+import {diffPage, inboxPage, planPage, runsPage, searchPage} from './pages.js';
 
 const BUSY_MS = 700; // between two looks at a run that goes on
 const IDLE_MS = 4000;
@@ -31,7 +32,7 @@ let asking = null; // ends when another view is wanted
 
 function route() {
   const [run = '', view = 'graph', ...rest] = location.hash.replace(/^#\/?/, '').split('/').map(decodeURIComponent);
-  return {run, view, rest};
+  return run === 'inbox' ? {run: '', view: 'inbox', rest} : {run, view, rest};
 }
 
 async function go() {
@@ -44,7 +45,8 @@ async function go() {
     if (!run) model = views = null;
     signal.throwIfAborted();
     drawBar();
-    if (!run) await fill('runs', () => runsPage(signal));
+    if (view === 'inbox') await fill('inbox', () => inboxPage(signal, answered));
+    else if (!run) await fill('runs', () => runsPage(signal));
     else if (view === 'plan') await fill(`plan ${run}`, () => planPage(run, signal));
     else if (view === 'diff') await fill(location.hash, () => diffPage([run, ...rest], signal));
     else if (view === 'search') await fill(location.hash, () => searchPage(run, rest[0] ?? '', signal));
@@ -73,7 +75,20 @@ async function fill(name, make) {
   main.replaceChildren(element);
   element.scrollTop = top;
   shown = name;
-  if (name === 'runs') document.title = 'Ramify';
+  if (['runs', 'inbox'].includes(name)) document.title = 'Ramify';
+}
+
+/** Whether the answer was stored. The server reads the text as JSON: numbers of this language are not those of JSON. */
+async function answered(item, text) {
+  try {
+    const stored = await tell('answers', {id: item.id, text});
+    await go();
+    live.textContent = `Question ${stored.id} is answered: ramify resume ${stored.run} goes on`;
+    return true;
+  } catch (error) {
+    said(error);
+    return false;
+  }
 }
 
 function showSplit(kind, seq) {
@@ -120,8 +135,9 @@ function drawBar() {
   const {view, rest} = route();
   const focused = document.activeElement?.id === 'search';
   const mark = h('a', {class: 'mark', href: '#/'}, h('img', {src: 'icon.svg', alt: ''}), 'Ramify');
+  const inbox = h('a', {href: '#/inbox', 'aria-current': view === 'inbox' ? 'page' : null}, 'Inbox');
   if (!model) {
-    bar.replaceChildren(mark, h('span', {class: 'grow'}));
+    bar.replaceChildren(mark, h('span', {class: 'grow'}), h('nav', {'aria-label': 'All runs'}, inbox));
     return;
   }
   const {run} = model;
@@ -132,7 +148,7 @@ function drawBar() {
   const marked = base ? h('button', {type: 'button', title: 'Forget the marked state', onclick: () => compare(base)}, `marked ${base.id.slice(0, 8)} ✕`) : null;
   const status = h('span', {id: 'status'}, chip(run.status, STATUS_LOOKS[run.status]));
   const head = [mark, h('span', {class: 'faint'}, '/'), h('span', {class: 'clip'}, h('strong', {}, run.name), ' ', h('code', {class: 'soft'}, run.id)), status, tabs,
-    h('span', {class: 'grow'}), marked];
+    h('span', {class: 'grow'}), marked, h('nav', {'aria-label': 'All runs'}, inbox)];
   const search = document.getElementById('search') ?? searchBox();
   if (!focused) search.value = view === 'search' ? rest[0] ?? '' : '';
   const keep = bar.contains(search) && focused;
@@ -172,7 +188,7 @@ async function watch() {
             else go();
           }
         }
-      } else if (shown === 'runs') {
+      } else if (shown === 'runs' || (shown === 'inbox' && !isBeingAnswered())) {
         pause = 2000;
         await go();
       }
@@ -182,6 +198,11 @@ async function watch() {
     }
   }
   setTimeout(watch, pause);
+}
+
+/** Whether a person writes an answer, which a new list would take away. */
+function isBeingAnswered() {
+  return [...document.querySelectorAll('input.answer')].some((input) => input.value || input === document.activeElement);
 }
 
 addEventListener('hashchange', go);

@@ -23,6 +23,29 @@ export async function runsPage(signal) {
     : h('p', {class: 'empty'}, 'No runs yet: start one with ', h('code', {}, 'ramify run FILE.py:NAME')));
 }
 
+/** What waits for a person. answered(item, text): stores it; rejects where it is not taken. */
+export async function inboxPage(signal, answered) {
+  const items = await ask('inbox', signal);
+  const form = (item) => {
+    const input = h('input', {type: 'text', class: 'answer', placeholder: 'JSON, or a text as it is', 'aria-label': `Answer to question ${item.id}`,
+      onkeydown: (event) => { if (event.key === 'Enter') send(); }});
+    const button = h('button', {type: 'button', onclick: () => send()}, 'Answer');
+    async function send() {
+      button.disabled = input.disabled = true;
+      if (!await answered(item, input.value)) button.disabled = input.disabled = false;
+    }
+    return h('div', {class: 'answering'}, input, button);
+  };
+  const row = (item) => h('tr', {},
+    h('td', {}, chip(item.kind, item.kind === 'doubt' ? 'bad' : 'accent'), item.id ? [' ', h('code', {class: 'soft'}, item.id)] : null),
+    h('td', {}, h('a', {href: `#/${item.run}`, class: 'mono'}, item.run), ' ', item.workflow, item.branch === 'root' ? null : [' ', h('span', {class: 'mono faint'}, item.branch)]),
+    h('td', {class: 'soft'}, age(item.since)), h('td', {}, h('pre', {class: 'tall'}, item.question)),
+    h('td', {}, item.id ? form(item) : item.commands.map((command) => h('div', {}, h('code', {}, command)))));
+  return page(h('h1', {}, 'Inbox'), items.length
+    ? h('table', {id: 'inbox'}, h('thead', {}, h('tr', {}, ['Waits', 'Run', 'Since', 'Question', 'Answer'].map((head) => h('th', {}, head)))), h('tbody', {}, items.map(row)))
+    : h('p', {class: 'empty'}, 'Nothing waits for a person.'));
+}
+
 export async function diffPage([run, state, otherRun, otherState], signal) {
   const said = await ask(address('diff', run, state, otherRun, otherState), signal);
   const side = (of, one, role) => h('div', {class: 'box'}, h('span', {class: 'who'}, role),

@@ -1,0 +1,89 @@
+"""The mounts of the calling process, as /proc/self/mountinfo lists them. Stdlib only: the agent uses it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    point: str  # where it is mounted
+    root: str  # which folder of its file system is shown there
+    device: str  # MAJOR:MINOR
+    kind: str  # the file system's type
+
+
+class MountTable:
+    """All mounts. Of several at one point the last counts: it covers the others."""
+
+    def __init__(self, mounts: Iterable[Mount]) -> None:
+        self._at = {mount.point: mount for mount in mounts}
+        self._above: set[str] = set()
+        for point in self._at:
+            self._above.update(map(str, Path(point).parents))
+        self._above.discard("/")
+        if any(point != "/" for point in self._at):
+            self._above.add("/")
+
+    @classmethod
+    def read(cls) -> MountTable:
+        return cls(parse(os.fsdecode(Path("/proc/self/mountinfo").read_bytes())))
+
+    def at(self, point: str) -> Mount | None:
+        return self._at.get(point)
+
+    def has_below(self, folder: str) -> bool:
+        """Whether something is mounted below the folder, itself not counted."""
+        return folder in self._above
+
+    def below(self, folder: str) -> list[str]:
+        """The mount points below the folder, sorted."""
+        return sorted(point for point in self._at if point != folder and is_within(point, folder))
+
+    def of(self, path: str) -> Mount:
+        """The mount that a path without links lies on."""
+        for folder in (path, *map(str, Path(path).parents)):
+            if folder in self._at:
+                return self._at[folder]
+        return Mount("/", "/", "", "unknown")  # the root of a chroot: no mount of its own
+
+    def names(self, path: str) -> set[str]:
+        """Every path under which the mounts show what lies at `path`, or a part of it: itself, and where its file
+        system, or a folder of it, is mounted a second time."""
+        home = self.of(path)
+        within = _join(home.root, os.path.relpath(path, home.point))
+        found = {path}
+        for mount in self._at.values():
+            if mount.device != home.device or mount is home:
+                continue
+            if is_within(within, mount.root):
+                found.add(_join(mount.point, os.path.relpath(within, mount.root)))
+            elif is_within(mount.root, within):
+                found.add(mount.point)
+        return found
+
+
+def parse(text: str) -> list[Mount]:
+    mounts = []
+    for line in text.splitlines():
+        left, _, right = line.partition(" - ")
+        _, _, device, root, point, *_ = left.split(" ")
+        mounts.append(Mount(_plain(point), _plain(root), device, right.split(" ")[0]))
+    return mounts
+
+
+def is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _join(folder: str, rest: str) -> str:
+    return folder if rest == "." else f"{folder.rstrip('/')}/{rest}"
+
+
+def _plain(escaped: str) -> str:
+    """The kernel writes blanks, tabs, newlines and backslashes as octal numbers."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)

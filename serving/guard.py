@@ -1,0 +1,254 @@
+"""Which requests an HTTP server of ours answers: one policy, asked before every route.
+
+A server on a loopback port is reached by every page that is open in a browser on this machine. Three checks keep
+those pages out. None of them needs a key.
+
+- `Host` must name this server. A page whose own name was made to resolve to this machine (DNS rebinding) sends that
+  name.
+- `Sec-Fetch-Site` and `Origin` must not speak of another site. Browsers set both, and pages cannot change them.
+- A method that may change something needs `content-type: application/json`. A page cannot send that to another site
+  without a CORS preflight, and no server of ours grants one.
+
+Programs (curl, OpenAI's clients, httpx) send no `Origin`, so the second check never applies to them. An allow-list of
+exact origins would belong into `AccessPolicy.site`, together with the CORS headers that it needs.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import re
+import socket
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Headers = Sequence[tuple[bytes, bytes]]  # as ASGI has them
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+JSON = "application/json"
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # those that change nothing here
+_OWN_SITE = frozenset({b"same-origin", b"none"})
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9_](?:[a-z0-9_.-]{0,253})))(?::([0-9]{0,5}))?")
+_ABSOLUTE = re.compile(rb"[a-z][a-z0-9+.-]*://([^/?#]*)", re.IGNORECASE)
+_ANSWER_HEADERS = [(b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a request is not answered. `param` is the header at fault."""
+
+    status: int
+    code: str
+    message: str
+    param: str
+
+    def body(self) -> bytes:
+        """In the shape of OpenAI's errors."""
+        said = {"message": self.message, "type": "invalid_request_error", "param": self.param, "code": self.code}
+        return json.dumps({"error": said}).encode()
+
+
+class Keys:
+    """The keys of which a client must show one. Without any, everybody is let in."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self._keys = [key.encode() for key in keys]
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def shown_in(self, authorization: bytes) -> bool:
+        """Is one of them in that header? The comparison takes as long for a wrong key as for a right one."""
+        scheme, _, key = authorization.partition(b" ")  # a scheme has no case (RFC 9110)
+        shown = key.strip()
+        fits = [hmac.compare_digest(shown, one) for one in self._keys]
+        return scheme.lower() == b"bearer" and bool(shown) and any(fits)
+
+
+@dataclass(frozen=True)
+class AccessPolicy:
+    """Whom a server answers.
+
+    `names` are the host names that are its own, beside the loopback addresses and `localhost`. `port`: the only one
+    that `Host` may name; None for any, since a tunnel has another one. `any_address`: it listens beyond this machine,
+    so `Host` may be any IP address, which no DNS server can point elsewhere. `keys`: beyond this machine a valid key
+    stands for the right `Host`, because a page has none.
+    """
+
+    names: frozenset[str] = frozenset()
+    port: int | None = None
+    any_address: bool = False
+    keys: Keys = Keys()  # noqa: RUF009 - it is never changed
+    advice: str = "use the address that it printed when it started"
+
+    def refusal(self, method: str, headers: Headers, http_version: str = "1.1") -> Refusal | None:
+        """None where the request may go on to its route."""
+        return self.host(headers, http_version) or self.site(headers) or self.content_type(method, headers)
+
+    def host(self, headers: Headers, http_version: str = "1.1") -> Refusal | None:
+        """Does `Host` name this server? HTTP/1.0 has none, and no browser speaks it."""
+        said = _all(headers, b"host")
+        if not said and http_version in ("1.0", "0.9"):
+            return None
+        if len(said) != 1:
+            return _misdirected(400, f"host: a request needs one Host header, not {len(said)}")
+        try:
+            name, port = authority(said[0].decode("latin-1"))
+        except ValueError:
+            return _misdirected(400, "host: the Host header is no host name with an optional port")
+        if self._is_ours(name) and self.port in (None, _DEFAULT_PORTS["http"] if port is None else port):
+            return None
+        if self.any_address and self.keys:
+            if any(self.keys.shown_in(one) for one in _all(headers, b"authorization")):
+                return None
+            why = f"the key is missing or wrong, which a request for {name!r} needs: send Authorization: Bearer KEY"
+            return Refusal(401, "invalid_api_key", f"{why}, or {self._advice(name)}", "authorization")
+        return _misdirected(421, f"host: {name!r} is not a name of this server: {self._advice(name)}")
+
+    def site(self, headers: Headers) -> Refusal | None:
+        """Does a page of another site ask? Another port of this machine is another site, too."""
+        if not _OWN_SITE.issuperset(_all(headers, b"sec-fetch-site")):
+            return _cross_site("sec-fetch-site")
+        origins = _all(headers, b"origin")
+        if origins and (len(origins) > 1 or not _same_origin(origins[0], _all(headers, b"host"))):
+            return _cross_site("origin")
+        return None
+
+    def content_type(self, method: str, headers: Headers) -> Refusal | None:
+        """Does a request that may change something say that it sends JSON?"""
+        if method in SAFE_METHODS:
+            return None
+        said = [value.partition(b";")[0].strip().lower() for value in _all(headers, b"content-type")]
+        if said == [JSON.encode()]:
+            return None
+        message = (
+            f"content-type: a {method[:20]} request needs it to be {JSON} (with curl: -H 'content-type: {JSON}')"
+        )
+        return Refusal(415, "unsupported_media_type", message, "content-type")
+
+    def _is_ours(self, name: str) -> bool:
+        address = as_address(name)
+        if address is not None and (address.is_loopback or self.any_address):
+            return True
+        return name == "localhost" or name in self.names
+
+    def _advice(self, name: str) -> str:
+        return self.advice.replace("NAME", name)
+
+
+class Guard:
+    """ASGI middleware: asks the policy before anything else sees a request."""
+
+    def __init__(self, app: App, policy: AccessPolicy) -> None:
+        self._app = app
+        self._policy = policy
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        method = scope.get("method", "GET")  # a WebSocket begins with one
+        refusal = self.refusal(method, scope["path"], scope["headers"], scope.get("http_version", "1.1"))
+        if scope["type"] == "websocket":
+            await (self._app(scope, receive, send) if refusal is None else _close(receive, send))
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *_ANSWER_HEADERS]
+            await send(message)
+
+        if refusal is None:
+            await self._app(scope, receive, with_headers)
+        else:
+            await _answer(refusal, with_headers)
+
+    def refusal(self, method: str, path: str, headers: Headers, http_version: str) -> Refusal | None:
+        """The policy's; a server that needs more than that adds to it here."""
+        return self._policy.refusal(method, headers, http_version)
+
+
+def authority(text: str) -> tuple[str, int | None]:
+    """A host and its port, as `Host` and origins name them: lower case, addresses in one spelling, no dot at the end.
+    Raises ValueError."""
+    found = _AUTHORITY.fullmatch(text.strip().lower())
+    if found is None:
+        raise ValueError(f"{text[:80]!r} is no host name")
+    address, name, port = found.groups()
+    host = name.removesuffix(".") if address is None else str(_unmapped(ipaddress.IPv6Address(address)))
+    if port and int(port) > 65535:
+        raise ValueError(f"{text[:80]!r} has no port")
+    return host, int(port) if port else None
+
+
+def as_address(name: str) -> Address | None:
+    """The address that this is; None for a name."""
+    try:
+        return _unmapped(ipaddress.ip_address(name.partition("%")[0]))
+    except ValueError:
+        return None
+
+
+def stays_here(host: str) -> bool:
+    """Is every address that a server bound to `host` would listen at one of loopback's? Raises OSError for a name
+    that does not resolve."""
+    found = socket.getaddrinfo(host or None, 0, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    addresses = [as_address(str(one[4][0])) for one in found]
+    return bool(addresses) and all(one is not None and one.is_loopback for one in addresses)
+
+
+def with_target_host(target: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+    """Where a request's target is a whole URL, its host stands for `Host` (RFC 9112, 3.2.2)."""
+    found = _ABSOLUTE.match(target)
+    if found is not None and len(_all(headers, b"host")) <= 1:
+        headers[:] = [one for one in headers if one[0].lower() != b"host"] + [(b"host", found[1])]
+
+
+def _unmapped(address: Address) -> Address:
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return address if mapped is None else mapped
+
+
+def _all(headers: Headers, name: bytes) -> list[bytes]:
+    return [value.strip() for one, value in headers if one.lower() == name]
+
+
+def _same_origin(origin: bytes, hosts: Sequence[bytes]) -> bool:
+    """Is the page that asks one of this server's own? It may have come through a proxy that speaks TLS."""
+    scheme, found, rest = origin.decode("latin-1").lower().partition("://")
+    if not found or scheme not in _DEFAULT_PORTS or len(hosts) != 1:
+        return False
+    default = _DEFAULT_PORTS[scheme]
+    try:
+        (name, port), (own_name, own_port) = authority(rest), authority(hosts[0].decode("latin-1"))
+    except ValueError:
+        return False
+    return (name, port or default) == (own_name, own_port or default)
+
+
+def _misdirected(status: int, message: str) -> Refusal:
+    return Refusal(status, "host_not_allowed", message, "host")
+
+
+def _cross_site(header: str) -> Refusal:
+    return Refusal(403, "cross_site", f"{header}: a page of another site asks, and none is allowed here", header)
+
+
+async def _answer(refusal: Refusal, send: Send) -> None:
+    body = refusal.body()
+    headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _close(receive: Receive, send: Send) -> None:
+    await receive()  # `websocket.connect`
+    await send({"type": "websocket.close", "code": 1008})

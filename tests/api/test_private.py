@@ -1,0 +1,171 @@
+"""A world sees nothing of the journal, wherever the home and the database are.
+
+A marker is planted in a run's argument; a command of that run then reads every file of its world that is not older.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from ramify import Runtime, Sandbox, paths, step, workflow
+
+pytestmark = pytest.mark.linux_ns
+
+MARKER = "marker-9a41e0c7"
+HALVES = (MARKER[:8], MARKER[8:])  # so that the command does not hold what it looks for
+
+
+@step
+async def search(sandbox: Sandbox, reference: str, places: list[str]) -> list[str]:
+    """The files in which the marker is, by the world's own find and grep, which find one of their own."""
+    pattern = f"'{HALVES[0]}''{HALVES[1]}'"
+    said = await sandbox.run(
+        f"echo {pattern} > here; find {' '.join(places)} . \\( -path /proc -o -path /sys -o -path /dev \\) -prune -o "
+        f"-type f -size -200M -newer {reference} -exec grep -laF {pattern} {{}} + 2>/dev/null | sort -u; rm here"
+    )
+    assert "./here" in said.stdout.splitlines()
+    return [line for line in said.stdout.splitlines() if not line.endswith("/project/here") and line != "./here"]
+
+
+@workflow
+async def searching(reference: str, places: list[str], marker: str) -> list[str]:
+    return await search(reference, places)
+
+
+def on_the_host(place: Path) -> bool:
+    """Whether the marker is where the search did not find it: else the search proves nothing."""
+    return subprocess.run(["grep", "-rqaF", MARKER, str(place)]).returncode == 0
+
+
+@pytest.fixture
+def user(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The user's home, with a reference for the search in it."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        for name in ("RAMIFY_HOME", "RAMIFY_DATABASE", "XDG_DATA_HOME"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("HOME", folder)
+        (Path(folder) / "reference").touch()
+        yield Path(folder)
+
+
+@pytest.fixture
+def area() -> Iterator[Path]:
+    """A data folder of the machine; for a user who may write in none, one that worlds do not see anyway."""
+    within = next((one for one in ("/srv", "/opt", "/var/lib") if os.access(one, os.W_OK)), "/var/tmp")
+    with tempfile.TemporaryDirectory(dir=within) as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def workspace(area: Path) -> Path:
+    (area / "work" / "project").mkdir(parents=True)
+    return area / "work" / "project"
+
+
+def likely(*more: Path) -> list[str]:
+    """Folders to search where the whole machine would take too long: one test does that."""
+    return [
+        place for place in ("/etc", "/run", "/tmp", "/var/tmp", "/dev/shm", *map(str, more)) if Path(place).is_dir()
+    ]
+
+
+HOMES = ("default", "in the home", "in tmp", "in an area", "beside the workspace", "a link", "is the user's home")
+
+
+@pytest.mark.parametrize("where", HOMES)
+async def test_no_file_of_a_world_holds_the_journal(where: str, user: Path, area: Path, workspace: Path) -> None:
+    with ExitStack() as stack:
+        homes = {
+            "default": None,
+            "in the home": user / "projects" / "state",
+            "in tmp": Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp"))) / "state",
+            "in an area": area / "state",
+            "beside the workspace": workspace.parent / ".ramify",
+            "a link": area / "link",
+            "is the user's home": user,
+        }
+        if where == "a link":
+            (area / "real" / "state").mkdir(parents=True)
+            (area / "link").symlink_to("real/state")
+        async with Runtime(home=homes[where]) as runtime:
+            places = ["/"] if where == "default" else likely(user, area, runtime.home)
+            found = await runtime.run(searching, f"{user}/reference", places, MARKER, workspace=workspace)
+            assert on_the_host(runtime.home.resolve())
+    assert found == []
+
+
+@pytest.mark.parametrize("form", ["a path", "an address"])
+@pytest.mark.parametrize("where", ["in the home", "in an area", "beside the workspace", "in the workspace"])
+async def test_nor_where_the_database_is_elsewhere(
+    where: str, form: str, user: Path, area: Path, workspace: Path
+) -> None:
+    folders = {"in the home": user / "db", "in an area": area / "db", "beside the workspace": workspace.parent}
+    folder = folders.get(where, workspace)
+    folder.mkdir(exist_ok=True)
+    (folder / "other").write_text("to be seen\n")
+    file = folder / "runs.sqlite"
+    database = file if form == "a path" else f"sqlite:///{file}"
+    for _ in range(2):  # the second run finds the first one's journal
+        async with Runtime(database=database) as runtime:
+            found = await runtime.run(searching, f"{user}/reference", likely(user, area), MARKER, workspace=workspace)
+            assert found == []
+            assert await runtime.run(look, str(folder), workspace=workspace) == "other\n"
+    assert on_the_host(folder)
+
+
+@step
+async def names(sandbox: Sandbox, folder: str) -> str:
+    return (await sandbox.run(["ls", "-I", "project", folder])).stdout
+
+
+@workflow
+async def look(folder: str) -> str:
+    return await names(folder)
+
+
+async def test_nor_the_home_that_is_usual_while_another_is_in_use(user: Path, area: Path, workspace: Path) -> None:
+    async with Runtime() as runtime:
+        await runtime.run(searching, f"{user}/reference", [], MARKER, workspace=workspace)
+    assert on_the_host(paths.home())
+    async with Runtime(home=area / "state") as runtime:
+        assert await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
+
+
+async def test_nor_a_log_that_this_process_writes(user: Path, area: Path, workspace: Path) -> None:
+    handlers = [logging.FileHandler(folder / "log") for folder in (user, area)]
+    logger = logging.getLogger("a program's own")
+    try:
+        for handler in handlers:
+            logger.addHandler(handler)
+        logger.error("%s", MARKER)
+        async with Runtime() as runtime:
+            assert (
+                await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
+            )
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+    assert on_the_host(user / "log")
+    assert on_the_host(area / "log")
+
+
+def test_what_leads_to_a_database_on_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PGHOST", "PGPORT", "PGSERVICEFILE", "PGSSLKEY", "PGSSLCERT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PGPASSFILE", "/etc/mine/pgpass")
+    monkeypatch.setenv("PGSYSCONFDIR", "/etc/mine")
+    address = "postgresql://me:word@/runs?host=/srv/pg&port=5433"
+    assert set(paths.private(Path("/home/x"), address)) == {
+        Path("/home/x"),
+        *(Path("/etc/mine") / name for name in ("pgpass", "pg_service.conf")),
+        *(Path("/srv/pg") / f".s.PGSQL.{port}" for port in (5432, 5433)),
+    }

@@ -1,0 +1,50 @@
+"""A forked child holds no lock at the server: the connection is not its own."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.runtime.test_forked import alive, child_of, start
+
+pytestmark = pytest.mark.postgres
+
+
+def sessions(database: str) -> int:
+    """How many of ours the server has, once it has noticed which have ended."""
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'ramify' AND datname = current_database()"
+    with psycopg.connect(database, autocommit=True) as connection:
+        for _ in range(200):
+            found = connection.execute(asked).fetchone()
+            assert found is not None
+            if not found[0]:
+                break
+            time.sleep(0.05)
+        return int(found[0])
+
+
+@pytest.mark.parametrize("kind", ["os.fork+thread", "process", "pool"])
+def test_a_killed_runs_lock_is_free_at_the_server_though_its_child_lives(
+    home: Path, kind: str, one_database: str
+) -> None:
+    lines, status, _ = start(home, kind, "die", database=one_database)
+    with child_of(lines) as child:
+        assert status == -signal.SIGKILL
+        (run,) = [line["run"] for line in lines if "run" in line]
+        again, status, errors = start(home, kind, "resume", run, database=one_database)
+        assert again[-1] == {"result": ["seen\n", "alive", "seen\n"]}, errors
+        assert status == 0
+        assert alive(child)
+
+
+def test_a_run_goes_on_after_its_child_ended(home: Path, one_database: str) -> None:
+    """What a child does with its copy of the connection, at its end too, says nothing to the server."""
+    lines, status, errors = start(home, "pool", "run", database=one_database)
+    with child_of(lines) as child:
+        assert (lines[-1], status) == ({"result": ["seen\n", "alive", "seen\n"]}, 0), errors
+        assert alive(child)
+        assert sessions(one_database) == 0
