@@ -1,7 +1,8 @@
 """Which of our source files a replay's result depends on: what makes and plays it, and what its contender does.
 
-Results are kept under this digest, so that a changed baseline is replayed anew and the others are not. Imports are
-read from the files, also those inside functions. `policy/table.py` names every policy and `scheduler.py` is in no
+Results are kept under this digest, so that a changed baseline is replayed anew and the others are not. The digest is
+over the code: comments, docstrings and layout do not count. Imports are read from the files, also those inside
+functions. `policy/table.py` names every policy and `scheduler.py` is in no
 replay of vLLM's own scheduler: neither is followed where it decides nothing. Nor is what lies apart: the contenders,
 jobs as data, and the clairvoyant's bound and several engines, which jobs.py adds to the keys of those who have them.
 """
@@ -48,8 +49,26 @@ def modules_digest(modules: Iterable[str], also: str = "", skipped: frozenset[st
     """Of the files of `modules` and of what they import, and of `also`."""
     digest = sha256(also.encode())
     for path in _files(frozenset(modules), skipped):
-        digest.update(path.relative_to(_HERE).as_posix().encode() + path.read_bytes())
+        digest.update(path.relative_to(_HERE).as_posix().encode() + _code(path.read_bytes()).encode())
     return digest.hexdigest()
+
+
+@lru_cache(maxsize=256)
+def _code(source: bytes) -> str:
+    """A file's code in one layout, without comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [one for one in node.body if not _is_text(one)]
+    return ast.unparse(tree)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
 
 
 def _told(part: Iterable[object]) -> str:

@@ -70,3 +70,19 @@ def test_a_changed_file_is_another_digest(tmp_path: Path, monkeypatch: pytest.Mo
 def test_options_that_have_no_order_read_the_same() -> None:
     assert sources._told([{"b", "a"}]) == sources._told([{"a", "b"}])
     assert code_digest(Contender("a", partial(contender("edf").engine, 0.3))) != code_digest(contender("edf"))  # type: ignore[arg-type]
+
+
+def test_texts_and_layout_are_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_HERE", tmp_path)
+    monkeypatch.setattr(sources, "_files", lambda modules, skipped: (tmp_path / "code.py",))
+    texts = [
+        'def f(x):\n    """Says one thing."""\n    return (x,  1)\n',
+        '"""A module."""\n\n\ndef f(x):  # a comment\n    """Says another."""\n    return (\n        x,\n        1,\n    )\n',
+        "def f(x):\n    return (x, 2)\n",
+    ]
+    found = []
+    for text in texts:
+        (tmp_path / "code.py").write_text(text)
+        found.append(sources.modules_digest(["code"]))
+    assert found[0] == found[1]
+    assert found[0] != found[2]
