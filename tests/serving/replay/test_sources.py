@@ -77,7 +77,7 @@ def test_texts_and_layout_are_no_code(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sources, "_files", lambda modules, skipped: (tmp_path / "code.py",))
     texts = [
         'def f(x):\n    """Says one thing."""\n    return (x,  1)\n',
-        '"""A module."""\n\n\ndef f(x):  # a comment\n    """Another."""\n    return (\n        x,\n        1,\n    )\n',
+        '"""A module."""\n\n\ndef f(x):  # a comment\n    """Another."""\n    return (\n        x, 1,\n    )\n',
         "def f(x):\n    return (x, 2)\n",
     ]
     found = []
