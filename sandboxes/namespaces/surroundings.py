@@ -122,7 +122,8 @@ class Surroundings:
             if mounted := MountTable.read().below(str(home.resolve())):
                 raise WorldStartFailed(
                     f"{mounted[0]} is mounted inside the home folder {home}, and the kernel makes no "
-                    "copy-on-write view of a folder with a mount in it. Unmount it, or start Ramify with HOME set to another folder"
+                    "copy-on-write view of a folder with a mount in it. Unmount it, or start "
+                    "Ramify with HOME set to another folder"
                 )
             pieces, self.exposed = await asyncio.to_thread(mask, home, self._hidden)
             await self._trees.furnish("mask", pieces)
