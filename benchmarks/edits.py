@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ from changes import EDITS, Edit, Files, has  # noqa: E402
 from flows import FLOWS, Flow  # noqa: E402
 
 QUICK, USUAL = 60, 1_050
+_COMMAND_LINE = "from ramify.cli.start import main; main()"
 EDITED_AT_A_POINT = len(EDITS)
 
 
@@ -75,7 +76,8 @@ def measure(edits: int, seed: int) -> Tally:
         (folder / "warm").mkdir()
         trial.warm(folder / "warm")
         tally.without += [f"{tool} is not installed: left out" for tool in ("black", "ruff") if not has(tool)]
-        tally.without += _interpreters()
+        if not _interpreters():
+            tally.without.append("no other Python is named in $RAMIFY_EDITS_PYTHONS: runs stay with one")
         most = {flow.name: _points(flow, folder / f"whole-{flow.name}") for flow in FLOWS}
         _by_signals(tally, folder, 2 if edits <= QUICK else 8)
         order = list(EDITS)
@@ -193,10 +195,13 @@ def count_one(
 
 
 def _by_signals(tally: Tally, folder: Path, times: int) -> None:
-    """The same by the command line: a process that is killed by a signal, and one that resumes it."""
+    """The same by the command line: a process that is killed by a signal, and one that resumes it, also under another
+    Python where one is named that has Ramify."""
     ramify = [str(Path(sys.executable).with_name("ramify"))]
+    others = [[each, "-c", _COMMAND_LINE] for each in _interpreters()]
+    resumes = [ramify] * times + others
     flow, chance = FLOWS[0], random.Random(0)
-    for number in range(times):
+    for number, resume in enumerate(resumes):
         place = folder / f"signal-{number}"
         place.mkdir()
         env = {**os.environ, "RAMIFY_HOME": str(place / "home"), "RAMIFY_SANDBOX": "copy"}
@@ -206,19 +211,18 @@ def _by_signals(tally: Tally, folder: Path, times: int) -> None:
         app.write_text(flow.files["edited_app.py"].replace("\n    return text.upper()\n", dies))
         subprocess.run([*ramify, "run", "-q", f"{app}:flow"], env=env, capture_output=True)
         before = trial.effects(place)
-        edit = EDITS[number % 3]
+        edit = EDITS[number % 3] if number < times else replace(EDITS[0], name="another Python")
         files = edit.change(dict(flow.files), flow, chance) or dict(flow.files)
         trial.write(place, files)
-        ran = subprocess.run([*ramify, "resume", "-q"], env=env, capture_output=True, text=True)
+        ran = subprocess.run([*resume, "resume", "-q"], env=env, capture_output=True, text=True)
         done = ran.returncode == 0
         left = trial.Left("done", json.loads(ran.stdout)) if done else trial.Left("failed", error=ran.stderr)
         count_one(tally, flow, edit, "changed since" in ran.stderr, left, place, before, files)
 
 
 def _interpreters() -> list[str]:
-    """Runs begun under one Python and resumed under another need both with Ramify's dependencies."""
-    others = os.environ.get("RAMIFY_EDITS_PYTHONS", "").split(os.pathsep)
-    return [] if any(others) else ["no other Python is named in $RAMIFY_EDITS_PYTHONS: runs stay with one"]
+    """Other versions of Python, in each of which Ramify can be imported."""
+    return [each for each in os.environ.get("RAMIFY_EDITS_PYTHONS", "").split(os.pathsep) if each]
 
 
 def _report(tally: Tally, seed: int, seconds: float) -> dict[str, Any]:

@@ -60,6 +60,7 @@ class NamespaceBackend(AgentBackend):
         assert self._helper is not None
         home = Path("~").expanduser()
         self._around = Surroundings(self._session.folder, self._helper.trees, home, self._hidden)
+        self._around.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
         self._folders = Folders(self._session.folder, self._helper.trees)
         self._standing: dict[Path, os.stat_result] = {}
@@ -169,7 +170,7 @@ class NamespaceWorld(AgentWorld):
             max_output=self._spec.max_output,
             view=View(
                 folder=str(self._folder),
-                store=str(Path(self._ground.store.root).resolve()),
+                store=self._around.store,
                 points=[*(beside.point for beside in self._beside), self._tree_inside()],
                 hidden=[*map(str, self._ground.hidden), *self._around.exposed],
                 visible=[str(path) for path in self._visible()],

@@ -1,16 +1,17 @@
-"""The mounts of the calling process, as /proc/self/mountinfo lists them. Stdlib only: the agent uses it."""
+"""The mounts of the calling process, as /proc/self/mountinfo lists them. Stdlib only: the agent uses it.
+
+Every world's agent reads the list, so paths are handled as text: pathlib would cost more than the mounts.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(NamedTuple):
     point: str  # where it is mounted
     root: str  # which folder of its file system is shown there
     device: str  # MAJOR:MINOR
@@ -24,14 +25,13 @@ class MountTable:
         self._at = {mount.point: mount for mount in mounts}
         self._above: set[str] = set()
         for point in self._at:
-            self._above.update(map(str, Path(point).parents))
-        self._above.discard("/")
-        if any(point != "/" for point in self._at):
-            self._above.add("/")
+            while point != "/" and (point := _parent(point)) not in self._above:
+                self._above.add(point)
 
     @classmethod
     def read(cls) -> MountTable:
-        return cls(parse(os.fsdecode(Path("/proc/self/mountinfo").read_bytes())))
+        with open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123
+            return cls(parse(os.fsdecode(file.read())))
 
     def at(self, point: str) -> Mount | None:
         return self._at.get(point)
@@ -46,10 +46,10 @@ class MountTable:
 
     def of(self, path: str) -> Mount:
         """The mount that a path without links lies on."""
-        for folder in (path, *map(str, Path(path).parents)):
-            if folder in self._at:
-                return self._at[folder]
-        return Mount("/", "/", "", "unknown")  # the root of a chroot: no mount of its own
+        folder = path
+        while folder not in self._at and folder != "/":
+            folder = _parent(folder)
+        return self._at.get(folder) or Mount("/", "/", "", "unknown")  # the root of a chroot: no mount of its own
 
     def names(self, path: str) -> set[str]:
         """Every path under which the mounts show what lies at `path`, or a part of it: itself, and where its file
@@ -86,4 +86,10 @@ def _join(folder: str, rest: str) -> str:
 
 def _plain(escaped: str) -> str:
     """The kernel writes blanks, tabs, newlines and backslashes as octal numbers."""
+    if "\\" not in escaped:
+        return escaped
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)
+
+
+def _parent(path: str) -> str:
+    return path[: path.rindex("/")] or "/"

@@ -56,6 +56,7 @@ class Surroundings:
 
     def __init__(self, session: Path, trees: Trees, home: Path | None, hidden: Sequence[Path] = ()) -> None:
         self._trees, self._hidden = trees, hidden
+        self.store = ""  # where the layers lie, resolved
         self.home = home if home is not None and home.is_dir() and home != Path("/") else None
         self.exposed: list[str] = []  # credentials that links in the home lead to, outside of it
         self._around_session = self.home is not None and session.is_relative_to(self.home.resolve())
@@ -74,11 +75,6 @@ class Surroundings:
         tmp = Beside("/tmp", (f"{skeleton}/tmp", *_having(layers, "tmp")), str(folder / "outside/tmp"))
         if self.home is None:
             return [tmp]
-        if mounted := MountTable.read().below(str(self.home.resolve())):
-            raise WorldStartFailed(
-                f"{mounted[0]} is mounted inside the home folder {self.home}, and the kernel makes no copy-on-write "
-                "view of a folder with a mount in it. Unmount it, or start Ramify with HOME set to another folder"
-            )
         inside = str(self.home).lstrip("/")
         lowers: tuple[str, ...] = (f"{skeleton}/home", str(self.home), await self._mask(self.home))
         if self._around_session:
@@ -123,6 +119,12 @@ class Surroundings:
         """The layer that takes the credentials away."""
 
         async def furnish() -> None:
+            if mounted := MountTable.read().below(str(home.resolve())):
+                raise WorldStartFailed(
+                    f"{mounted[0]} is mounted inside the home folder {home}, and the kernel makes no "
+                    "copy-on-write view of a folder with a mount in it. Unmount it, or start "
+                    "Ramify with HOME set to another folder"
+                )
             pieces, self.exposed = await asyncio.to_thread(mask, home, self._hidden)
             await self._trees.furnish("mask", pieces)
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from ramify.serving.gateway.admission import Preempted
 from ramify.serving.gateway.compounds import Compound
 from ramify.serving.policy.types import GroupView, RequestId, RequestView, SloClass, StageEstimate, State, StepModel
-from ramify.serving.policy.work import prefill_s
+from ramify.serving.policy.work import before_token_s
 from ramify.serving.sketch import LengthSketch
 from ramify.serving.tags import SLOTags
 from ramify.serving.tracker import Phase, RequestTrack
@@ -183,7 +183,7 @@ class Call:
         if self.max_tokens is not None:
             left = min(left, self.max_tokens - self.chunks)
         token_s = step.step_ms(1, self.prompt_tokens + self.chunks) / 1000
-        before_s = 0.0 if self.chunks else prefill_s(step, self.prompt_tokens)
+        before_s = 0.0 if self.chunks else before_token_s(step, self.prompt_tokens)
         track = copy(self.track)
         track.view = self.view()  # a call that thinks has other promises before its answer than in it
         return track.feasible(now, max(1.0, left), token_s, before_s)

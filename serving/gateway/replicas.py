@@ -17,7 +17,7 @@ from ramify.serving.gateway.upstream import Upstream
 from ramify.serving.policy.doubt import Doubt
 from ramify.serving.policy.together import as_one
 from ramify.serving.policy.types import Capacity, Needs, RequestId, RequestView
-from ramify.serving.policy.work import prefill_s
+from ramify.serving.policy.work import before_token_s
 
 _K = 2  # replicas compared for a call, of those with a free slot (the power of K choices)
 _BACKOFF_S = 0.5
@@ -161,7 +161,7 @@ class Replica:
         rounds = 1 + self.running // self.slots  # who comes when all are taken waits inside for an answer to end
         beside = min(self.running + 1, self.slots)
         context = (call.prompt_tokens + call.generated) * beside
-        return step.step_ms(beside, context) * tokens * rounds / 1000 + prefill_s(step, call.to_prefill)
+        return step.step_ms(beside, context) * tokens * rounds / 1000 + before_token_s(step, call.to_prefill)
 
 
 class Replicas:

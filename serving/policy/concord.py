@@ -341,7 +341,7 @@ def _refusal(job: Job, wait_s: float, now: float, token_s: float) -> Refusal:
     if binding.due <= now:
         return Refusal(job.id, f"its deadline passed {now - binding.due:.3f} s ago", earliest_s)
     reason = f"its deadline is in {binding.due - now:.3f} s and it needs at least {earliest_s:.3f} s"
-    own_s = min(binding.least_s, job.prefill_s)
+    own_s = min(binding.least_s, job.starts_s + job.prefill_s)
     least_s = own_s + binding.least_tokens * token_s
     needs = Needs(binding.due, binding.least_tokens, least_s, binding.least_s - own_s)
     return Refusal(job.id, reason, earliest_s, needs)

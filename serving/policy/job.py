@@ -52,7 +52,7 @@ class Job:
     binding: Binding  # the deadline that binds first
     admit_by: float
     own_tokens: float  # steps that it will hold a slot for, at the median length
-    prefill_s: float  # GPU time and wall time of what it must prefill before that
+    prefill_s: float  # GPU time of what it must prefill before that, and wall time beside `starts_s`
     gpu_s: float  # GPU time of its own answer
     later: Later  # the stages that follow
     work_s: float  # GPU time of its own, and its part of the stages that follow
@@ -61,6 +61,7 @@ class Job:
     weight: float  # what its program is worth in time
     counts: bool  # has an SLO: may be late, and is looked at in the test whether everything fits
     waits: bool  # holds no slot: waiting, preempted or paused
+    starts_s: float = 0.0  # wall time of its start, however long its prompt is
     shared: bool = False  # more of its unit wait
     # Its unit's worth for each second of GPU time; rank sorts by it, siblings together, then by age.
     density: float = 0.0
@@ -77,7 +78,7 @@ class Job:
         self.due = due
         self.before_s = wall_s + tokens * token_s
         self.start_by = due - self.before_s
-        self.slot_s = self.prefill_s + self.own_tokens * token_s
+        self.slot_s = self.starts_s + self.prefill_s + self.own_tokens * token_s
         if self.counts:
             self.late_at = min(due - least_s - least_tokens * token_s, self.admit_by)
 
@@ -104,6 +105,7 @@ class Reckoner:
         holds_kv = call.state is State.RUNNING or call.state is State.PAUSED
         to_prefill = max(1, call.prompt_tokens - call.computed) if holds_kv else call.to_prefill
         prefill = prefill_s(step, to_prefill)
+        starts = 0.0 if holds_kv and call.computed else step.per_call_ms / 1000
         gpu = decode_gpu_s(step, capacity.slots, call.prompt_tokens + call.generated, own)
         later, width = _NOTHING_LATER, 1
         if compound is not None:
@@ -126,7 +128,7 @@ class Reckoner:
             call.id,
             unit,
             call.id if unit is None else unit,
-            self._binding(call, later, own, least, prefill, token_s),
+            self._binding(call, later, own, least, starts + prefill, token_s),
             NEVER if call.admit_by is None or call.generated else call.admit_by,
             own,
             prefill,
@@ -138,6 +140,7 @@ class Reckoner:
             weight,
             not best_effort,
             call.state is not State.RUNNING,
+            starts,
             False,
             density,
             (-density, call.arrived, call.id),

@@ -93,8 +93,14 @@ def pace_of(capacity: Capacity, context: int, running: int) -> float:
 
 
 def prefill_s(step: StepModel, tokens: float) -> float:
-    """From the start of a call to the step that makes its first token."""
-    return (step.per_call_ms + step.per_prefill_ms * tokens) / 1000 if tokens > 0 else 0.0
+    """GPU time of so many prompt tokens."""
+    return step.per_prefill_ms * tokens / 1000
+
+
+def before_token_s(step: StepModel, tokens: float) -> float:
+    """Wall time of a call with so many prompt tokens, from its start to the step that makes its first token. Its
+    fixed part is nobody else's loss: other calls go on meanwhile."""
+    return step.per_call_ms / 1000 + prefill_s(step, tokens)
 
 
 def decode_gpu_s(step: StepModel, slots: int, context: float, tokens: float) -> float:
@@ -121,7 +127,7 @@ def rest_wall_s(view: RequestView, capacity: Capacity, token_s: float, shortest:
         return 0.0
     return sum(
         stage.tool_s_before * shortest
-        + prefill_s(capacity.step, stage.prefill)
+        + before_token_s(capacity.step, stage.prefill)
         + stage.output_median * shortest * token_s
         for stage in view.compound.rest
     )

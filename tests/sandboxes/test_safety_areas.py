@@ -368,7 +368,13 @@ def test_the_same_holds_for_an_ordinary_user() -> None:
         for path in (Path(folder), Path(folder, "site"), Path(theirs)):
             path.chmod(0o755)
             os.chown(path, NOBODY, NOBODY)
-        user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+        user = [
+            "setpriv",
+            f"--reuid={NOBODY}",
+            f"--regid={NOBODY}",
+            "--clear-groups",
+            "env",
+        ]  # setpriv has root's rights
         asked = f"import pytest, ramify, sqlalchemy, sys; sys.exit(sys.version_info[:2] != {sys.version_info[:2]})"
         for interpreter in (sys.executable, f"/usr/bin/python3.{sys.version_info[1]}", "/usr/bin/python3"):
             words = [*user, interpreter]

@@ -92,3 +92,14 @@ def test_each_call_is_admitted_ordered_or_refused_and_none_that_has_a_free_slot_
 @pytest.mark.parametrize("name", ["edf", "calm-thesis"])
 def test_other_policies_stay_as_they_are(name: str) -> None:
     assert type(make_live_policy(name)).__name__ in ("EarliestDeadlineFirst", "Calm")
+
+
+def test_the_fixed_part_of_a_start_slows_nobody_down() -> None:
+    """Twenty calls have just started, half a second each, beside which tokens come as before."""
+    room = Capacity(32, 0, None, StepModel(10.0, 0.0, 0.0, 0.0, per_call_ms=500.0))
+    policy, begun = make_live_policy(), [running(i, SloClass.DEADLINE, deadline=NOW + 100) for i in range(20)]
+    policy.decide(View(room, [view(i, length=1000, deadline=NOW + 100) for i in range(20)]), NOW)
+    full = replace(room, running=20)
+    policy.decide(View(full, [], begun), NOW)
+    assert policy.decide(View(full, [view(99, deadline=NOW + 1.7)], begun), NOW).drop == (), "it needs 1.5 s"
+    assert policy.decide(View(full, [view(98, deadline=NOW + 1.3)], begun), NOW).drop, "which are reckoned with"
