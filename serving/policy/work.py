@@ -98,8 +98,8 @@ def prefill_s(step: StepModel, tokens: float) -> float:
 
 
 def before_token_s(step: StepModel, tokens: float) -> float:
-    """Wall time of a call with so many prompt tokens, from its start to the step that makes its first token. Its fixed
-    part is nobody else's loss: other calls go on meanwhile."""
+    """Wall time of a call with so many prompt tokens, from its start to the step that makes its first token. Its
+    fixed part is nobody else's loss: other calls go on meanwhile."""
     return step.per_call_ms / 1000 + prefill_s(step, tokens)
 
 
