@@ -23,7 +23,7 @@ and one over their deadlines: O(N log N).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import filterfalse, islice
 from math import exp, isnan
@@ -41,6 +41,7 @@ from ramify.serving.policy.types import (
     Needs,
     Refusal,
     RequestId,
+    RequestView,
     SloClass,
     Verdict,
     View,
@@ -122,6 +123,7 @@ class Concord:
         )
         self._reserve = Reserve(self.options.reserve, self.options.reserve_s, self.options.later_reserve)
         self._displaced_at = float("-inf")
+        self._since: dict[RequestId, tuple[RequestView | None, float]] = {}  # when what runs began, or moved on
         self._prompt_s, self._prompts_at = 0.0, 0.0  # GPU time of the prompts begun until then, decaying
 
     def observe(self, done: Finished) -> None:
@@ -129,6 +131,8 @@ class Concord:
 
     def decide(self, view: View, now: float) -> Verdict:
         capacity, book = view.capacity, self._book
+        if self.options.foresee:
+            self._follow_starts(view.running, now)
         token_s = book.follow(view, slowdown=self._slowdown(now))
         queue = book.by_laxity()
         next_late = book.next_late(now)
@@ -141,7 +145,7 @@ class Concord:
                 # What a client has seen the first tokens of is not taken back: it goes last.
                 refused = [job for job in too_late if job.view.generated == 0]
                 if refused:
-                    wait_s = self._wait_s(queue, capacity)
+                    wait_s = self._wait_s(queue, capacity, now)
                     drop = tuple([_refusal(job, wait_s, now, token_s) for job in refused])
                 late = [job.id for job in too_late if job.view.generated > 0]
         moves = Displacement()
@@ -159,7 +163,10 @@ class Concord:
             moves = self._displacement(view, queue, worth, now, contested)
         queue = queue + late if late else queue
         wake_at = min(next_late, book.next_start(now))
-        return self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
+        verdict = self._verdict(view, queue, moves, drop, None if wake_at == NEVER else wake_at)
+        if self.options.foresee:
+            self._since.update(dict.fromkeys([*verdict.admit, *verdict.resume], (None, now)))
+        return verdict
 
     def _contested(
         self, queue: list[RequestId], too_late: list[Job], capacity: Capacity, now: float
@@ -182,22 +189,31 @@ class Concord:
     def _prompts_s(self, queue: list[RequestId]) -> float:
         return sum([job.prefill_s for job in self._book.jobs(queue)])
 
-    def _wait_s(self, queue: list[RequestId], capacity: Capacity) -> float:
+    def _wait_s(self, queue: list[RequestId], capacity: Capacity, now: float) -> float:
         """For how long who comes last waits: for a slot, or where one is free for the prompts before its own."""
         if self.options.foresee:
-            return max(self._foreseen(queue, capacity).wait_s, self._prompts_s(queue))
+            return max(self._foreseen(queue, capacity, now).wait_s, self._prompts_s(queue))
         if len(queue) < capacity.free:
             return self._prompts_s(queue)
         return sum([job.slot_s for job in self._book.jobs(queue)]) / max(1, capacity.slots)
 
-    def _foreseen(self, queue: list[RequestId], capacity: Capacity, now: float = float("-inf")) -> Foreseen:
+    def _foreseen(self, queue: list[RequestId], capacity: Capacity, now: float) -> Foreseen:
         """What the queue's order will come to. Running calls that a denser one may displace hold nobody up."""
         running, waiting = self._book.running, list(self._book.jobs(queue))
-        held_s = running.by_end()
+        least = 0.0
         if capacity.can_pause or capacity.can_preempt:
-            densest = max([job.density for job in waiting], default=0.0) / (1 + self.options.preempt_margin)
-            held_s = sorted([job.slot_s for job in running.jobs() if job.density >= densest])
+            least = max([job.density for job in waiting], default=0.0) / (1 + self.options.preempt_margin)
+        in_way = [job for job in running.jobs() if job.density >= least]
+        held_s = sorted([max(0.0, job.slot_s - (now - self._since[job.id][1])) for job in in_way])
         return foresee(capacity.slots, held_s, waiting, now)
+
+    def _follow_starts(self, calls: Sequence[RequestView], now: float) -> None:
+        """A host may see nothing of a running call before its end: then only its time in the slot tells how far it
+        is."""
+        before, self._since = self._since, {}
+        for call in calls:
+            view, since = before.get(call.id, (None, now))
+            self._since[call.id] = (call, since if view is None or view is call else now)
 
     def _slowdown(self, now: float) -> float:
         """How many times longer a token takes than in a step without prompts: of each second, the share that prompts

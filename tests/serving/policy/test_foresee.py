@@ -103,3 +103,14 @@ def test_the_fixed_part_of_a_start_slows_nobody_down() -> None:
     policy.decide(View(full, [], begun), NOW)
     assert policy.decide(View(full, [view(99, deadline=NOW + 1.7)], begun), NOW).drop == (), "it needs 1.5 s"
     assert policy.decide(View(full, [view(98, deadline=NOW + 1.3)], begun), NOW).drop, "which are reckoned with"
+
+
+def test_a_call_of_which_no_token_is_seen_is_nearer_its_end_the_longer_it_runs() -> None:
+    """An answer that does not stream: 1.01 s for each of two calls, and 2.1 s for both."""
+    policy, first, second = make_live_policy(), view(1, deadline=NOW + 60), view(2, deadline=NOW + 2.1)
+    assert policy.decide(View(capacity(1), [first]), NOW).admit == (1,)
+    runs = running(1, SloClass.DEADLINE, 100, generated=0, computed=0, deadline=NOW + 60)
+    for at in (0.0, 0.5, 0.9, 1.0):
+        assert policy.decide(View(capacity(1, 1), [second], [runs]), NOW + at).drop == ()
+    moved_on = replace(runs, generated=64)
+    assert policy.decide(View(capacity(1, 1), [second], [moved_on]), NOW + 1.0).drop == (), "0.36 s are left of it"

@@ -316,6 +316,6 @@ def test_what_the_queue_keeps_from_starting_is_refused_when_it_comes(engine: Mak
         add(ours, f"call{i}", {"slo_deadline_s": 3.0, "length_quantiles": [16.0] * 32}, salt=i)
     ours.step(3)
     refused = [name for name, ended in ours.ended.items() if told(ended) is not None]
-    assert 4 <= len(refused) <= 8
+    assert len(refused) == 4, "a fourth round would end after 3.2 s, which is too near to be sure of"
     ours.until(lambda: len(ours.ended) == 12)
-    assert len([name for name in ours.tokens if len(ours.tokens[name]) == 16]) == 12 - len(refused)
+    assert len([name for name in ours.tokens if len(ours.tokens[name]) == 16]) == 6
