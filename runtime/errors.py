@@ -40,7 +40,7 @@ RunError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ramify.sandboxes.contract import RunResult
@@ -93,15 +93,26 @@ class RunWaiting(RunError):
 
 
 class AlreadyAnswered(RunError):
-    """Somebody answered that question before: their answer stands. `answer` is the value, `answered_at` the time in
-    Unix seconds, `answered_by` what took it."""
+    """Somebody answered that question before: their answer stands. `answered_at` is the time in Unix seconds,
+    `answered_by` what took it."""
 
     def __init__(
-        self, message: str, *, question_id: str, answer: object, answered_at: float | None, answered_by: str
+        self,
+        message: str,
+        *,
+        question_id: str,
+        read_answer: Callable[[], object],
+        answered_at: float | None,
+        answered_by: str,
     ) -> None:
-        self.question_id, self.answer = question_id, answer
+        self.question_id, self._read_answer = question_id, read_answer
         self.answered_at, self.answered_by = answered_at, answered_by
         super().__init__(message)
+
+    @property
+    def answer(self) -> object:
+        """The value of the answer that stands. Reading it imports the classes of that value."""
+        return self._read_answer()
 
 
 class NotInARun(RunError):

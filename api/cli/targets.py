@@ -66,11 +66,16 @@ def load_workflow(target: str) -> Workflow[..., Any]:
 
 
 def argument(text: str) -> Any:
-    """JSON where it parses, the text itself where not."""
+    """JSON where it parses, the text itself where not. Raises `NotSerialisable` for what is nested deeper than Python
+    reads."""
     try:
         return json.loads(text)
     except ValueError:
         return text
+    except RecursionError:
+        from ramify.runtime.errors import NotSerialisable
+
+        raise NotSerialisable("the JSON is nested too deeply to be read: give a flatter value") from None
 
 
 def arguments(

@@ -182,7 +182,7 @@ class Reader:
     def _refresh(self) -> None:
         """A connection that sees nothing of what was written since is left for another one."""
         if isinstance(self.connection, unwritable.Still) and self.connection.is_old:
-            newer = _connected(self.address)
+            newer = _current(self.address)
             self.connection.close()
             self.connection = newer
 
@@ -194,14 +194,41 @@ def reading(address: str | Path | Address) -> Iterator[Reader]:
     Raises `StoreError` where it cannot be used.
     """
     where = address if isinstance(address, Address) else addresses.parse(address)
-    reader = Reader(_connected(where), where)
+    reader = Reader(_current(where), where)
     try:
-        if not _is_current(reader.connection, where):
-            reader.connection.close()
-            reader.connection = _connected(where, bring=True)
         yield reader
     finally:
         reader.connection.close()
+
+
+def _current(address: Address) -> Any:
+    """A connection to the database at the present version; to a copy of it where it cannot be written."""
+    connection = _connected(address)
+    try:
+        if _is_current(connection, address):
+            return connection
+        copy = None if address.file is None else _copy(address, address.file, connection)
+    except BaseException:
+        connection.close()
+        raise
+    connection.close()
+    return _connected(address, bring=True) if copy is None else copy
+
+
+def _copy(address: Address, file: Path, connection: Any) -> unwritable.Still | None:
+    from ramify.runtime.store.connect import writer
+    from ramify.runtime.store.migrate import migrate
+
+    def upgrade(copy: Path) -> None:
+        engine = writer(addresses.parse(copy))
+        try:
+            with engine.begin() as begun:
+                migrate(begun, address)
+        finally:
+            engine.dispose()
+
+    with in_our_words(address):
+        return unwritable.upgraded(file, connection, upgrade)
 
 
 def _connected(address: Address, *, bring: bool = False) -> Any:

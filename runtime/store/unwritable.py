@@ -3,13 +3,16 @@
 SQLite wants to make a file beside a database that keeps a log, also to read it. Where that cannot be, and a process
 works on the database or was killed, its files are there and are read with it. Where the last process ended well
 there is no log, and the file is all that there is. A log that lies there alone, as in a copy, is read beside a copy
-of the file. In these two cases a connection sees nothing of what somebody writes later: `Still`.
+of the file. In these two cases a connection sees nothing of what somebody writes later: `Still`. The
+same holds where an earlier Ramify left the file: a copy in memory is brought to the present version.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -51,6 +54,21 @@ def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
     return still
 
 
+def upgraded(file: Path, read: sqlite3.Connection, upgrade: Callable[[Path], None]) -> Still | None:
+    """What an earlier Ramify left, at the present version: a copy in memory. None where the file can be written, and
+    so brought up to date itself. `upgrade` is called with the copy's file."""
+    if os.access(file, os.W_OK) and os.access(file.parent, os.W_OK):
+        return None
+    stamp = _stamp(file)
+    with _beside(file) as copy:
+        with closing(sqlite3.connect(copy)) as target:
+            read.backup(target)
+        upgrade(copy)
+        still = _in_memory(copy)
+    still.file, still.stamp = file, stamp
+    return still
+
+
 def _log(file: Path) -> Path:
     return file.with_name(f"{file.name}-wal")
 
@@ -86,15 +104,23 @@ def _opened(file: Path, how: str, timeout_s: float, kind: type[_C]) -> _C:
 
 def _copied(file: Path, log: Path) -> Still:
     """The file with its log, in memory."""
+    with _beside(file) as copy:
+        for each in (file, log):
+            (copy.parent / each.name).write_bytes(each.read_bytes())
+        return _in_memory(copy)
+
+
+@contextmanager
+def _beside(file: Path) -> Iterator[Path]:
+    """Where a copy of the file may lie for a moment."""
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="ramify-look-") as folder:
-        for each in (file, log):
-            (Path(folder) / each.name).write_bytes(each.read_bytes())
-        copy = sqlite3.connect(Path(folder) / file.name)
-        memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Still)
-        try:
-            copy.backup(memory)
-        finally:
-            copy.close()
+        yield Path(folder) / file.name
+
+
+def _in_memory(file: Path) -> Still:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Still)
+    with closing(sqlite3.connect(file)) as copy:
+        copy.backup(memory)
     return memory

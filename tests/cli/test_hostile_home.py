@@ -23,13 +23,19 @@ from ramify.browse.web.errors import NotThere
 from ramify.browse.web.search import search
 from ramify.browse.web.views import call_view, moment_view
 from ramify.cli import trust
+from ramify.compiler.plan import OpKind
+from ramify.runtime import codec
 from ramify.runtime.errors import NotSerialisable
+from ramify.runtime.inbox import question_id
 from ramify.runtime.langgraph.saver.inert import INERT
-from ramify.runtime.records import ROOT, EffectRecord, EffectStatus, RunStatus, RunUpdate
+from ramify.runtime.records import ROOT, AnswerRecord, EffectRecord, EffectStatus, OpStatus, RunStatus, RunUpdate
 from ramify.runtime.store import RunStore
 from tests.cli.test_threads import GRAPH, KEPT, Program
 
-LOOKS = ("ls", "ls --json", "tree", "log", "log --json", "show", "show --json", "show @~1", "diff @", "effects")
+LOOKS = (
+    *("ls", "ls --json", "tree", "log", "log --json", "show", "show --json", "show @~1", "diff @", "effects"),
+    *("inbox", "inbox --json"),
+)
 MORE = ("fsck", "gc --dry-run")
 
 
@@ -83,6 +89,12 @@ def record_hostile(home: Any) -> None:
                 if one.step is not None
             ]
             calls = [replace(one, key=f"{one.key}!", seq=one.seq + 200, request_json=text) for one in home.story.llm]
+            first = planted[0]
+            asking = {"kind": OpKind.INTERRUPT, "status": OpStatus.ASKED, "step": None}
+            planted += [
+                replace(first, key=key, seq=first.seq + at, **asking) for at, key in ((300, "open"), (301, "closed"))
+            ]
+            await store.put_answers(run.id, [AnswerRecord(run.id, "closed", text, STARTED, "them")])
             effect = EffectRecord(run.id, "k", "post", ROOT, EffectStatus.IN_DOUBT, "i", text, text, STARTED)
             await store.commit(run.id, ops=planted, llm=calls, effects=[effect])
 
@@ -90,10 +102,32 @@ def record_hostile(home: Any) -> None:
 
 
 @pytest.mark.parametrize("words", [*LOOKS, *MORE])
-def test_what_looks_at_rows_builds_nothing(home: Any, ramify: Any, mark: Path, words: str) -> None:
+def test_what_looks_at_rows_builds_nothing(home: Any, ramify: Any, mark: Path, set_status: Any, words: str) -> None:
     record_hostile(home)
+    if "inbox" in words:
+        set_status(RunStatus.WAITING)  # what is done asks nothing
     said = ramify(*words.split())
     assert "Traceback" not in said.err
+    assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (0, False, False), said.err
+    if words == "inbox --json":
+        assert [item["kind"] for item in json.loads(said.out)].count("question") == 1
+
+
+def test_an_answer_builds_nothing(
+    home: Any, ramify: Any, mark: Path, set_status: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the question that takes it, nor the answer that a question has, not even of a class that is loaded."""
+    record_hostile(home)
+    set_status(RunStatus.WAITING)
+
+    def decode(text: str) -> object:
+        raise AssertionError(f"{text} was built")
+
+    monkeypatch.setattr(codec, "decode", decode)
+    run = home.story.run.id
+    late = ramify("answer", question_id(run, "closed"), "true")
+    assert (late.status, "answered already" in late.err, "ramify_hostile" in late.err) == (1, True, True), late.err
+    said = ramify("answer", question_id(run, "open"), "true")
     assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (0, False, False), said.err
 
 
@@ -232,7 +266,6 @@ def test_a_private_group_is_the_users_own(home: Any, ramify: Any, monkeypatch: p
 
 def test_a_row_imports_only_what_the_workflow_imports(tmp_path: Path, mark: Path) -> None:
     """A resumed run reads its own values, and no module of anybody else's choosing."""
-    from ramify.runtime import codec
     from ramify.runtime.loading import load_target
 
     for one in HOSTILE[:4]:

@@ -290,6 +290,17 @@ def test_an_answer_that_an_interrupt_took_before_its_node_failed_is_not_the_next
     assert sorted(of_thread(call)) == ["sure of production?", "sure of staging?"]
 
 
+def test_what_is_nested_too_deeply_is_refused_and_stored_nowhere(call: Call) -> None:
+    call("run", "flow.py:single")
+    (id,) = ids(call).values()
+    for text in ("[" * 50_000, "[" * 50_000 + "]" * 50_000):
+        for words in (["answer", id, text], ["resume", "--answer", text], ["resume", f"--answer={id}={text}"]):
+            said = call(*words)
+            assert said.returncode == 1 and "nested too deeply" in said.stderr, said.stderr[-300:]
+            assert "Traceback" not in said.stderr
+    assert list(ids(call).values()) == [id]
+
+
 def test_a_thread_that_stops_by_its_settings_is_an_approval(tmp_path: Path, call: Call) -> None:
     begin(tmp_path, call, ", interrupt_before=['staging']")
     (item,) = json.loads(call("inbox", "--json").stdout)

@@ -13,11 +13,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from disks import read_only
 from langgraph.graph import StateGraph
 from langgraph.types import Command
 
 import ramify.graph
 from ramify import Runtime
+from ramify.cli.main import run_command_line
 from ramify.graph import Saver, Store
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
@@ -150,3 +152,28 @@ def test_recorded_homes_can_be_looked_at(recording: Recording, command: str) -> 
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+def test_a_home_that_cannot_be_written_is_read_as_it_is(
+    recording: Recording, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its tables are those of then: a copy of them is brought to the present ones."""
+    database = recording.home / "ramify.db"
+    before = database.read_bytes()
+
+    def said(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = run_command_line(["--home", str(recording.home), *words])
+        return status, *capfd.readouterr()
+
+    def looks() -> list[tuple[int, str, str]]:
+        return [said(*words) for words in (("inbox", "--json"), ("ls", "--json"), ("show", "--json"))]
+
+    with read_only(recording.home):
+        still = looks()
+        asked = json.loads(still[0][1])
+        refused = said("answer", asked[0]["id"], "true")
+    assert (refused[0], "Traceback" in refused[2]) == (1, False), refused[2]
+    assert (len(asked), database.read_bytes()) == (2, before)
+    assert looks() == still
+    assert database.read_bytes() != before
