@@ -39,11 +39,12 @@ def private(home: Path, database: str | Path) -> tuple[Path, ...]:
 
 
 def _database_files(database: str | Path) -> tuple[Path, ...]:
+    """SQLite keeps its other files beside the database itself, not beside a link to it."""
     address = str(database)
     scheme, apart, rest = address.partition("://")
     if isinstance(database, Path) or not apart or scheme.startswith("sqlite"):
         file = Path(unquote(rest.partition("?")[0]).removeprefix("/") if apart else address).expanduser().absolute()
-        return tuple(file.with_name(file.name + end) for end in _BESIDE_SQLITE) if file.name else ()
+        return tuple(one.with_name(one.name + end) for one in (file, file.resolve()) for end in _BESIDE_SQLITE if one.name)
     asked = parse_qs(rest.partition("?")[2])
     named = {name: asked.get(name, [""])[0] for name in ("host", "passfile", "sslkey", "sslcert")}
     files = [*(os.environ.get(name, "") for name in _POSTGRES_FILES), *list(named.values())[1:]]
