@@ -39,19 +39,21 @@ def private(home: Path, database: str | Path) -> tuple[Path, ...]:
 
 
 def _database_files(database: str | Path) -> tuple[Path, ...]:
+    """SQLite keeps its other files beside the database itself, not beside a link to it."""
     address = str(database)
     scheme, apart, rest = address.partition("://")
     if isinstance(database, Path) or not apart or scheme.startswith("sqlite"):
         file = Path(unquote(rest.partition("?")[0]).removeprefix("/") if apart else address).expanduser().absolute()
-        return tuple(file.with_name(file.name + end) for end in _BESIDE_SQLITE) if file.name else ()
+        files = {file, file.resolve()} if file.name else set()
+        return tuple(one.with_name(one.name + end) for one in files for end in _BESIDE_SQLITE)
     asked = parse_qs(rest.partition("?")[2])
     named = {name: asked.get(name, [""])[0] for name in ("host", "passfile", "sslkey", "sslcert")}
-    files = [*(os.environ.get(name, "") for name in _POSTGRES_FILES), *list(named.values())[1:]]
+    keys = [*(os.environ.get(name, "") for name in _POSTGRES_FILES), *list(named.values())[1:]]
     folders = [*(named["host"] or os.environ.get("PGHOST", "")).split(",")]
     sockets = [f"{folder}/.s.PGSQL.{port}" for folder in folders for port in _ports(asked) if folder.startswith("/")]
     if folder := os.environ.get("PGSYSCONFDIR"):
-        files.append(f"{folder}/pg_service.conf")
-    return tuple(Path(file).expanduser().absolute() for file in (*files, *sockets) if file)
+        keys.append(f"{folder}/pg_service.conf")
+    return tuple(Path(name).expanduser().absolute() for name in (*keys, *sockets) if name)
 
 
 def _ports(asked: dict[str, list[str]]) -> set[str]:

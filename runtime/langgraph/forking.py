@@ -9,6 +9,7 @@ so the user's types need not be importable.
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from sqlalchemy import Connection, Row, inspect, select
 
 from ramify.compiler.plan import OpKind
+from ramify.runtime.errors import StoreError
 from ramify.runtime.langgraph.env import ENV, Env, join_key
 from ramify.runtime.langgraph.errors import NoStateThere, ThreadElsewhere
 from ramify.runtime.langgraph.saver.engines import engine_to_read
@@ -93,7 +95,8 @@ def channels_at(
 ) -> Mapping[str, object]:
     """The state of the graph at a checkpoint, as JSON values: each channel that a user named.
 
-    No class of the user's is imported for it: an object is shown by its fields. Raises as `fork_thread`.
+    No class of the user's is imported for it: an object is shown by its fields. Raises as `fork_thread`,
+    and `StoreError` for a row that is damaged.
     """
     engine = engine_to_read(address)
     try:
@@ -103,6 +106,8 @@ def channels_at(
             named = {name: id for name, id in json.loads(row.channels).items() if _is_users(name)}
             found = load(connection, named.values())
             return {name: shown(found[id].kind, found[id].data) for name, id in named.items()}
+    except (ValueError, TypeError, KeyError, zlib.error) as error:
+        raise StoreError(f"the checkpoints of run {record.id} hold a row that cannot be read: {error}") from error
     finally:
         engine.dispose()
 

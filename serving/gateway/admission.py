@@ -35,6 +35,7 @@ class Seeker(Protocol):
     """A call, as the door knows it."""
 
     affinity: str | None  # calls with the same one are best on one replica
+    cached_as: str | None  # an engine that answered one with the same may have read its prompt already
     avoid: frozenset[int]  # replicas that have failed it
     resumable: bool  # its answer, broken off, can be gone on with
 
@@ -151,7 +152,7 @@ class Admission(ABC):
         if turn.done():
             return None
         able = [one for one in among if one.upstream is not None and one.index not in call.avoid]
-        return next((one for one in able if one.may_do(call.view(), call.affinity, refusal.needs, now)), None)
+        return next((one for one in able if one.may_do(call.view(), call.cached_as, refusal.needs, now)), None)
 
     def _drop(self, refusal: Refusal) -> None:
         if refusal.id in self._waiting:

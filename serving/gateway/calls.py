@@ -47,6 +47,7 @@ class Call:
     predicted: bool = False  # the sketch is the analyzer's
     cut: bool = False  # it ended there
     affinity: str | None = None
+    cached_as: str | None = None
     resumable: bool = False
     avoid: frozenset[int] = frozenset()
     replica: int = 0

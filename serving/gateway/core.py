@@ -97,13 +97,15 @@ class Gateway:
     def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
         """A call has come in."""
         prompt = _prompt(dialect, body)
+        affinity = _affinity(tags, body, prompt)
         return self.records.open(
             dialect.path,
             tags,
             prompt_tokens=self._sizes.guess(len(prompt)),
             sketch=None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles),
             max_tokens=_limit(body),
-            affinity=_affinity(tags, body, prompt),
+            affinity=affinity,
+            cached_as=affinity or f"prompt {hash(prompt)}",
             resumable=resumable(dialect, without_tags(body)),
         )
 

@@ -22,15 +22,15 @@ def service_of(
         return None
     end = now if call.last_token is None else call.last_token
     total_s, beside = end - call.entered, at.beside(call.id, now)
+    again = call.cached_as is not None and at.read(call.cached_as, total_s, tokens)
     own = details.times
     if own is not None and own.prompt_s + own.decode_s <= _SLACK * total_s:
         return Service(own.prompt_tokens, own.tokens, None, own.decode_s, beside, total_s, own.prompt_s)
     prompt: int | None = call.prompt_tokens
-    again = call.affinity is not None and at.read(call.affinity, total_s, tokens)
     first_s = None if call.first_token is None else call.first_token - call.entered
     if details.cached is not None:
         prompt = max(1, call.prompt_tokens - details.cached)
-    elif again and _quick(at, call.prompt_tokens, tokens, beside, first_s, total_s):
+    elif again and call.affinity is not None and _quick(at, call.prompt_tokens, tokens, beside, first_s, total_s):
         prompt = None
     waited = at.waited(call.id)
     if first_s is None or came_whole(first_s, total_s - first_s, tokens, pieces):

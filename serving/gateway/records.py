@@ -41,6 +41,7 @@ class Records:
         sketch: LengthSketch | None = None,
         max_tokens: int | None = None,
         affinity: str | None = None,
+        cached_as: str | None = None,
         resumable: bool = False,
     ) -> Call:
         """A call has come in."""
@@ -66,6 +67,7 @@ class Records:
             sketch=sketch,
             max_tokens=max_tokens,
             affinity=affinity,
+            cached_as=cached_as,
             resumable=resumable,
         )
         self._calls.append(call)

@@ -109,22 +109,22 @@ class Replica:
         self._worked += min(self.running, self.slots) * max(0.0, now - self._worked_at)
         self._worked_at = now
 
-    def read(self, affinity: str, took_s: float, tokens: int) -> bool:
-        """A call with this affinity was answered here. Had one been before, so that its prompt may have come from the
-        engine's cache?"""
-        before = affinity in self._prefixes
-        self._prefixes[affinity] = (took_s, max(1, tokens))
-        self._prefixes.move_to_end(affinity)
+    def read(self, cached_as: str, took_s: float, tokens: int) -> bool:
+        """Such a call was answered here. Had one been before, so that its prompt may have come from the engine's
+        cache?"""
+        before = cached_as in self._prefixes
+        self._prefixes[cached_as] = (took_s, max(1, tokens))
+        self._prefixes.move_to_end(cached_as)
         while len(self._prefixes) > _AFFINITIES:
             self._prefixes.popitem(last=False)
         return before and self.traits.keeps_prefixes is not False
 
-    def may_do(self, call: RequestView, affinity: str | None, needs: Needs, now: float) -> bool:
+    def may_do(self, call: RequestView, cached_as: str | None, needs: Needs, now: float) -> bool:
         """Is a call to be let in that the policy would refuse on an estimate? Only where a slot is free, so that it
         keeps nobody waiting: where the evidence allows that the call is in time, and now and then as a test."""
         if self.running >= self.slots:
             return False
-        last = None if affinity is None else self._prefixes.get(affinity)
+        last = None if cached_as is None else self._prefixes.get(cached_as)
         prompt = 1 if last is not None and self.traits.keeps_prefixes else call.to_prefill
         least_s = min(needs.own_s, self.model.least_s(prompt, needs.tokens, self.running + 1.0))
         if last is not None and self.traits.keeps_prefixes is None:  # as quick as that, whether it has a cache or not

@@ -220,6 +220,28 @@ def test_what_looks_at_a_thread_builds_nothing(
     assert (said.status, mark.exists(), "ramify_hostile" in sys.modules) == (0, False, False), said.err
 
 
+DAMAGED = [
+    ormsgpack.Ext(0, ormsgpack.packb(5)),  # an extension that is no triple
+    ormsgpack.Ext(64, b"no JSON"),
+    {"run": 1},  # no world of a thread's
+    "text",
+]
+
+
+@pytest.mark.parametrize("value", DAMAGED)
+def test_a_threads_damaged_row_is_told(thread: Program, ramify: Any, tmp_path: Path, value: Any) -> None:
+    thread.invoke("t")
+    thread.close()
+    with sqlite3.connect(tmp_path / "home" / "ramify.db") as connection:
+        connection.execute(
+            "UPDATE ramify_values SET head = x'', base = NULL, keep = 0, compressed = 0, words = '', tail = ?",
+            (ormsgpack.packb(value),),
+        )
+    for words in LOOKS:
+        said = ramify(*words.split())  # raises what no command tells
+        assert said.status == 0 or "cannot be read" in said.err, (words, said.err)
+
+
 def test_going_on_with_such_a_thread_is_refused(thread: Program, ramify: Any, mark: Path, tmp_path: Path) -> None:
     ran = thread.invoke("t")
     thread.close()

@@ -121,6 +121,20 @@ async def test_nor_where_the_database_is_elsewhere(
     assert on_the_host(folder)
 
 
+@pytest.mark.parametrize("how", ["named", "in the home"])
+async def test_nor_where_a_link_leads_to_the_database(how: str, user: Path, area: Path, workspace: Path) -> None:
+    """SQLite keeps `-wal` and `-shm` beside the database itself, not beside the link."""
+    real, home = area / "real", area / "state"
+    for folder in (real, home):
+        folder.mkdir()
+    (real / "other").write_text("to be seen\n")
+    link = area / "link.db" if how == "named" else home / "ramify.db"
+    link.symlink_to(real / "runs.sqlite")
+    async with Runtime(home=home, database=link if how == "named" else None) as runtime:
+        assert await runtime.run(look, str(real), workspace=workspace) == "other\n"
+        assert {path.name for path in real.iterdir()} > {"runs.sqlite", "runs.sqlite-wal", "other"}
+
+
 @step
 async def names(sandbox: Sandbox, folder: str) -> str:
     return (await sandbox.run(["ls", "-I", "project", folder])).stdout
@@ -136,6 +150,17 @@ async def test_nor_the_home_that_is_usual_while_another_is_in_use(user: Path, ar
         await runtime.run(searching, f"{user}/reference", [], MARKER, workspace=workspace)
     assert on_the_host(paths.home())
     async with Runtime(home=area / "state") as runtime:
+        assert await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
+
+
+async def test_nor_the_database_that_is_usual_while_another_is_in_use(
+    user: Path, area: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMIFY_DATABASE", str(area / "usual.db"))
+    async with Runtime() as runtime:
+        await runtime.run(searching, f"{user}/reference", [], MARKER, workspace=workspace)
+    assert on_the_host(area / "usual.db")
+    async with Runtime(database=area / "other.db") as runtime:
         assert await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
 
 

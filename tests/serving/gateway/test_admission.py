@@ -25,6 +25,7 @@ class Seeker:
         kind = SloClass.BEST_EFFORT if due_in is None else SloClass.DEADLINE
         self.seen = RequestView(RequestId(id_), now, kind, deadline)
         self.affinity: str | None = None
+        self.cached_as: str | None = None
         self.avoid: frozenset[int] = frozenset()
         self.resumable = resumable
         self.why: list[Exception] = []

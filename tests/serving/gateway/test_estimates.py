@@ -128,6 +128,24 @@ def test_a_prompt_from_the_engines_cache_makes_no_prompt_cheap_and_is_not_refuse
     run(work)
 
 
+@pytest.mark.parametrize("prompt", [20, 1500])
+@pytest.mark.parametrize("tells", [False, True])
+def test_an_idle_engine_with_a_cache_takes_again_what_it_has_just_answered(prompt: int, tells: bool) -> None:
+    """Also where its own account of its time tells what a prompt costs that it has not read."""
+
+    async def work() -> None:
+        served = Served(Engine(prompt=0.02, base=0.005, cache=True, tells=tells))
+        for i in range(12):
+            await served.ask(prompt=100 + 60 * i, tokens=5, word=f"w{i}")
+        await served.ask(prompt, tokens=5)
+        for _ in range(3):
+            once = await served.ask(prompt, tokens=5)
+            again = await served.ask(prompt, tokens=5, deadline=3 * once.took_s)
+            assert again.status == 200 and again.met, again.error
+
+    run(work)
+
+
 def test_what_cannot_be_is_refused_also_where_nothing_is_streamed() -> None:
     """1,500 words need 1.8 s by themselves."""
 

@@ -161,6 +161,7 @@ async def test_the_budget_is_for_all_of_a_call_together() -> None:
     [
         {"anyOf": CONSTANTS[:1000]},
         {"enum": NAMES[:1000]},
+        {"type": "string", "enum": NAMES[:1000]},  # as pydantic writes it, and as many as OpenAI takes
         wide(1000),
         {"$defs": {"e": {"enum": NAMES[:900]}}, "properties": {f"p{at}": {"$ref": "#/$defs/e"} for at in range(50)}},
         {"type": "array", "maxItems": 1000, "items": {"type": "string", "maxLength": 1000}},
