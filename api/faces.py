@@ -86,7 +86,7 @@ def patched(name: str) -> bool:
     async def ask() -> bool:
         return is_patched(scope, name)
 
-    answer: bool = from_here("patched() was called", ask)  # type: ignore[assignment]  # it waits here: decision 242
+    answer: bool = from_here("patched() was called", ask)  # type: ignore[assignment]  # it waits here: decision 003
     return answer
 
 

@@ -91,7 +91,7 @@ def _logged(saver: Any, database: Path, size: int, steps: int = 25) -> float:
 
 
 def _frames(log: Path) -> int:
-    """Those of the log's present round; what is behind them is room (decision 265)."""
+    """Those of the log's present round; what is behind them is room (decision 017)."""
     data = log.read_bytes()
     page: int = struct.unpack(">I", data[8:12])[0]
     frames = (data[at + 8 : at + 16] for at in range(32, len(data), 24 + page))

@@ -6,7 +6,7 @@ A ListMLE head (Xia et al. 2008, as Fu et al. use it, NeurIPS 2024) on the mean 
 the prompt, and beside it the request analyzer's median, learnt from the same prompts and judged on the same others
 (`_split.py`). `--responses` holds `*.jsonl.gz` of prompt and response; `--model` is a Hugging Face folder. Needs
 torch and transformers: run it with vLLM's interpreter. The weights are not kept: replay needs only the rank
-correlations that come out, for `Knowledge.correlation` in `serving/replay/types.py` (docs/decisions/300).
+correlations that come out, for `Knowledge.correlation` in `serving/replay/types.py` (docs/decisions/055).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Peers run in the same process, on the same disk, as durable as ours. They want l
 langgraph-checkpoint-postgres and dbos (`pip install -e '.[bench]'`); a row says where one is missing. Recorded
 traces (`_runtime_traces.py` says of what kinds) are files or folders: `--trace`, or RAMIFY_TRACES in the environment.
 `--quick` takes fewer steps and branches. Which targets a durable superstep misses, by how much, why, and where the
-floor lies: docs/decisions/267.
+floor lies: docs/decisions/017.
 """
 
 from __future__ import annotations

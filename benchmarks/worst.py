@@ -2,7 +2,7 @@
 
     python benchmarks/worst.py [--quick] [--cases N] [--seed N] [--json]
 
-What docs/decisions/135 shows. Brute force, no model, no engine. Held to: nowhere is the default's worst below the
+What docs/decisions/050 shows. Brute force, no model, no engine. Held to: nowhere is the default's worst below the
 worst of `calm-thesis`. With `--json` the last line is one object.
 """
 

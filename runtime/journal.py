@@ -107,7 +107,7 @@ class Journal:
         """Whether the whole run is to meet the outside as a branch of a fork does."""
         self.stopped: BaseException | None = None
         """Why nothing new begins and the run ends, whoever caught that: an effect of which nobody knows whether it
-        happened, a wrong hit (decision 292), questions that wait for a person (decision 327)."""
+        happened, a wrong hit (decision 005), questions that wait for a person (decision 075)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self._occurrences: Counter[str] = Counter()
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()

@@ -187,7 +187,7 @@ async def settle_after(fence: Fence, error: BaseException, result_json: str | No
 
 def met_in_doubt(pending: Pending, fence: Fence, error: Exception, *, began: bool) -> Exception:
     """What an irreversible step raises where `error` ended it. While nobody knows of an earlier attempt, whoever
-    caught the error would take it for the word that nothing happened: it is a doubt, and ends the run (decision 256).
+    caught the error would take it for the word that nothing happened: it is a doubt, and ends the run (decision 005).
     That its own time was up the workflow hears, and may decide. `began`: the effect, in this attempt."""
     now = fence.journal.effect(fence.key)
     if now is None or now.status not in DOUBTFUL or isinstance(error, EffectInDoubt | WrongReuse):

@@ -1,7 +1,7 @@
 """What a result can depend on beside arguments and world: the code around a step, and the machine under the world.
 
 Both are prints: digests that change when the thing may have changed. A print that changes without need costs a miss;
-one that stays when it should not would cost a wrong hit, so in doubt these change (`docs/decisions/079`).
+one that stays when it should not would cost a wrong hit, so in doubt these change (`docs/decisions/021`).
 """
 
 from __future__ import annotations

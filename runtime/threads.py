@@ -81,7 +81,7 @@ def from_here(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable[T]:
     if running is not None:  # asyncio.run(...) in a plain function
         return asyncio.wrap_future(answer, loop=running)
     try:
-        return answer.result()  # type: ignore[return-value]  # by static types always to be awaited: decision 242
+        return answer.result()  # type: ignore[return-value]  # by static types always to be awaited: decision 003
     except asyncio.CancelledError:
         call.leave_if_abandoned()
         raise

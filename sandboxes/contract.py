@@ -106,7 +106,7 @@ class WorldSpec:
     limits: Limits = field(default_factory=Limits)
     dumpable: bool = False
     """Processes can be dumped whole (CRIU). They run without the system-call filter then, for only the machine's root
-    can dump what is filtered: `docs/decisions/020-dumped-worlds-have-no-filter.md`."""
+    can dump what is filtered: `docs/decisions/037-process-checkpoints-with-criu.md`."""
     startup: tuple[str, ...] = ()  # commands that every world starts beside its shell, but where they came with it
 
 

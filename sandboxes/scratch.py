@@ -70,7 +70,7 @@ class Session:
 
 
 def spread(folder: Path) -> None:
-    """Have ext4 put what is made in `folder` where little was made before, not beside it: decision 230.
+    """Have ext4 put what is made in `folder` where little was made before, not beside it: decision 034.
 
     Only the time of a mount depends on it, so a file system without such a flag is left as it is.
     """

@@ -3,7 +3,7 @@
 A commit is appended to the log and waits for the disk. Where it makes the file longer, the file system has to note
 the new length as well, which takes it as long again. So the log is made longer in larger pieces, of zeros, and
 commits overwrite them. To SQLite they are nothing: its log ends where a frame lacks the log's own salts and checksum,
-as what an earlier round left does. PostgreSQL makes its log so, too (decision 265).
+as what an earlier round left does. PostgreSQL makes its log so, too (decision 017).
 
 Zeros are appended, never written at a place: what another wrote meanwhile stays, be it that the database was replaced
 under its name and the log is not ours any more. Inside a transaction that writes, nobody else makes the log longer.

@@ -5,7 +5,7 @@ world has any process, the host reaches it by `/proc/KEEPER/root/…`, and a wor
 mount as a descriptor. All of it goes with this process. Files are handled by `os`: every fork waits for what is done
 here, and pathlib would cost as much as the mount.
 
-Measured (docs/decisions/015-trees-are-mounted-by-a-keeper.md): mount(2) with layers named by `/proc/self/fd/N`, which
+Measured (docs/decisions/034-mounting-trees-ahead.md): mount(2) with layers named by `/proc/self/fd/N`, which
 keeps its options within a page up to some 200 layers, is no slower than `fsconfig lowerdir+` and needs no new kernel.
 """
 

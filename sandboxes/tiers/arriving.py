@@ -6,7 +6,7 @@ itself (tracing.py), under its own filter, and its pages are mapped from the ima
 back from it, until one writes.
 
 So nothing crosses a wall: no process leaves its namespaces, and no right is given to memory that the world's code
-wrote. See docs/decisions/100-python-sessions-are-carried.md.
+wrote. See docs/decisions/038-python-sessions-are-copied-into-forks.md.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ named pipes in the agent's private folder, which the agent of the restored world
 
 CRIU opens what the processes had open by the paths that this had, and what they made of those paths is theirs to say:
 a folder that they removed may be a link by then. So nothing of the host is in its reach: the agent is shut to it, and
-what it is given, the images and a folder to work in, leads nowhere (decision 286).
+what it is given, the images and a folder to work in, leads nowhere (decision 037).
 
 A process comes back with the pid that it had. So the world's processes live above `FIRST_PID`, and CRIU itself is
 started below it.

@@ -37,7 +37,7 @@ class Upstream:
     it `queues` calls inside and may pause them, of silence on all of them.
 
     An answer that does not stream is silent until its end, however hard the engine works on it: it has `whole_s`, or
-    `hang_s` where that is more (docs/decisions/262). Time that this loop was held up for is nobody's silence. Where
+    `hang_s` where that is more (docs/decisions/060). Time that this loop was held up for is nobody's silence. Where
     an engine that queues works for others, a call that it does not know any more is lost after `whole_s` (283).
 
     `loops`: it works on all calls in one loop, which also answers for its metrics. While a call with a shape may hold

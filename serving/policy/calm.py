@@ -6,7 +6,7 @@ p); of these, sorted by input length, the window of B with the greatest sum of p
 free slots are filled in the order of priority and nothing is displaced.
 
 Kept as the thesis has it, so that it can be compared with; `concord` is what we recommend. Where the text leaves a
-choice, it is named in docs/decisions/030.
+choice, it is named in docs/decisions/051.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NEVER = float("inf")
 
 class Ranked(NamedTuple):
     """One request, analysed (algorithm 4.1, lines 2 to 6). Its bandwidth t_gen / t_rem stands in both terms of its
-    priority and cancels (docs/decisions/030)."""
+    priority and cancels (docs/decisions/051)."""
 
     view: RequestView
     gen_s: float  # t_gen: upper bound of its remaining generation time; of the whole stage, for a compound request

@@ -1,6 +1,6 @@
 """Concord, the default: as many programs in time as fit, the least dense left out; those by who must start first.
 
-What it does differently from the thesis's CALM, each for what it brought in replay (docs/decisions/031):
+What it does differently from the thesis's CALM, each for what it brought in replay (docs/decisions/046):
 
 1. A request's price is the GPU time of the *whole remaining program*: its own prefill, net of the expected prefix
    hit, its own answer, its siblings of the stage, and the stages that follow, as the plan or the pattern has them.
@@ -8,8 +8,8 @@ What it does differently from the thesis's CALM, each for what it brought in rep
    Ranked is by the median length, refused only on an optimistic one (P10).
 3. The order is by laxity (who must start first, starts first). Where not all can be met, it is so among those that
    can, with room for what will come; who would make a denser one late stands behind them, the densest first
-   (`keep.py`, docs/decisions/210). It is asked where something has to wait: for a slot, or, with slots free, for the
-   prompts before it (docs/decisions/317).
+   (`keep.py`, docs/decisions/047). It is asked where something has to wait: for a slot, or, with slots free, for the
+   prompts before it (docs/decisions/049).
 4. A floor for each class holds a share of the slots, so that no objective starves latency-sensitive requests, nor
    best effort that has waited out its default deadline. Where few of the slots are taken, it puts them first.
 5. A fork group is one unit: its prompt is charged once, its length is that of the k-th of n to end, and its siblings
@@ -217,7 +217,7 @@ class Concord:
 
     def _slowdown(self, now: float) -> float:
         """How many times longer a token takes than in a step without prompts: of each second, the share that prompts
-        took lately is not the streams' (docs/decisions/281)."""
+        took lately is not the streams' (docs/decisions/049)."""
         over = self.options.prompts_s
         if over <= 0.0:
             return 1.0

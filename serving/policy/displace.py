@@ -100,11 +100,11 @@ def pays(
     is worth, bounds that from both sides: a victim that becomes late loses its whole worth, less at most `others`
     that are served in the time it leaves; and with it no more than `others` can be lost. Without this a short job
     displaces one that is worth a hundred times as much and has no time to spare, which is why theorem 4.1 fails
-    (docs/decisions/135). Where all are worth the same, it changes nothing but the last one in the queue.
+    (docs/decisions/050). Where all are worth the same, it changes nothing but the last one in the queue.
 
     Where slots are contested and no weight tells the two apart, all rests on estimates of length, and the best of
     many differences is mostly error: `contested_margin` is asked for, and one that is late by the reckoning
-    has its price (docs/decisions/211).
+    has its price (docs/decisions/048).
     """
     contested = contested_margin is not None
     if contested_margin is not None and job.given <= victim.given:

@@ -27,7 +27,7 @@ _DENSEST = float_info.max  # where nothing is kept, so that nothing is denser
 @dataclass(frozen=True, slots=True)
 class Reserve:
     """Of the next `until_s` seconds a `times`-th is given away, of what lies behind them a `later`-th: that a rush
-    goes on is likely, that it goes on for a minute is not (docs/decisions/308)."""
+    goes on is likely, that it goes on for a minute is not (docs/decisions/047)."""
 
     times: float
     until_s: float

@@ -1,7 +1,7 @@
 """What runs, with what a decision asks of all of it together.
 
 Of hundreds that run, a few have moved on from one decision to the next. So sums and sorted lists are kept and
-changed in place, which is a fraction of making them anew (docs/decisions/270).
+changed in place, which is a fraction of making them anew (docs/decisions/052).
 """
 
 from __future__ import annotations

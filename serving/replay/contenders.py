@@ -18,7 +18,7 @@ _CONCORD = partial(make_policy, "concord")
 _TOKENS = partial(_CONCORD, goodput="token")
 
 _CALM = partial(make_policy, "calm-thesis", goodput="request")
-# The best of what was varied in simulation (docs/decisions/136). In replay the algorithm as written is (319).
+# The best of what was varied in simulation (docs/decisions/065). In replay the algorithm as written is (319).
 _TUNED = partial(
     make_policy,
     "calm-thesis",
@@ -49,7 +49,7 @@ HIDDEN = Contender(
     ours=True,
     about="the default without later stages: what the compiled plan is worth",
 )
-# What a prompt tells of its answer's length, on held-out prompts (docs/decisions/300), as the copula's correlation.
+# What a prompt tells of its answer's length, on held-out prompts (docs/decisions/055), as the copula's correlation.
 _ANALYZER, _RANKER = 0.48, 0.51
 AS_MEASURED = "concord, lengths as measured"
 ABLATED: tuple[Contender, ...] = (
@@ -110,7 +110,7 @@ ABLATED: tuple[Contender, ...] = (
 )
 # What EDF has, given to those whose papers have no deadlines: to refuse by a call alone (`edf-feasible`), or by
 # the plan and medians (`edf-plan`). Each in a file of its own or by an option: the published form stays as its paper
-# has it. And least laxity by medians, and FCFS with a shorter wait until it drops (docs/decisions/320).
+# has it. And least laxity by medians, and FCFS with a shorter wait until it drops (docs/decisions/065).
 _CALLS = Knowledge(structure=Structure.HIDDEN)
 REFUSING: tuple[Contender, ...] = (
     Contender(
@@ -159,7 +159,7 @@ REFUSING: tuple[Contender, ...] = (
     ),
 )
 # No scheduler: what the LP bound leaves out never comes to it. What it meets, a schedule of this very engine meets:
-# so much of the bound is there to be had (docs/decisions/280).
+# so much of the bound is there to be had (docs/decisions/066).
 # Nothing is kept for what may come: all of it is known to fit.
 CLAIRVOYANT = Contender(
     "clairvoyant",

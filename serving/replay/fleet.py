@@ -2,7 +2,7 @@
 
 A call waits at the gateway until the policy lets it in, and is bound only then, to the engine with the fewest calls.
 The engines are vLLM's own schedulers and never have more calls than slots. What a gateway cannot do, nobody does
-here: see KV, pause, preempt, or bound a step's prompts (docs/decisions/048). vLLM's own scheduler alone, as a
+here: see KV, pause, preempt, or bound a step's prompts (docs/decisions/058). vLLM's own scheduler alone, as a
 contender, has a balancer in front that binds each call as it comes (`_Balanced`).
 
 The policy is asked when a call comes and when one ends, at the time of the engine where that is. An engine in the

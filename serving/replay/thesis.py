@@ -2,7 +2,7 @@
 
 Whatever comes out stands beside what it says. None of these rows has a target: its engines, models and data are not
 at hand. Its algorithm runs as written, which in replay is also the best that was found of it where there is more load
-than capacity (docs/decisions/319).
+than capacity (docs/decisions/051).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Two things bend the line. The first tokens of a step cost next to nothing: its weights are read in any case, and a
 matrix kernel works on as many rows at once. And a step with prompt tokens in it is not replayed as one captured
 graph. Without them a fit takes from the fixed part what it gives to prompt tokens, and small batches come out too
-fast (docs/decisions/304).
+fast (docs/decisions/064).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _FIRST = 5  # steps to look at before the first correction
 class Pace:
     """A step is timed from the landing of the one before it, or from where it was scheduled if that was later, to its
     own: which holds whether or not steps overlap. Times are added up before they are divided. The mean of single
-    ratios would be far off where prompts make one step thirty times as long as the next (docs/decisions/245)."""
+    ratios would be far off where prompts make one step thirty times as long as the next (docs/decisions/049)."""
 
     def __init__(self, start: StepModel, calibrate: bool) -> None:
         self._start, self.model = start, start

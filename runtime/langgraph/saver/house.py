@@ -3,7 +3,7 @@
 A writer remembers what it wrote: threads and values by their numbers. So each deletion counts the house's number up,
 and each transaction that writes looks first whether it is still the one it knows; otherwise it forgets what it
 remembers. SQLite has one writer at a time. On a server those that write share a lock on the number, and who deletes
-waits for them and holds it alone (decision 263).
+waits for them and holds it alone (decision 018).
 """
 
 from __future__ import annotations

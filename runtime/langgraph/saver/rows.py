@@ -4,7 +4,7 @@ On a server the way there takes longer than a row, and a pipeline of statements 
 them. So what needs no answer waits for the end, where it is a transaction by itself. An answer would be needed of
 whether a value, or a task's writes, are there already. As far as this process knows they are not, so they are
 inserted as new (`boldly`): where another process was faster the server refuses all of it, and it is done again in a
-transaction that waits for each answer (decision 264).
+transaction that waits for each answer (decision 017).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each is told what its paper assumes and nothing less: a predictor's lengths for those that use any, the plan for those
 that look at programs. Parameters are the papers' own where a paper names them; which were varied here, and what came
-of it, is in docs/decisions/136, 302 and 307.
+of it, is in docs/decisions/065, 302 and 307.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each of them is a key and, where it has one, a time from which a call is not worth starting. What the literature says
 about them beyond that is the two switches here: whether what runs is displaced by what comes before it in the order
 (preemptive EDF, SRPT), and by how much it must come before. What was varied of them, and what was not, is in
-docs/decisions/136.
+docs/decisions/065.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Program-level SRPT that reckons with the pace that Concord reckons with.
 
-A token waits for the prompts of its steps too (docs/decisions/281): of each second, the share that prompts took of
+A token waits for the prompts of its steps too (docs/decisions/049): of each second, the share that prompts took of
 late is not the streams'. Without it too much is held to be met still, and more where limits are tight.
 """
 

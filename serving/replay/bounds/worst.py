@@ -1,6 +1,6 @@
 """How far from the optimum policies come on one slot at worst, by how much densities and slacks differ.
 
-Theorem 4.1 of the thesis promises a constant and has none (docs/decisions/135), so it is counted instead.
+Theorem 4.1 of the thesis promises a constant and has none (docs/decisions/050), so it is counted instead.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tests.serving.policy.views import NOW, view
 
 
 def left_out(waiting: Sequence[Job], running: Sequence[Job], reserve: Reserve, now: float) -> set[str | RequestId]:
-    """Moore and Hodgson's rule as it is told in docs/decisions/210 and 308, job by job."""
+    """Moore and Hodgson's rule as it is told in docs/decisions/047 and 308, job by job."""
     times, more = reserve.times, max(0.0, reserve.times / reserve.later - 1.0)
     first_due = sorted([(job.due, job.work_s) for job in running if job.late_at > now], reverse=True)
     demand = 0.0

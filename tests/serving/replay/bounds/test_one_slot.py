@@ -62,7 +62,7 @@ def test_the_optimum_by_hand() -> None:
 
 def test_theorem_4_1_does_not_hold() -> None:
     """D.16 to D.18 drop a factor t_U / t_V below 1. B is denser, is served, and A, worth a hundred times as much, is
-    late: no constant holds. The default asks what else there is to fill the time with. docs/decisions/135."""
+    late: no constant holds. The default asks what else there is to fill the time with. docs/decisions/050."""
     for worth in (100, 1000):
         counterexample = [Job(0, 2 * worth, 2 * worth, worth), Job(0, 1, 1, 1.0)]
         assert optimum(counterexample) == worth
