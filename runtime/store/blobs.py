@@ -49,7 +49,7 @@ class Recent:
             self._runs.popitem(last=False)
 
     def forget(self, run: RunId) -> None:
-        """A run begins, perhaps under the name of one that was deleted."""
+        """A run begins, perhaps under the name of one that was deleted; or its plan is replaced, and so deleted."""
         self._runs.pop(run, None)
 
 

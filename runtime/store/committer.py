@@ -60,7 +60,7 @@ class Job:
     barrier: Barrier | None = None
     linger_s: float = 0.0
     undone: Callable[[], None] | None = None
-    begins: bool = False  # the run is new
+    begins: bool = False  # the run is new, or gets another plan: no text is written against one of before
 
 
 @dataclass(eq=False, slots=True)

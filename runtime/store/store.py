@@ -279,7 +279,7 @@ class RunStore:
             statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
             statements.put_effects(connection, effects)
 
-        return Job(work, run_id, long_texts, barrier, begins=begin is not None)
+        return Job(work, run_id, long_texts, barrier, begins=begin is not None or change.plan_json is not None)
 
     async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
         """A run's journal, or what came to it after the row numbered `after`."""
