@@ -178,8 +178,9 @@ def matching(stored: Plan, now: Plan, recorded: Mapping[str, Recorded]) -> Match
         else:
             pairs.append((one, other))
     sure_old, sure_new = {one.id for one, _ in pairs}, {other.id for _, other in pairs}
-    free = Counter(op.step for op in _own(now) if op.id not in sure_new)
+    free = Counter(op.step or "" for op in _own(now) if op.id not in sure_new)
     names = {_origin(op).identity for op in _own(now) if op.id not in sure_new}
+    unknown_then = {s.name for s in now.steps if stored.step(s.name) is None and s.effect not in HARMLESS}
     kept, again, aside, refused = list[Line](), list[Line](), list[Line](), list[Line]()
     for op in stored.ops:
         there = recorded.get(op.id)
@@ -197,8 +198,13 @@ def matching(stored: Plan, now: Plan, recorded: Mapping[str, Recorded]) -> Match
         elif op.kind is OpKind.FORK:
             may_come = any(other.step in steps for other in _own(now))
         else:
-            may_come = free[op.step] > 0 or (op.origin is not None and op.origin.identity in names)
-        if not may_come:
+            may_come = (op.step is not None and free[op.step] > 0) or (
+                op.origin is not None and op.origin.identity in names
+            )
+        other_names = sorted(free.keys() & unknown_then) if op.step is not None and now.step(op.step) is None else []
+        if not may_come and risky and other_names:
+            refused.append(replace(line, why=_renamed(op.step, other_names)))
+        elif not may_come:
             aside.append(line)
         elif risky:
             why = uncertain.get(op.id) or _why(op, risky)
@@ -234,6 +240,13 @@ def _why(op: PlanOp, risky: list[str]) -> str:
     if op.origin is not None and op.origin.repeats:
         return "it may be called several times, and which call is which cannot be told"
     return "a call like it is in the code, and whether it is the same cannot be told"
+
+
+def _renamed(step: str | None, others: list[str]) -> str:
+    return (
+        f"no step has this name any more, and {', '.join(others)} is new: it may be the same under another name. "
+        f"If it is, keep the name that it had: `@step(name={step!r})`"
+    )
 
 
 def _effect(step: str, stored: Plan, now: Plan) -> Effect:

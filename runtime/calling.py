@@ -35,6 +35,13 @@ class StepDef:
 
 def bind(step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by name, defaults filled in, the world left out: what the result depends on."""
+    return bind_and_fill(step, args, kwargs)[0]
+
+
+def bind_and_fill(
+    step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """As `bind`, and the names of the parameters whose values are the defaults."""
     signature = _signature(step.function, step.sandbox_parameter)
     try:
         bound = signature.bind(*args, **kwargs)
@@ -43,8 +50,9 @@ def bind(step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[s
             "" if "'self'" not in str(error) else "; a step is no method: make it a function, or hand it the object"
         )
         raise BadArguments(f"step {step.name}{signature}: {error}{mend}") from None
+    given = set(bound.arguments)
     bound.apply_defaults()
-    return dict(bound.arguments)
+    return dict(bound.arguments), frozenset(bound.arguments) - given
 
 
 @functools.lru_cache(maxsize=1024)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ramify.compiler.plan import OpId, OpKind, Plan, site_file
+from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, site_file
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Imported, Skipped
 from ramify.runtime import codec
@@ -60,6 +60,7 @@ from ramify.sandboxes.contract import Backend, WorldSpec
 BARE_MOUNT = Path("/tmp/workspace")
 """Where the tree stands in the worlds of a run that has no workspace."""
 
+_CHANGE = OpId("change")
 _LISTEN_S = 0.25  # how often a run looks whether somebody wants it stopped
 
 
@@ -200,6 +201,7 @@ async def drive(
             recovery=recovery,
             costs=CostModel().learn(ops),
             careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
+            was_changed=was_changed(plan, ops),
         )
         run.worlds.recovery = recovery
         run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
@@ -223,7 +225,7 @@ async def _adopted(
         run_id=record.id,
         seq=seq,
         key=f"code changed|{seq}",
-        op_id=OpId("change"),
+        op_id=_CHANGE,
         kind=OpKind.CHANGE,
         branch=ROOT,
         status=OpStatus.DONE,
@@ -235,6 +237,12 @@ async def _adopted(
     text = made.plan.to_json()
     await services.store.commit(record.id, ops=[row], update=RunUpdate(plan_json=text))
     return replace(record, plan_json=text), [*ops, row]
+
+
+def was_changed(plan: Plan, ops: Iterable[OpRecord]) -> bool:
+    """Whether a change of a run's code was accepted since it began; blocks under `patched` are none."""
+    accepted = any(row.op_id == _CHANGE and "patches" not in row.attrs for row in ops)
+    return accepted or any(op.attrs.get(ADDED) == ACCEPTED for op in plan.ops)  # before it was forked
 
 
 def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:

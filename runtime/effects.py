@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+import json
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from ramify.compiler.plan import OpId
 from ramify.runtime import codec
 from ramify.runtime.errors import (
     CompensationFailed,
@@ -97,7 +99,10 @@ class Fence:
     branch: BranchPath
     arguments: str  # encoded
     outside: Outside
+    op: OpId
     foreseen: bool = True  # the plan that the run began with has its operation
+    once: bool = False  # the code was changed since, and the operation is called at most once on a branch
+    defaults: frozenset[str] = frozenset()  # the parameters that were not given
 
     @property
     def idempotency_key(self) -> str:
@@ -123,6 +128,8 @@ class Fence:
             if known is not None:
                 return known
         self.journal.refuse_when_stopped()
+        if before is None:
+            self._refuse_other_arguments()
         if before is None and not self.foreseen:
             self._refuse_equal()
         try:
@@ -141,8 +148,9 @@ class Fence:
             return
         raise self.journal.stop(
             EffectNotMet(
-                f"step {self.step!r} is irreversible, and its call is new to the plan of run {self.run}. The journal "
-                f"holds an equal effect, with the same arguments, on branch {equal.branch} ({equal.status}, its "
+                f"step {self.step!r} is irreversible, and run {self.run} did not record its call at this "
+                f"place. The journal holds an equal effect, with the same arguments, on branch {equal.branch} "
+                f"({equal.status}, its "
                 f"idempotency key is {equal.idempotency_key}), which the workflow has not come to: it may be this "
                 "one, so it is not done again. Bring the code back as it was, or call the step with arguments that "
                 "tell the two apart",
@@ -150,6 +158,33 @@ class Fence:
                 key=equal.key,
             )
         )
+
+    def _refuse_other_arguments(self) -> None:
+        """It is the call of an effect that took place, given other arguments by a change of the code."""
+        for effect in self.journal.unmet_effects_at(self.branch, self.op):
+            why = self._why_other(effect) if effect.step == self.step else None
+            if why is not None:
+                raise self.journal.stop(
+                    EffectNotMet(
+                        f"step {self.step!r} is irreversible, and run {self.run} recorded this call of it on branch "
+                        f"{effect.branch} with other arguments ({effect.status}, its idempotency key is "
+                        f"{effect.idempotency_key}): {why}. It is not done a second time. Bring back what gave the "
+                        "call its arguments (a new parameter may have a default), or keep it for runs in flight "
+                        "under `if not ramify.patched(...)`",
+                        run_id=self.run,
+                        key=effect.key,
+                    )
+                )
+
+    def _why_other(self, effect: EffectRecord) -> str | None:
+        """None where the difference does not tell that it is the same call."""
+        before, now = json.loads(effect.args_json), json.loads(self.arguments)
+        if before.keys() != now.keys():
+            return f"the step took {_listed(before)} then, and takes {_listed(now)} now"
+        differ = [name for name in now if before[name] != now[name]]
+        if differ and self.defaults.issuperset(differ):
+            return f"the defaults of {_listed(differ)} have changed"
+        return f"the changed code gives {_listed(differ)} another value" if differ and self.once else None
 
     def done(self, result_json: str | None, note: str = "") -> EffectRecord:
         """The effect with its result, to be committed with the step's row. None: its result cannot be kept."""
@@ -286,6 +321,10 @@ class Fence:
     def _changed(self, status: EffectStatus, *, result_json: str | None = None, note: str = "") -> EffectRecord:
         before = self.journal.effect(self.key) or self._blank()
         return replace(before, status=status, result_json=result_json, settled_at=self.clock(), note=note)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "nothing"
 
 
 async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, clock: Callable[[], float]) -> None:

@@ -95,11 +95,15 @@ class Journal:
         self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
         self._asked: set[str] = set()  # keys that were given out
         self._earlier = _keys_of(ops, llm, effects)  # what processes before this one recorded, and on which branch
+        self._places_before = {key.rpartition("|")[0] for key in self._earlier}
         self._met_astray: set[str] = set()  # rows that were met, but in another state than theirs
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._caught = {row.key: row for row in caught}
         self._effects = {effect.key: effect for effect in effects}
+        self._unmet: dict[str, dict[str, None]] = {}  # of these, by branch and operation: keys not given out yet
+        for key in self._effects:
+            self._unmet.setdefault("|".join(key.split("|")[:2]), {})[key] = None
         self._elsewhere = elsewhere
         self._recorded = {row.args_digest for row in ops if row.args_digest}
         forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
@@ -131,6 +135,7 @@ class Journal:
         self._occurrences[place] += 1
         key = f"{place}|{occurrence}"
         self._asked.add(key)
+        self._unmet.get("|".join(parts[:2]), {}).pop(key, None)
         return key
 
     def forget_place(self, *parts: str) -> None:
@@ -214,6 +219,10 @@ class Journal:
         if digest in self._recorded:
             return True
         return any(digest[:16] in key for key in self._effects)  # one that was begun has no row yet
+
+    def has_place(self, *parts: str) -> bool:
+        """Whether earlier processes recorded a call at that place (see `key`)."""
+        return "|".join(parts) in self._places_before
 
     def knows(self, key: str) -> bool:
         """Whether an operation of that key was done, in whatever state."""
@@ -392,6 +401,18 @@ class Journal:
             if effect.key not in self._asked and effect.key.rpartition("|")[0] != place:
                 return effect
         return None
+
+    def unmet_effects_at(self, branch: BranchPath, op: OpId) -> Iterator[EffectRecord]:
+        """Effects of one operation on one branch that took place, or may have, and that the workflow did not come to
+        again in this process: it gave the operation other arguments."""
+        found = (self._effects[key] for key in self._unmet.get(f"{branch}|{op}", ()))
+        return (effect for effect in found if effect.status in HAPPENED)
+
+    def unmet_step_at(self, branch: BranchPath, op: OpId) -> bool:
+        """Whether earlier processes recorded a step of that operation on that branch, with arguments that the
+        workflow did not give it again in this process."""
+        rows = (row for key, row in self._before.items() if key not in self._asked)
+        return any((row.branch, row.op_id) == (branch, op) for row in rows)
 
     def is_replayed(self, branch: BranchPath) -> bool:
         """Whether earlier processes recorded something on a branch, or below it, that was not asked for yet."""

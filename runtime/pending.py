@@ -32,6 +32,7 @@ class Pending:
     key: str
     args_digest: str
     arguments: str  # encoded: each attempt gets its own copy
+    defaults: frozenset[str] = frozenset()  # the parameters that were not given
     aside: bool = False  # it only reads, in a world of its own on its branch's snapshot
 
     def fence(self) -> Fence | None:
@@ -40,8 +41,14 @@ class Pending:
         run = self.scope.run
         branch, outside = self.scope.branch.path, self.step.outside
         named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
-        foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs
-        return Fence(run.journal, run.clock, *named, foreseen=foreseen)
+        foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs and not run.was_changed
+        return Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, self.defaults)
+
+    @property
+    def is_once(self) -> bool:
+        """Whether its code was changed since the run began, and its operation is called at most once on a branch."""
+        origin = self.op.origin
+        return self.scope.run.was_changed and origin is not None and not origin.repeats
 
     def row(self, **changes: Any) -> OpRecord:
         args = {"step": self.step.name, "args_digest": self.args_digest, **changes}

@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, PlanOp
+from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.awaited import LEFT, Begun, Waits
 from ramify.runtime.calls import LLMCalls
@@ -61,6 +61,8 @@ class Run:
     questions: dict[str, OpRecord] = field(default_factory=dict)
     # a step failed in an earlier process of this run: whatever stands unsealed is sealed before the next step
     careful: bool = False
+    # a change of its code was accepted since it began
+    was_changed: bool = False
     # the tasks in which steps run at this moment, by the branch that they run on
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 
@@ -87,11 +89,6 @@ class Run:
         """Whether an operation is under way: one that ends by itself, and waits for no person."""
         steps = any(begun.started and not begun.ended for begun in self.begun.values())
         return steps or self.at_work > 0 or self.calls.under_way > 0
-
-    @property
-    def was_changed(self) -> bool:
-        """Whether a change of its code was accepted since it began."""
-        return any(op.attrs.get(ADDED) == ACCEPTED for op in self.plan.ops)
 
     def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
         return find_op(self.plan, kind, site, step)

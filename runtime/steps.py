@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from itertools import combinations
 from types import CoroutineType
 from typing import Any
 
@@ -14,7 +15,7 @@ from ramify.compiler.plan import Effect, OpKind, PlanOp
 from ramify.fork_engine.types import ProcessTier, Snapshot
 from ramify.runtime import codec
 from ramify.runtime.awaited import LEFT, Begun
-from ramify.runtime.calling import StepDef, bind
+from ramify.runtime.calling import StepDef, bind_and_fill
 from ramify.runtime.costs import Choice, Cost
 from ramify.runtime.earlier_forms import digest_in
 from ramify.runtime.errors import (
@@ -53,6 +54,8 @@ from ramify.runtime.worlds import Branch
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
 """What doing the step again does not mend."""
 
+_MOST_LEFT_OUT = 5  # parameters with defaults that are tried as new ones
+
 
 def begin_step(
     scope: RunScope, step: StepDef, op: PlanOp, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -67,17 +70,34 @@ def begin_step(
             "must mean the same step whenever a workflow runs; call another one by a name of its own"
         )
     scope.run.steps[step.name] = step
-    bound = bind(step, args, kwargs)
+    bound, defaults = bind_and_fill(step, args, kwargs)
     arguments = codec.encode(bound, f"step {step.name!r}: arguments")
-    args_digest = digest_in(scope.run.journal, bound, arguments)
+    args_digest = _digest(scope, op, bound, defaults, arguments)
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
-    performing = _perform(Pending(scope, step, op, key, args_digest, arguments))
+    performing = _perform(Pending(scope, step, op, key, args_digest, arguments, defaults))
     assert isinstance(performing, CoroutineType)
     performing.__qualname__ = f"step {step.name!r}"  # what Python warns of where it is not awaited
     caller = asyncio.current_task()
     scope.run.waits.watch(caller)
     scope.run.begun[key] = Begun(performing, caller)
     return performing
+
+
+def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], arguments: str) -> str:
+    """Of the arguments, as the journal knows them: parameters that the step did not have yet are left out, where they
+    have their defaults."""
+    journal, path = scope.run.journal, scope.branch.path
+    now = digest_in(journal, bound, arguments)
+    if not defaults or not journal.has_digests or journal.has_place(path, op.id, now[:16]):
+        return now
+    newest = sorted(defaults, key=list(bound).index, reverse=True)[:_MOST_LEFT_OUT]
+    for count in range(1, len(newest) + 1):
+        for names in combinations(newest, count):
+            less = {name: value for name, value in bound.items() if name not in names}
+            before = digest_in(journal, less, codec.encode(less))
+            if journal.has_place(path, op.id, before[:16]):
+                return before
+    return now
 
 
 async def _perform(pending: Pending) -> Any:
@@ -164,6 +184,16 @@ async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
             "brought the branch into another state, so its result does not fit. What it may do outside is not "
             "declared, so it is not done again: declare its effect, or keep the new code from changing the world "
             "before it"
+        )
+    if (
+        pending.step.effect is Effect.UNKNOWN
+        and pending.is_once
+        and run.journal.unmet_step_at(branch.path, pending.op.id)
+    ):
+        raise Diverged(
+            f"step {pending.step.name!r} on branch {branch.path} was done with other arguments than the code "
+            "that was changed since gives it. What it may do outside is not declared, so it is not done again: "
+            "declare its effect, or bring back what gave it its arguments"
         )
     if not on_world:
         look_ahead(pending.scope, pending.op)

@@ -17,6 +17,7 @@ from ramify import Runtime
 from ramify.compiler.plan import ADDED, OpKind, Plan
 from ramify.runtime.errors import (
     CallNotTold,
+    Diverged,
     EffectNotMet,
     RunError,
     RunFailed,
@@ -269,6 +270,18 @@ async def test_what_was_accepted_is_what_the_next_resume_compares_with(app: App)
     assert app.log == [*ONCE, "extra", "extra"]
 
 
+async def test_code_that_is_changed_to_and_fro_leaves_a_run_that_reads(app: App) -> None:
+    await app.begin(THREE)
+    (app.folder / "flag").touch()
+    other = THREE.replace("    bob =", "    await extra('x')\n    bob =")
+    for text in (other, THREE, other, THREE):
+        with pytest.raises(StepFailed):
+            await app.resume(text, accept_changes=True)
+    (app.folder / "flag").unlink()
+    assert await app.resume(other, accept_changes=True) == DONE
+    assert [line for line in app.log if line != "extra"] == ONCE
+
+
 async def test_names_that_change_places_keep_their_own_results(app: App) -> None:
     await app.begin(THREE)
     swapped = THREE.replace("ada = await", "TMP = await").replace("bob = await", "ada = await").replace("TMP", "bob")
@@ -368,6 +381,80 @@ async def test_equal_calls_under_a_break_are_met_in_order(app: App, work: str) -
     await app.begin(GUARDED.format(work))
     assert await app.resume("# moved\n" + GUARDED.format(work)) == 1
     assert app.log == ["pay a", "pay a", "pay b"]
+
+
+MINE = '@step(effect="irreversible")\nasync def mine({}):\n    log("mine")\n    return 1\n'
+USES = "\n@workflow\nasync def flow():\n    one = await mine({})\n    await die()\n    return one\n"
+
+
+@pytest.mark.parametrize("then", ["a", "a, b='x'"])
+@pytest.mark.parametrize("more", ["c=None", "*, c=None, d=1"])
+async def test_a_step_that_gets_parameters_with_defaults_keeps_its_results(app: App, then: str, more: str) -> None:
+    await app.begin(MINE.format(then) + USES.format("1"))
+    assert await app.resume(MINE.format(f"{then}, {more}") + USES.format("1")) == 1
+    assert app.log == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "why"),
+    [
+        ("a", "b", "took a then, and takes b now"),
+        ("a, b='x'", "a", "took a, b then, and takes a now"),
+        ("a, b='x'", "a, b='y'", "defaults of b have changed"),
+        ("a, b='x'", "a, b='y', c=1", "took a, b then, and takes a, b, c now"),
+    ],
+)
+async def test_a_step_with_another_signature_is_not_done_a_second_time(
+    app: App, then: str, now: str, why: str
+) -> None:
+    await app.begin(MINE.format(then) + USES.format("1"))
+    with pytest.raises(RunFailed) as error:
+        await app.resume(MINE.format(now) + USES.format("1"))
+    assert isinstance(error.value.__cause__, EffectNotMet)
+    assert why in str(error.value)
+    assert await app.resume("# as it was\n" + MINE.format(then) + USES.format("1")) == 1
+    assert app.log == ["mine"]
+
+
+CALLED = "\n@workflow\nasync def flow():\n    one, two = {}\n    a = await {}(one)\n    b = await {}(two)\n"
+CALLED += "    await die()\n    return [a, b]\n"
+SEEN = "@step\nasync def see(text):\n    log('see')\n    return text\n"
+
+
+@pytest.mark.parametrize(("step", "error"), [("pay", EffectNotMet), ("see", Diverged)])
+@pytest.mark.parametrize("values", ["'b', 'a'", "'a', 'c'"])
+async def test_accepted_code_gives_recorded_calls_other_arguments(
+    app: App, step: str, error: type[RunError], values: str
+) -> None:
+    before, after = (SEEN + CALLED.format(given, step, step) for given in ("'a', 'b'", values))
+    await app.begin(before)
+    done = app.log
+    with pytest.raises(RunFailed) as raised:
+        await app.resume(after, accept_changes=True)
+    assert isinstance(raised.value.__cause__, error)
+    assert await app.resume(before, accept_changes=True) == ["a", "b"]
+    assert app.log == done
+
+
+RENAMED = "@step(effect='irreversible'{})\nasync def {}():\n    log('once')\n    return 1\n"
+RENAMED += "\n@workflow\nasync def flow():\n    one = await {}()\n    await die()\n    return one\n"
+
+
+async def test_a_step_of_another_name_may_be_the_same(app: App) -> None:
+    await app.begin(RENAMED.format("", "give", "give"))
+    with pytest.raises(WorkflowChanged, match=r"hand is new.*@step\(name='give'\)"):
+        await app.resume(RENAMED.format("", "hand", "hand"), accept_changes=True)
+    assert await app.resume(RENAMED.format(", name='give'", "hand", "hand")) == 1
+    assert app.log == ["once"]
+
+
+async def test_a_recorded_call_that_is_deleted_is_not_made_at_an_equal_one(app: App) -> None:
+    flow = "@workflow\nasync def flow():\n{}    await die()\n    y = await pay('a')\n    return y\n"
+    await app.begin(flow.format("    x = await pay('a')\n"))
+    with pytest.raises(RunFailed) as raised:
+        await app.resume(flow.format(""), accept_changes=True)
+    assert isinstance(raised.value.__cause__, EffectNotMet)
+    assert app.log == ["pay a"]
 
 
 PATCHED = """
