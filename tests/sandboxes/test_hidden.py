@@ -153,6 +153,17 @@ async def test_nor_the_home_that_is_usual_while_another_is_in_use(user: Path, ar
         assert await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
 
 
+async def test_nor_the_database_that_is_usual_while_another_is_in_use(
+    user: Path, area: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAMIFY_DATABASE", str(area / "usual.db"))
+    async with Runtime() as runtime:
+        await runtime.run(searching, f"{user}/reference", [], MARKER, workspace=workspace)
+    assert on_the_host(area / "usual.db")
+    async with Runtime(database=area / "other.db") as runtime:
+        assert await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
+
+
 async def test_nor_a_log_that_this_process_writes(user: Path, area: Path, workspace: Path) -> None:
     handlers = [logging.FileHandler(folder / "log") for folder in (user, area)]
     logger = logging.getLogger("a program's own")
