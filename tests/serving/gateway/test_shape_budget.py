@@ -54,6 +54,13 @@ SCHEMAS: dict[str, Any] = {
     "parentheses": {"type": "string", "pattern": "(" * 100 + "a" + ")" * 100},
     "optional parts": {"type": "string", "pattern": "^(a?){1000}$"},
     "few optional parts": {"type": "string", "pattern": "^(a?){50}$"},
+    "a large class in many places": {
+        "type": "string",
+        "pattern": "^(" + "|".join([f"[{'a-z' * 20}]{at}" for at in range(500)]) + ")$",
+    },
+    "a length that is no integer": {
+        "properties": {f"p{at}": {"type": "string", "maxLength": 1900.0} for at in range(600)}
+    },
     "optional parts in C": {"type": "string", "pattern": "^(a?){+050x}$"},
     "optional parts written out": {"type": "string", "pattern": "^" + "a?" * 5000 + "$"},
     "optional parts of parts": {"type": "string", "pattern": "^((a?){8}){8}$"},
@@ -161,6 +168,7 @@ async def test_the_budget_is_for_all_of_a_call_together() -> None:
     [
         {"anyOf": CONSTANTS[:1000]},
         {"enum": NAMES[:1000]},
+        {"type": "string", "enum": NAMES[:1000]},  # as pydantic writes it, and as many as OpenAI takes
         wide(1000),
         {"$defs": {"e": {"enum": NAMES[:900]}}, "properties": {f"p{at}": {"$ref": "#/$defs/e"} for at in range(50)}},
         {"type": "array", "maxItems": 1000, "items": {"type": "string", "maxLength": 1000}},
