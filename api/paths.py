@@ -34,8 +34,10 @@ _POSTGRES_FILES = ("PGPASSFILE", "PGSERVICEFILE", "PGSSLKEY", "PGSSLCERT")
 
 
 def private(home: Path, database: str | Path) -> tuple[Path, ...]:
-    """What no command in a world may read: the home, and what leads to the database or is it."""
-    return (home, *_database_files(database))
+    """What no command in a world may read: the home, and what leads to the database, or to the one that the
+    environment names, or is it."""
+    named = os.environ.get("RAMIFY_DATABASE")
+    return (home, *_database_files(database), *(_database_files(named) if named else ()))
 
 
 def _database_files(database: str | Path) -> tuple[Path, ...]:

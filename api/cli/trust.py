@@ -30,8 +30,7 @@ def need_own_home(app: App) -> None:
     """Raises `HomeNotTrusted`. A server's database is the server's to guard."""
     from ramify.runtime.store.address import parse
 
-    file = parse(app.database).file
-    if (why := next(_strange([app.home] if file is None else [app.home, file]), None)) is not None:
+    if (why := next(_strange([app.home, *parse(app.database).files]), None)) is not None:
         raise HomeNotTrusted(
             f"{why}. To go on with a run is to run the code that its rows name, and others could have written them. "
             "Look at the run first (`ramify show`, `ramify log` run nothing); if you trust it: --trust-home"
@@ -41,17 +40,16 @@ def need_own_home(app: App) -> None:
 def _strange(places: list[Path]) -> Iterator[str]:
     me = os.geteuid()
     for place in places:
-        for each in (place, place.with_name(f"{place.name}-wal")):
-            try:
-                status = each.stat()
-            except OSError:
-                continue
-            if status.st_uid != me:
-                yield f"{each} belongs to {_user(status.st_uid)}"
-            elif status.st_mode & stat.S_IWOTH and not _is_closed(each):
-                yield f"{each} may be written to by anybody"
-            elif status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid) and not _is_closed(each):
-                yield f"{each} may be written to by its group"
+        try:
+            status = place.stat()
+        except OSError:
+            continue
+        if status.st_uid != me:
+            yield f"{place} belongs to {_user(status.st_uid)}"
+        elif status.st_mode & stat.S_IWOTH and not _is_closed(place):
+            yield f"{place} may be written to by anybody"
+        elif status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid) and not _is_closed(place):
+            yield f"{place} may be written to by its group"
 
 
 def _is_closed(place: Path) -> bool:

@@ -11,6 +11,7 @@ engine walks each of them before it sees that.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ Json = Mapping[str, object]
 _ENDLESS = 10**18  # no number here grows beyond, however often it is doubled
 _COPIED = 2000  # llama.cpp refuses to write out more of a repetition
 _RULE = 3  # symbols that a copy costs beyond its own, where it may be missing: it is a rule of its own
+_MEMBERS = 32  # of a class, each of which is tried against each token, are as dear as one way more
 _ANY_VALUE = 8  # kinds of JSON value where a schema does not say which
 
 
@@ -210,7 +212,9 @@ class _Builder:
     def add(self, one: Expression) -> None:
         """A run of atoms is one, but for the last, which a quantifier may follow."""
         parts = self._stack[-1][1]
-        if len(parts) > 1 and isinstance(last := parts[-1], Atom) and isinstance(before := parts[-2], Atom):
+        last_two = [part for part in parts[-2:] if isinstance(part, Atom) and part.ways == 1]
+        if len(last_two) == 2:
+            before, last = last_two
             parts[-2:] = [Atom(before.size + last.size)]
         parts.append(one)
 
@@ -261,6 +265,10 @@ def _counts(text: str) -> tuple[int, int | None] | None:
     return least, (least if not comma else _number(high) if high.strip() else None)
 
 
+def _class(text: str, size: int = 1) -> Atom:
+    return Atom(size, max(1, len(text) // _MEMBERS))
+
+
 def _number(text: str) -> int:
     """As C reads one: what follows the digits is not looked at."""
     found = _DIGITS.match(text)
@@ -274,7 +282,7 @@ def pattern(text: str, deepest: int) -> Expression:
         if found["text"] is not None:
             built.add(Atom(len(found[0])))
         elif not built.symbol(found[0]) and found[0] not in "^$":
-            built.add(_ATOM)
+            built.add(_class(found[0]) if found[0].startswith("[") else _ATOM)
     return built.end()
 
 
@@ -291,6 +299,8 @@ def grammar(text: str, rules: Rules, deepest: int) -> list[Expression]:
             name = f"rule {found['head']}"
         elif found["name"] is not None:
             built.add(Reference(f"rule {found['name']}"))
+        elif token.startswith("["):
+            built.add(_class(token, max(1, len(token) - 2)))
         elif not built.symbol(token):
             built.add(Atom(max(1, len(token) - 2)))
     _keep(rules, name, built.end())
@@ -381,7 +391,7 @@ class Schemas:
         least, most = _count(said.get("minLength")), _count(said.get("maxLength"))
         if least is not None or most is not None:
             yield Chain((_ATOM, Repeat(_ATOM, least or 0, most), _ATOM))
-        elif said.get("type") == "string":
+        elif said.get("type") == "string" and "enum" not in said and "const" not in said:  # which no engine adds to
             yield Atom(20)  # also a format's
 
     def _reference(self, ref: str) -> Expression:
@@ -412,7 +422,10 @@ def named_by(root: Json, ref: str) -> object:
 
 
 def _count(value: object) -> int | None:
-    return value if type(value) is int and value >= 0 else None
+    """llama.cpp takes 3.0 for 3."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        return None
+    return int(value)
 
 
 def _length(value: object) -> int:

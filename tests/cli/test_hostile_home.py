@@ -270,6 +270,24 @@ def test_a_home_that_others_may_write_to_is_not_gone_on_in(home: Any, ramify: An
     assert "--trust-home" not in ramify("resume", home.story.run.id).err
 
 
+@pytest.mark.parametrize("end", ["-wal", "-journal"])
+def test_what_sqlite_reads_beside_a_database_is_asked_for_too(
+    home: Any, ramify: Any, tmp_path: Path, end: str
+) -> None:
+    """Beside the database itself, not beside a link to it: it plays both back into the database."""
+    database = Path(paths.database(home.path))
+    real = tmp_path / "elsewhere" / "real.db"
+    real.parent.mkdir()
+    real.parent.chmod(0o755)
+    database.rename(real)
+    database.symlink_to(real)
+    planted = real.with_name(real.name + end)
+    planted.touch()
+    planted.chmod(0o666)
+    said = ramify("resume", home.story.run.id)
+    assert (said.status, str(planted) in said.err, "--trust-home" in said.err) == (1, True, True), said.err
+
+
 def test_another_users_home_is_not_gone_on_in(home: Any, ramify: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = os.geteuid()
     monkeypatch.setattr(trust.os, "geteuid", lambda: mine + 1)

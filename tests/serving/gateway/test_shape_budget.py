@@ -54,6 +54,13 @@ SCHEMAS: dict[str, Any] = {
     "parentheses": {"type": "string", "pattern": "(" * 100 + "a" + ")" * 100},
     "optional parts": {"type": "string", "pattern": "^(a?){1000}$"},
     "few optional parts": {"type": "string", "pattern": "^(a?){50}$"},
+    "a large class in many places": {
+        "type": "string",
+        "pattern": "^(" + "|".join([f"[{'a-z' * 20}]{at}" for at in range(500)]) + ")$",
+    },
+    "a length that is no integer": {
+        "properties": {f"p{at}": {"type": "string", "maxLength": 1900.0} for at in range(600)}
+    },
     "optional parts in C": {"type": "string", "pattern": "^(a?){+050x}$"},
     "optional parts written out": {"type": "string", "pattern": "^" + "a?" * 5000 + "$"},
     "optional parts of parts": {"type": "string", "pattern": "^((a?){8}){8}$"},
