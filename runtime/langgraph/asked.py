@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from langgraph._internal._constants import INTERRUPT, RESUME
+from langgraph._internal._constants import ERROR_SOURCE_NODE, INTERRUPT, RESUME
 from sqlalchemy import Connection, select
 
 from ramify.runtime import codec
@@ -68,8 +68,9 @@ def _interrupts(address: str | Path, record: RunRecord) -> list[tuple[str | None
 
 def _has_ended(row: _Row) -> bool:
     """Whether the task wrote its results, so that it asks no more. It may wait for the others of its step, and its
-    interrupt is kept with the results until they end. LangGraph numbers results from 0, and all else below."""
-    return any(number >= 0 for number, _, _ in row)
+    interrupt is kept with the results until they end. LangGraph numbers results from 0; of all else, only the name of
+    the node whose error a handler takes."""
+    return any(number >= 0 and channel != ERROR_SOURCE_NODE for number, channel, _ in row)
 
 
 def _written(connection: Connection, rows: Sequence[_Row]) -> list[dict[str, list[object]]]:
