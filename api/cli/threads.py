@@ -174,7 +174,8 @@ async def _interrupts(graph: WorldApp, runtime: Runtime, record: RunRecord) -> t
         return await asyncio.to_thread(open_interrupts, runtime.database, record), True
     except ThreadElsewhere:
         state = await graph.aget_state({"configurable": {"thread_id": record.thread_id}})
-        return [as_question(record, one.id, plain(one.value)) for one in state.interrupts], False
+        waiting = [one for task in state.tasks if task.result is None for one in task.interrupts]  # not ended ones
+        return [as_question(record, one.id, plain(one.value)) for one in waiting], False
 
 
 async def _void(runtime: Runtime, record: RunRecord, but: set[str]) -> None:

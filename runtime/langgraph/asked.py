@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
-from langgraph._internal._constants import INTERRUPT, RESUME
-from sqlalchemy import Connection, Select, select
+from langgraph._internal._constants import ERROR_SOURCE_NODE, INTERRUPT, RESUME
+from sqlalchemy import Connection, select
 
 from ramify.runtime import codec
 from ramify.runtime.inbox import INTERRUPT_KEY, OpenQuestion
@@ -18,6 +17,8 @@ from ramify.runtime.langgraph.saver.tables import writes
 from ramify.runtime.langgraph.saver.values import load
 from ramify.runtime.langgraph.shown import shown
 from ramify.runtime.records import RunRecord
+
+_Row = list[tuple[int, str, int]]  # of a task: the number of each thing that it wrote, its channel, its value's id
 
 
 def questions(address: str | Path, record: RunRecord) -> list[object]:
@@ -50,9 +51,11 @@ def _interrupts(address: str | Path, record: RunRecord) -> list[tuple[str | None
                 return []
             (row,) = newest
             mine = (writes.c.thread == row.thread, writes.c.ns == row.ns, writes.c.checkpoint == row.id)
-            asked = _written(connection, select(writes.c.written).where(*mine).order_by(writes.c.path))
+            rows = connection.execute(select(writes.c.written).where(*mine).order_by(writes.c.path)).scalars()
+            asked = _written(connection, [row for row in map(json.loads, rows) if not _has_ended(row)])
             both = [writes.c.written.contains(f'"{channel}"') for channel in (INTERRUPT, RESUME)]
-            resumed = _written(connection, select(writes.c.written).where(writes.c.thread == row.thread, *both))
+            rows = connection.execute(select(writes.c.written).where(writes.c.thread == row.thread, *both)).scalars()
+            resumed = _written(connection, [json.loads(row) for row in rows])
             taken: dict[str | None, int] = {}
             for values in resumed:
                 count = max(len(value) if isinstance(value, list) else 1 for value in values[RESUME])
@@ -63,9 +66,15 @@ def _interrupts(address: str | Path, record: RunRecord) -> list[tuple[str | None
         engine.dispose()
 
 
-def _written(connection: Connection, query: Select[Any]) -> list[dict[str, list[object]]]:
+def _has_ended(row: _Row) -> bool:
+    """Whether the task wrote its results, so that it asks no more. It may wait for the others of its step, and its
+    interrupt is kept with the results until they end. LangGraph numbers results from 0; of all else, only the name of
+    the node whose error a handler takes."""
+    return any(number >= 0 and channel != ERROR_SOURCE_NODE for number, channel, _ in row)
+
+
+def _written(connection: Connection, rows: Sequence[_Row]) -> list[dict[str, list[object]]]:
     """What tasks wrote of their interrupts, by channel."""
-    rows = [json.loads(text) for text in connection.execute(query).scalars()]
     named = [[(channel, id) for _, channel, id in row if channel in (INTERRUPT, RESUME)] for row in rows]
     found = load(connection, [id for row in named for _, id in row])
     made: list[dict[str, list[object]]] = []

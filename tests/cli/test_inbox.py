@@ -240,8 +240,8 @@ if __name__ == "__main__":
 """
 
 
-def begin(tmp_path: Path, call: Call, stops: str = "") -> None:
-    (tmp_path / "graph.py").write_text(GRAPH.replace(", INTERRUPTS", stops))
+def begin(tmp_path: Path, call: Call, stops: str = "", program: str = GRAPH) -> None:
+    (tmp_path / "graph.py").write_text(program.replace(", INTERRUPTS", stops))
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "RAMIFY_HOME": str(tmp_path / "home")}
     ran = subprocess.run(
         [sys.executable, "graph.py"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120
@@ -299,6 +299,57 @@ def test_what_is_nested_too_deeply_is_refused_and_stored_nowhere(call: Call) -> 
             assert said.returncode == 1 and "nested too deeply" in said.stderr, said.stderr[-300:]
             assert "Traceback" not in said.stderr
     assert list(ids(call).values()) == [id]
+
+
+FAN = """
+import operator
+from typing import Annotated, TypedDict
+from langgraph.graph import START, StateGraph
+from langgraph.types import Send, interrupt
+import ramify
+from ramify.graph import saver
+
+class State(TypedDict):
+    log: Annotated[list[str], operator.add]
+
+def worker(state: State) -> dict:
+    return {"log": [f"{state['log'][0]}: {interrupt('worker ' + state['log'][0] + '?')}"]}
+
+def nothing(state: State) -> None:
+    interrupt("nothing?")
+
+def twice(state: State) -> dict:
+    return {"log": [f"twice: {interrupt('first?')} {interrupt('second?')}"]}
+
+leaf = StateGraph(State).add_node("q", lambda state: {"log": [f"leaf: {interrupt('leaf?')}"]}).add_edge(START, "q")
+graph = StateGraph(State).add_node("worker", worker).add_node("nothing", nothing).add_node("twice", twice)
+graph.add_node("leaf", leaf.compile())
+begun = lambda state: [Send("worker", {"log": [name]}) for name in "ab"] + ["nothing", "twice", "leaf"]
+graph.add_conditional_edges(START, begun)
+app = ramify.compile(graph, checkpointer=saver(), sandbox="copy", name="fan")
+if __name__ == "__main__":
+    with app:
+        app.invoke({"log": []}, {"configurable": {"thread_id": "t"}}, INTERRUPTS)
+"""
+
+
+def test_a_task_that_took_its_answer_and_waits_for_others_asks_no_more(tmp_path: Path, call: Call) -> None:
+    """LangGraph keeps its interrupt until its superstep ends."""
+    begin(tmp_path, call, program=FAN)
+    left = {"worker a?", "worker b?", "nothing?", "first?", "leaf?"}
+    for said in ("worker b?", "first?", "nothing?", "leaf?", "second?"):
+        open_now = of_thread(call)
+        assert set(open_now) == left
+        asked = call("resume", "-q", f"--answer={open_now[said]['id']}=yes")
+        left = left - {said} | ({"second?"} if said == "first?" else set())
+        assert asked.returncode == 3, asked.stderr
+        assert all((question in asked.stderr) == (question in left) for question in [*open_now, *left]), asked.stderr
+        assert call("answer", open_now[said]["id"], "no").returncode == 1
+    done = call("resume", "-q", "--json", "--answer", "last")
+    assert sorted(json.loads(done.stdout)["result"]["log"]) == [
+        "a: last", "b: yes", "leaf: yes", "twice: yes yes",
+    ], done.stderr  # fmt: skip
+    assert of_thread(call) == {}
 
 
 def test_a_thread_that_stops_by_its_settings_is_an_approval(tmp_path: Path, call: Call) -> None:
