@@ -213,7 +213,7 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-async def to_its_end(work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, None] | asyncio.Future[Any]) -> None:
     """Await `work`; a cancelled caller hears of it only when the work is over, done or failed."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

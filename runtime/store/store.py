@@ -363,8 +363,7 @@ class RunStore:
             while True:
                 assert self._reader is not None
                 try:
-                    async with self._reader.connect() as connection:
-                        return await ask(connection)
+                    return await _whole(self._reader, ask)
                 except DBAPIError as error:
                     if not is_gone(error) or time.monotonic() + pause > until:
                         raise
@@ -381,6 +380,19 @@ class RunStore:
     async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
         query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
         return await self._fetch(query.where(table.c.seq > after) if after else query, make)
+
+
+async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    """What `ask` gives. A driver that is cancelled while it connects leaves its connection open. So a cancelled
+    caller waits until the look is over and its connection is back in the pool."""
+
+    async def asked() -> T:
+        async with reader.connect() as connection:
+            return await ask(connection)
+
+    asking = asyncio.ensure_future(asked())
+    await to_its_end(asking)
+    return asking.result()
 
 
 def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def test_few_commits_make_the_log_longer(tmp_path: Path) -> None:
     (tmp_path / "killed").mkdir()
     for left in (path, log):
         shutil.copy(left, tmp_path / "killed" / left.name)
-    with sqlite3.connect(tmp_path / "killed" / "x.db") as again:
+    with closing(sqlite3.connect(tmp_path / "killed" / "x.db")) as again:
         assert again.execute("SELECT count(*), max(number) FROM t").fetchone() == (COMMITS, COMMITS - 1)
         assert again.execute("PRAGMA integrity_check").fetchone() == ("ok",)
     engine.dispose()
@@ -107,7 +108,7 @@ def test_a_database_that_took_our_place_loses_nothing(tmp_path: Path, monkeypatc
     (tmp_path / "killed").mkdir()
     for left in (path, log):
         shutil.copy(left, tmp_path / "killed" / left.name)
-    with sqlite3.connect(tmp_path / "killed" / "x.db") as again:
+    with closing(sqlite3.connect(tmp_path / "killed" / "x.db")) as again:
         assert again.execute("SELECT count(*) FROM t").fetchone() == (len(committed),)
     new.close()
     engine.dispose()
