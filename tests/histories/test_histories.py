@@ -48,9 +48,7 @@ def recording(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     database = sqlite3.connect(tmp_path / "home" / "ramify.db")
     with database:
         database.execute("UPDATE runs SET workspace = replace(workspace, '/recorded', ?)", (str(tmp_path),))
-        database.execute(  # the app beside it, not where it stood when it was recorded
-            "UPDATE runs SET workflow = ? || substr(workflow, instr(workflow, 'history_app.py'))", (f"{tmp_path}/",)
-        )
+        database.execute("UPDATE runs SET workflow = replace(workflow, '/recorded', ?)", (str(tmp_path),))
     database.close()
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("HISTORY_OUTBOX", str(tmp_path / "outbox"))
