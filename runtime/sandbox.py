@@ -51,6 +51,7 @@ class Sandbox:
     def __init__(self, world: World, commands: Commands | None = None) -> None:
         self._world: World | None = world
         self._commands = commands
+        self._owner = os.getpid()
         self.last: RunResult | None = None
 
     @property
@@ -88,6 +89,8 @@ class Sandbox:
     def _live(self) -> World:
         if self._world is None:
             raise NotInARun("a sandbox was used after its step was over: do all its work inside the step")
+        # asked first of all: a child that waits for what its parent's loop was about to hear waits for ever
+        refuse_in_child(self._owner, "the sandbox", UsedAfterFork)
         return self._world
 
 

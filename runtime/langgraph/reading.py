@@ -17,6 +17,8 @@ from langchain_core.runnables import RunnableConfig
 from langgraph._internal._constants import (
     CONF,
     CONFIG_KEY_CALL,
+    CONFIG_KEY_CHECKPOINT_ID,
+    CONFIG_KEY_CHECKPOINT_MAP,
     CONFIG_KEY_CHECKPOINT_NS,
     CONFIG_KEY_READ,
     CONFIG_KEY_RUNTIME,
@@ -110,8 +112,19 @@ def key_of(conf: dict[str, Any], invocation: Invocation, loop: PregelLoop) -> st
 
 def _replay(invocation: Invocation, loop: PregelLoop) -> str:
     """A mark for the tasks that LangGraph runs once more on the checkpoint that they ran on before, with their old
-    ids: those of a checkpoint that the caller names. The journal must not answer for them with what they did then."""
-    return f"{REPLAY}{invocation.number}" if loop.is_replaying else ""
+    ids: those of a checkpoint that the caller names. The journal must not answer for them with what they did then.
+
+    Where LangGraph saved a fork of that checkpoint first, the tasks have new ids. They need no mark, and a process
+    that goes on after a kill finds what they did by these ids."""
+    return f"{REPLAY}{invocation.number}" if loop.is_replaying and not _has_forked(loop) else ""
+
+
+def _has_forked(loop: PregelLoop) -> bool:
+    """Whether the loop stands on another checkpoint than the one that its caller named."""
+    conf = loop.config.get(CONF, {})
+    named = conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}).get(conf.get(CONFIG_KEY_CHECKPOINT_NS, ""))
+    named = named or conf.get(CONFIG_KEY_CHECKPOINT_ID)
+    return named is not None and named != loop.checkpoint["id"]
 
 
 def _order(invocation: Invocation, loop: PregelLoop) -> dict[str, int]:
