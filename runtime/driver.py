@@ -375,7 +375,7 @@ def _each(names: Iterable[str]) -> str:
 def _failure(run: Run, error: Exception) -> RunError:
     hint = (
         f"The run is kept (`ramify show {run.record.id}`). If the cause lies outside the code, "
-        f"`ramify resume {run.record.id}` goes on from here; changed code starts a new run"
+        f"`ramify resume {run.record.id}` goes on from here. After a change of the code, add --show-changes first"
     )
     if isinstance(error, EffectInDoubt | ResultNotKept):  # to resume before a person has said it only asks again
         hint = f"The run is kept: `ramify effects {run.record.id}` lists what it did outside"
