@@ -89,7 +89,7 @@ class Sandbox:
     def _live(self) -> World:
         if self._world is None:
             raise NotInARun("a sandbox was used after its step was over: do all its work inside the step")
-        # asked first of all: a child that waits for what its parent's loop was about to hear waits for ever
+        # Check first: a forked child would wait for ever for an answer that only the parent's loop can receive.
         refuse_in_child(self._owner, "the sandbox", UsedAfterFork)
         return self._world
 

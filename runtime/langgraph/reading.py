@@ -111,11 +111,11 @@ def key_of(conf: dict[str, Any], invocation: Invocation, loop: PregelLoop) -> st
 
 
 def _replay(invocation: Invocation, loop: PregelLoop) -> str:
-    """A mark for the tasks that LangGraph runs once more on the checkpoint that they ran on before, with their old
-    ids: those of a checkpoint that the caller names. The journal must not answer for them with what they did then.
+    """A key suffix for tasks that LangGraph runs again, under their old ids, on a checkpoint that the caller names.
+    With it, the journal does not answer such a task with its earlier result.
 
-    Where LangGraph saved a fork of that checkpoint first, the tasks have new ids. They need no mark, and a process
-    that goes on after a kill finds what they did by these ids."""
+    If LangGraph saved a fork of that checkpoint first, the tasks have new ids and need no suffix. A process that goes
+    on after a kill finds their results by these ids."""
     return f"{REPLAY}{invocation.number}" if loop.is_replaying and not _has_forked(loop) else ""
 
 

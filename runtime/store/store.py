@@ -440,8 +440,8 @@ class _Taken(Exception):
 
 
 async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-    """What `ask` gives. A driver that is cancelled while it connects leaves its connection open. So a cancelled
-    caller waits until the look is over and its connection is back in the pool."""
+    """Return the result of `ask`. A driver that is cancelled while it connects leaks the connection, so a cancelled
+    caller waits until the query ends and the connection is back in the pool."""
 
     async def asked() -> T:
         async with reader.connect() as connection:

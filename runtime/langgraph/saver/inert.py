@@ -1,7 +1,7 @@
-"""A saver's values without their types: for what only looks at a thread, or moves it.
+"""A serialiser that reads a thread's stored values as plain data, without importing or calling anything.
 
-Every extension of LangGraph's msgpack names a module and a callable. Here none is imported or called: an object is
-its fields, a set its members, an array what is said of it.
+LangGraph's msgpack extensions name a module and a callable. This serialiser ignores both: it returns an object as its
+fields, a set as its members, and an array as a description. Commands that only look at a thread, or move it, use it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ID = (8, 4, 4, 4, 12)  # how a UUID is written
 
 
 class Inert:
-    """A serialiser that reads only, and builds nothing but what JSON and msgpack have themselves."""
+    """A read-only serialiser. It returns only values that JSON and msgpack can express themselves."""
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
         raise NotImplementedError("it only reads")
