@@ -225,19 +225,32 @@ def _interpreters() -> list[str]:
     return [each for each in os.environ.get("RAMIFY_EDITS_PYTHONS", "").split(os.pathsep) if each]
 
 
+def _row(name: str, ours: int, *, at_most: int | None = None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "ours": ours,
+        "unit": "count",
+        "peer": None,
+        "peer_value": None,
+        "ratio": None,
+        "target": at_most,
+        "met": None if at_most is None else ours <= at_most,
+    }
+
+
 def _report(tally: Tally, seed: int, seconds: float) -> dict[str, Any]:
     rows = [
-        {"name": "edits", "value": tally.edits, "target": USUAL},
-        {"name": "repeated", "value": tally.repeated, "target": 0},
-        {"name": "wrong", "value": tally.wrong, "target": 0},
-        {"name": "refused", "value": tally.refused, "target": None},
-        {"name": "refused_layout", "value": tally.refused_layout, "target": 0},
+        _row("edits", tally.edits),
+        _row("repeated", tally.repeated, at_most=0),
+        _row("wrong", tally.wrong, at_most=0),
+        _row("refused", tally.refused),
+        _row("refused_layout", tally.refused_layout, at_most=0),
     ]
     return {
         "benchmark": "edits",
         "seed": seed,
         "seconds": round(seconds, 1),
-        **{row["name"]: row["value"] for row in rows},
+        **{str(row["name"]): row["ours"] for row in rows},
         "rows": rows,
         "workflows": [flow.name for flow in FLOWS],
         "by_kind": dict(tally.by_kind),
@@ -249,7 +262,7 @@ def _report(tally: Tally, seed: int, seconds: float) -> dict[str, Any]:
 
 
 def _told(report: dict[str, Any]) -> str:
-    lines = [f"{row['name']:<16} {row['value']:>6}" for row in report["rows"]]
+    lines = [f"{row['name']:<16} {row['ours']:>6}" for row in report["rows"]]
     lines += [f"  {kind}: {times}" for kind, times in report["by_kind"].items()]
     lines += [f"refused: {kind}: {times}" for kind, times in report["refused_by_kind"].items()]
     return "\n".join([*lines, *report["failures"], *report["left_out"]])

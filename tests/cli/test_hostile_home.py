@@ -8,6 +8,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def plant_in_thread(database: Path, mark: Path) -> None:
         ormsgpack.Ext(5, ormsgpack.packb(("ramify_hostile", "Model", {"x": 1}, "model_validate_json"))),
         ormsgpack.Ext(3, ormsgpack.packb(("pathlib", "Path", str(mark), "touch"))),
     ]
-    with sqlite3.connect(database) as connection:
+    with closing(sqlite3.connect(database)) as connection, connection:
         rows = connection.execute("SELECT id, channels, kind, body, compressed FROM ramify_checkpoints").fetchall()
         logs = {json.loads(channels)["log"] for _, channels, *_ in rows if "log" in json.loads(channels)}
         for id in logs:
@@ -232,7 +233,7 @@ DAMAGED = [
 def test_a_threads_damaged_row_is_told(thread: Program, ramify: Any, tmp_path: Path, value: Any) -> None:
     thread.invoke("t")
     thread.close()
-    with sqlite3.connect(tmp_path / "home" / "ramify.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "home" / "ramify.db")) as connection, connection:
         connection.execute(
             "UPDATE ramify_values SET head = x'', base = NULL, keep = 0, compressed = 0, words = '', tail = ?",
             (ormsgpack.packb(value),),

@@ -6,6 +6,7 @@ import asyncio
 import random
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +270,8 @@ async def test_what_an_earlier_ramify_left_waiting_is_answered(home: Path) -> No
         (first,) = await asked(runtime.run(asking_app.asks_in_a_loop))
         run = str(runtime.last_run_id)
         await asked(runtime.resume(run, answer="more"))
-    with sqlite3.connect(home / "ramify.db") as database:  # as version 5 left it: no answers beside the journal
+    # As version 5 left it: no answers beside the journal.
+    with closing(sqlite3.connect(home / "ramify.db")) as database, database:
         database.execute("DROP TABLE answers")
         database.execute("PRAGMA user_version = 5")
     async with Runtime(home=home, sandbox="copy") as runtime:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,5 @@ async def test_a_disk_that_takes_no_more(tmp_path: Path, a_run: Make) -> None:
     assert "free" in fill(path)
     async with opened(path) as store:
         assert len(await store.runs()) > 1  # what was answered is there, and the file is whole
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-    database.close()
