@@ -10,41 +10,50 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ramify.decorators import Step, Workflow, step, workflow
-    from ramify.faces import Choice, current_sandbox, fork, idempotency_key, interrupt, llm, patched, time_left
     from ramify.graph import compile
-    from ramify.runtime.effects import DidNotHappen, Happened
-    from ramify.runtime.forks import Branch, Branches, Outcome, Outcomes
-    from ramify.runtime.langgraph.saver import Saver
-    from ramify.runtime.sandbox import Sandbox, SyncSandbox
+    from ramify.run_functions import (
+        Choice,
+        current_sandbox,
+        fork,
+        idempotency_key,
+        interrupt,
+        llm,
+        patched,
+        time_left,
+    )
+    from ramify.runtime.effects.fence import DidNotHappen, Happened
+    from ramify.runtime.execution.forks import Branch, Branches, Outcome, Outcomes
+    from ramify.runtime.langgraph.checkpointer import Saver
+    from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
     from ramify.sandboxes.contract import RunResult
     from ramify.session import Runtime
     from ramify.tools import Tool, tool
 
 _HOME = {
-    "Branch": "ramify.runtime.forks",
-    "Branches": "ramify.runtime.forks",
-    "Choice": "ramify.faces",
-    "DidNotHappen": "ramify.runtime.effects",
-    "Happened": "ramify.runtime.effects",
-    "Outcome": "ramify.runtime.forks",
-    "Outcomes": "ramify.runtime.forks",
+    "Branch": "ramify.runtime.execution.forks",
+    "Branches": "ramify.runtime.execution.forks",
+    "Choice": "ramify.run_functions",
+    "DidNotHappen": "ramify.runtime.effects.fence",
+    "Happened": "ramify.runtime.effects.fence",
+    "Outcome": "ramify.runtime.execution.forks",
+    "Outcomes": "ramify.runtime.execution.forks",
     "RunResult": "ramify.sandboxes.contract",
     "Runtime": "ramify.session",
-    "Sandbox": "ramify.runtime.sandbox",
-    "Saver": "ramify.runtime.langgraph.saver",
+    "Sandbox": "ramify.runtime.user_code.sandbox",
+    "Saver": "ramify.runtime.langgraph.checkpointer",
     "Step": "ramify.decorators",
-    "SyncSandbox": "ramify.runtime.sandbox",
+    "SyncSandbox": "ramify.runtime.user_code.sandbox",
     "Tool": "ramify.tools",
     "Workflow": "ramify.decorators",
     "compile": "ramify.graph",
-    "current_sandbox": "ramify.faces",
-    "fork": "ramify.faces",
-    "idempotency_key": "ramify.faces",
-    "interrupt": "ramify.faces",
-    "llm": "ramify.faces",
-    "patched": "ramify.faces",
+    "current_sandbox": "ramify.run_functions",
+    "fork": "ramify.run_functions",
+    "idempotency_key": "ramify.run_functions",
+    "interrupt": "ramify.run_functions",
+    "llm": "ramify.run_functions",
+    "patched": "ramify.run_functions",
     "step": "ramify.decorators",
-    "time_left": "ramify.faces",
+    "time_left": "ramify.run_functions",
     "tool": "ramify.tools",
     "workflow": "ramify.decorators",
 }

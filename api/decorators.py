@@ -11,20 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from ramify.blocking_stream import Alone
 from ramify.compiler.plan import Effect, OpKind, StepInfo, WorkflowInfo
-from ramify.runtime.calling import StepDef, call_inline
 from ramify.runtime.durations import Duration, seconds
-from ramify.runtime.effects import Compensate, InFork, Outside, Reconcile
+from ramify.runtime.effects.fence import Compensate, InFork, Outside, Reconcile
 from ramify.runtime.errors import NestedWorkflow, NotInARun, TargetNotFound
-from ramify.runtime.loading import canonical_module, file_ref, load_target
-from ramify.runtime.run import RunScope
-from ramify.runtime.sandbox import Sandbox, SyncSandbox, sandbox_parameter
-from ramify.runtime.scope import current_scope, is_in_a_run
-from ramify.runtime.sites import CallSite, call_site
-from ramify.runtime.steps import begin_step
-from ramify.runtime.streaming import Stream, outcome, streamed
-from ramify.runtime.threads import from_here, on_loop, running_loop, waits_here
-from ramify.streams import Alone
+from ramify.runtime.execution.run import RunScope
+from ramify.runtime.execution.step_call import StepDef, call_inline
+from ramify.runtime.execution.steps import begin_step
+from ramify.runtime.execution.streaming import Stream, outcome, streamed
+from ramify.runtime.user_code.call_sites import CallSite, call_site
+from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox, sandbox_parameter
+from ramify.runtime.user_code.scope import current_scope, is_in_a_run
+from ramify.runtime.user_code.worker_threads import await_on_loop, run_loop_of_thread, running_loop, start_on_run_loop
+from ramify.runtime.user_code.workflow_loader import canonical_module, file_ref, load_target
 
 if TYPE_CHECKING:
     from ramify.session import Runtime
@@ -75,7 +75,7 @@ class Step(Generic[P, R]):
                 scope, self.definition, scope.run.op(OpKind.RUN, site, self.definition.name), args, kwargs
             )
 
-        return from_here(f"step {self.definition.name!r} was called", begun)
+        return start_on_run_loop(f"step {self.definition.name!r} was called", begun)
 
 
 @overload
@@ -188,7 +188,7 @@ class Workflow(Generic[P, R]):
         async itself, called where no event loop runs.
         """
         result: Coroutine[Any, Any, R]
-        if waits_here():
+        if run_loop_of_thread():
             result = self._wait(args, kwargs)
         elif self._plain and not is_in_a_run() and running_loop() is None:
             result = _now(self._run(args, kwargs))
@@ -205,7 +205,7 @@ class Workflow(Generic[P, R]):
             return inner
         if (under := ambient or Runtime.ambient()) is not None and under.loop is not None:
             under.check_open()
-            result: R = await on_loop(under.loop, partial(under.start, self, args, kwargs))
+            result: R = await await_on_loop(under.loop, partial(under.start, self, args, kwargs))
             return result
         async with Runtime() as runtime:
             result = await runtime.start(self, args, kwargs)
@@ -218,7 +218,7 @@ class Workflow(Generic[P, R]):
 
     def _wait(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = self.__ramify_workflow__.name
-        return from_here(f"workflow {name!r} was called", lambda: self._run(args, kwargs))
+        return start_on_run_loop(f"workflow {name!r} was called", lambda: self._run(args, kwargs))
 
     def _check_nested(self) -> None:
         name = self.__ramify_workflow__.name
@@ -248,7 +248,7 @@ class Workflow(Generic[P, R]):
 
     def invoke(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """The same, blocking. Not from inside a running event loop."""
-        if waits_here():
+        if run_loop_of_thread():
             inner: R = self._wait(args, kwargs)
             return inner
         return asyncio.run(self._run(args, kwargs))
@@ -267,7 +267,7 @@ class StreamingWorkflow(Workflow[P, list[R]], Generic[P, R]):
         """
         from ramify.session import Runtime
 
-        apart = waits_here() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
+        apart = run_loop_of_thread() is not None or not inspect.isasyncgenfunction(self.__wrapped__)
         ambient = Runtime.ambient() if running_loop() is None else None  # it is not waited for on its own loop
         return Stream(self._items(args, kwargs, apart, ambient), Alone)
 

@@ -25,18 +25,18 @@ from ramify import paths
 from ramify.compiler.plan import Plan
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, SnapshotId
-from ramify.runtime.driver import Services
 from ramify.runtime.durations import Duration, seconds
 from ramify.runtime.events import Observer
-from ramify.runtime.langgraph.app import WorldApp, WorldGraph, copied, env_at, instrument
-from ramify.runtime.langgraph.env import ENV
+from ramify.runtime.execution.driver import Services
+from ramify.runtime.langgraph.app.time_travel import saved_at, with_env
+from ramify.runtime.langgraph.app.world_app import WorldApp, WorldGraph, copied, env_at, instrument
+from ramify.runtime.langgraph.checkpointer import Cache, Saver, Store
+from ramify.runtime.langgraph.checkpointer.serializers import Allowed
 from ramify.runtime.langgraph.errors import UnsupportedGraph, WorldLost
-from ramify.runtime.langgraph.node import run_again_here
-from ramify.runtime.langgraph.saver import Cache, Saver, Store
-from ramify.runtime.langgraph.saver.strict import Allowed
-from ramify.runtime.langgraph.session import Session
-from ramify.runtime.langgraph.travel import saved_at, with_env
-from ramify.runtime.sandbox import SyncSandbox
+from ramify.runtime.langgraph.node.world_node import current_rerun
+from ramify.runtime.langgraph.thread.positions import ENV
+from ramify.runtime.langgraph.thread.session import Session
+from ramify.runtime.user_code.sandbox import SyncSandbox
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
 from ramify.session import Runtime
@@ -112,12 +112,12 @@ def compile(
     limit = None if deadline is None else seconds(deadline)
     if plan is None:
         from ramify.compiler.pipeline import compile_graph
-        from ramify.runtime.observed import Observed
+        from ramify.runtime.estimates.recorded_runs import RecordedEstimates
 
         title = name or (compiled.name if START in compiled.nodes else next(iter(compiled.nodes)))
         file = sys._getframe(1).f_globals.get("__file__")  # where `ramify resume` finds the app again
         ref = title if file is None else f"{Path(file).resolve()}:{title}"
-        seen = Observed(()).on(workspace)
+        seen = RecordedEstimates(()).on(workspace)
         plan = compile_graph(compiled, name=title, ref=ref, deadline_s=limit, estimates=seen).plan
 
     @asynccontextmanager
@@ -185,7 +185,7 @@ def snapshot_of(app: WorldApp, config: RunnableConfig) -> SnapshotId | None:
     env = env_at(app, config)
     if env is None:
         return None
-    return app.session.portal.wait(app.session.snapshot(env, app.past(config), run_again_here()))
+    return app.session.portal.wait(app.session.snapshot(env, app.past(config), current_rerun()))
 
 
 def changes(app: WorldApp, before: RunnableConfig, after: RunnableConfig) -> list[Change]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, write_to_textfile
 
-from ramify.browse.calls import call_times
 from ramify.compiler.plan import OpKind
+from ramify.inspect.model_calls import call_times
 from ramify.runtime.events import Event, LLMDone, OpDone, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus
 

@@ -14,13 +14,13 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import Settings
 from ramify.sandboxes.contract import Backend, Hiding
-from ramify.sandboxes.select import NAMES, open_backend
+from ramify.sandboxes.selection import NAMES, open_backend
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import LLMUnavailable
 
 _REACH_S = 3.0
 
-GivenBackend = Backend | Callable[[SnapshotStore, Path], Backend]
+BackendChoice = Backend | Callable[[SnapshotStore, Path], Backend]
 
 
 _HIDDEN = "***@"
@@ -57,7 +57,7 @@ class Resources:
         self,
         home: Path,
         *,
-        backend: GivenBackend | None,
+        backend: BackendChoice | None,
         llm: LLMClient | None,
         address: str | None,
         api_key: str | None,
@@ -179,7 +179,7 @@ def environment(values: Mapping[str, str]) -> tuple[str | None, str | None, str 
     return sandbox, base_url, api_key
 
 
-def share_checked(values: Mapping[str, str]) -> float:
+def reuse_check_share(values: Mapping[str, str]) -> float:
     """What $RAMIFY_CHECK_REUSE says: the share of what is taken over that is computed again. Raises `RunError`."""
     text = values.get("RAMIFY_CHECK_REUSE") or "0"
     try:

@@ -17,17 +17,18 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from ramify import paths
-from ramify.browse.graph import ancestry
-from ramify.changes import Changes, is_of_these_files, placed, preview, standing
+from ramify.code_changes import Changes, Since, is_from_current_files, placed, preview, standing
 from ramify.compiler.plan import OpKind, Plan
 from ramify.decorators import Workflow, steps_of
-from ramify.fork_engine.at_fork import refuse_in_child
+from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, MergeStrategy, Resolver, Snapshot, SnapshotId
-from ramify.resources import GivenBackend, Resources, environment, share_checked, without_secrets
-from ramify.runtime import codec, driver, ledger
-from ramify.runtime.branching import Forked, ThreadCopy, fork_run, merge_base
+from ramify.inspect.checkpoint_graph import ancestry
+from ramify.resources import BackendChoice, Resources, environment, reuse_check_share, without_secrets
+from ramify.runtime.codec import codec
+from ramify.runtime.codec.return_types import refuse_unstorable_return
 from ramify.runtime.durations import Duration, seconds
+from ramify.runtime.effects import ledger
 from ramify.runtime.errors import (
     BadArguments,
     PlanMismatch,
@@ -37,12 +38,11 @@ from ramify.runtime.errors import (
     StoreError,
     UsedAfterFork,
 )
+from ramify.runtime.estimates.recorded_runs import RecordedEstimates, learned
 from ramify.runtime.events import Event, Noticed, Observer
-from ramify.runtime.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
-from ramify.runtime.loading import load_target
-from ramify.runtime.observed import Observed, learned
-from ramify.runtime.past import FORKED
-from ramify.runtime.pins import Pins
+from ramify.runtime.execution import driver
+from ramify.runtime.journal.forked_runs import FORKED, ForkedRun, ThreadCopy, fork_run, merge_base
+from ramify.runtime.journal.inbox import Given, Inbox, OpenQuestion, inbox_of, store_answers
 from ramify.runtime.records import (
     ROOT,
     CheckpointId,
@@ -56,12 +56,12 @@ from ramify.runtime.records import (
     RunStatus,
     Settings,
 )
-from ramify.runtime.recovery import missing
-from ramify.runtime.returns import refuse_return
 from ramify.runtime.store import RunStore
+from ramify.runtime.user_code.workflow_loader import load_target
+from ramify.runtime.worlds.gc_pins import Pins
+from ramify.runtime.worlds.recovery import missing
 from ramify.sandboxes.contract import Backend
 from ramify.serving.client import LLMClient
-from ramify.since import Since
 
 NO_ANSWER = object()
 
@@ -88,7 +88,7 @@ class Runtime:
         *,
         home: str | Path | None = None,
         database: str | Path | None = None,
-        sandbox: str | GivenBackend | None = None,
+        sandbox: str | BackendChoice | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
         model: str | None = None,
@@ -122,7 +122,7 @@ class Runtime:
         if os.environ.get("RAMIFY_OTEL", "0") not in ("", "0"):
             self._observers.append(_traces())
         self._reuse_answers = reuse_answers
-        self._check_reuse = share_checked(os.environ) if check_reuse is None else check_reuse
+        self._check_reuse = reuse_check_share(os.environ) if check_reuse is None else check_reuse
         self._clock = clock
         self._stack = AsyncExitStack()
         self._entered = self._closed = False
@@ -220,7 +220,7 @@ class Runtime:
             raise BadArguments(
                 f"{workflow.__ramify_workflow__.name}{signature(workflow.__wrapped__)}: {error}"
             ) from None
-        refuse_return(workflow.__wrapped__, f"workflow {workflow.__ramify_workflow__.name!r}")
+        refuse_unstorable_return(workflow.__wrapped__, f"workflow {workflow.__ramify_workflow__.name!r}")
         folder = workspace if workspace is not None else workflow.workspace
         code: dict[str, str] = {}
         if plan is None:
@@ -228,7 +228,7 @@ class Runtime:
         else:
             plan = Plan.from_json(plan.to_json())  # one made by hand is checked as one from a file is
             reuses = any(step.reuse for step in plan.steps)  # that goes by the code that runs, not by the plan's
-            if plan.name == workflow.__ramify_workflow__.name and (reuses or not is_of_these_files(plan)):
+            if plan.name == workflow.__ramify_workflow__.name and (reuses or not is_from_current_files(plan)):
                 plan, found = placed(plan, workflow)
                 code = found.digests
         if plan.name != workflow.__ramify_workflow__.name:
@@ -285,12 +285,12 @@ class Runtime:
         await ledger.undo(self._services(settings), record, steps_of(workflow))
         await self._store_answers(record, given, "Runtime.resume")
         self._warm(stands.plan, settings)
-        more_s = None if deadline is None else seconds(deadline)
+        new_deadline_s = None if deadline is None else seconds(deadline)
         return await driver.drive(
             self._services(settings),
             record,
             workflow.__wrapped__,
-            more_s=more_s,
+            new_deadline_s=new_deadline_s,
             code=stands.digests,
             adopt=stands.adopt,
         )
@@ -313,7 +313,7 @@ class Runtime:
     async def _inbox(self, record: RunRecord) -> Inbox:
         if record.thread_id is None:
             return await inbox_of(self.store, record.id)
-        from ramify.runtime.langgraph.asked import open_interrupts
+        from ramify.runtime.langgraph.thread.stored_interrupts import open_interrupts
 
         asked = await asyncio.to_thread(open_interrupts, self.database, record)
         return Inbox.of_interrupts(record.id, asked, await self.store.answers(record.id))
@@ -370,9 +370,9 @@ class Runtime:
     def _thread_copy(self, record: RunRecord, at: CheckpointRecord) -> ThreadCopy | None:
         if record.thread_id is None:
             return None
-        from ramify.runtime.langgraph.forking import fork_thread
+        from ramify.runtime.langgraph.thread.stored_thread import fork_thread
 
-        async def copy(fork: Forked) -> str:
+        async def copy(fork: ForkedRun) -> str:
             return await asyncio.to_thread(fork_thread, self.database, record, at, fork)
 
         return copy
@@ -534,9 +534,11 @@ def _traces() -> Observer:
     return Traces()
 
 
-def compile_plan(workflow: Workflow[..., Any], seen: Observed | None = None) -> Plan:
+def compile_plan(workflow: Workflow[..., Any], seen: RecordedEstimates | None = None) -> Plan:
     """The plan of a workflow as its code stands now, by what recorded runs say. Imports the compiler."""
     from ramify.compiler.pipeline import compile_workflow
 
     info = workflow.__ramify_workflow__
-    return compile_workflow(workflow, ref=info.ref, deadline_s=info.deadline_s, estimates=seen or Observed(())).plan
+    return compile_workflow(
+        workflow, ref=info.ref, deadline_s=info.deadline_s, estimates=seen or RecordedEstimates(())
+    ).plan

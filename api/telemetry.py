@@ -26,9 +26,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.trace import Link, Span, SpanContext, SpanKind, Status, StatusCode, Tracer
 
 from ramify import __version__
-from ramify.browse.calls import call_times
 from ramify.compiler.plan import OpKind
-from ramify.runtime import codec
+from ramify.inspect.model_calls import call_times
+from ramify.runtime.codec import codec
 from ramify.runtime.errors import NotSerialisable, RunError
 from ramify.runtime.events import Event, LLMDone, OpDone, PrefixHinted, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus

@@ -11,10 +11,10 @@ import pydantic
 
 from ramify.compiler.plan import Effect
 from ramify.decorators import EffectName, Step, step
-from ramify.runtime.calling import StepDef
 from ramify.runtime.durations import Duration
 from ramify.runtime.errors import BadArguments
-from ramify.runtime.sites import call_site
+from ramify.runtime.execution.step_call import StepDef
+from ramify.runtime.user_code.call_sites import call_site
 
 P = ParamSpec("P")
 R = TypeVar("R")

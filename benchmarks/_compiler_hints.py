@@ -14,7 +14,7 @@ from ramify import Runtime, paths
 from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import PREFIX, Plan
-from ramify.runtime import codec
+from ramify.runtime.codec import codec
 from ramify.runtime.records import LLMRecord
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import ServingError

@@ -17,15 +17,15 @@ from _compiler_turns import Recorded, Tree, Turn, one_run, recorded, tree, with_
 
 from examples.repair.workflow import repair
 from ramify import Runtime
-from ramify.cli.explain import stage_error
+from ramify.cli.commands.explain import stage_error
 from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.liveness import dead_states
-from ramify.runtime.observed import Observed, observed
+from ramify.runtime.estimates.recorded_runs import RecordedEstimates, observed
 from ramify.runtime.records import LLMRecord, OpRecord
+from ramify.runtime.worlds.garbage_collection import dead_states
 from ramify.serving.testing import Scripted
 from ramify.serving.types import ChatRequest
 
@@ -253,7 +253,9 @@ def _errors(
         others = [run for i, run in enumerate(runs) if i != at]
         for _ in range(often):
             seen = draw.sample(others, many)
-            estimates = Observed([row for rows, _ in seen for row in rows], [row for _, llm in seen for row in llm])
+            estimates = RecordedEstimates(
+                [row for rows, _ in seen for row in rows], [row for _, llm in seen for row in llm]
+            )
             plan = compile_workflow(
                 _compiler_flows.three_stages,
                 ref=_compiler_flows.three_stages.__ramify_workflow__.ref,

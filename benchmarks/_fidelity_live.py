@@ -17,15 +17,15 @@ from typing import Any
 
 import httpx
 
+from benchmarks.replay.fidelity.live import Ask, Figure, Frame, Pace, between, compared, plan, serve
+from benchmarks.replay.fidelity.measured_run import Served
+from benchmarks.replay.fidelity.step_probe import HttpEndpoint, Plan, Profile, profile
+from benchmarks.replay.inputs import synthetic_traces
+from benchmarks.replay.inputs.traces import Trace, read
+from benchmarks.replay.pool import child
 from ramify import paths
-from ramify.serving import models
+from ramify.serving.engine import models
 from ramify.serving.engine.vllm import VllmEngine
-from ramify.serving.replay import made_up
-from ramify.serving.replay.live import Ask, Figure, Frame, Pace, between, compared, plan, serve
-from ramify.serving.replay.measured import Served
-from ramify.serving.replay.pool import child
-from ramify.serving.replay.probe import HttpEndpoint, Plan, Profile, profile
-from ramify.serving.replay.trace import Trace, read
 
 Told = Callable[[str], None]
 SLOTS, CONTEXT = 8, 1024
@@ -68,7 +68,7 @@ def measure(
 
 def _made_up() -> Trace:
     with tempfile.TemporaryDirectory(prefix="ramify-fidelity-") as folder:
-        return read(made_up.write(Path(folder) / "made-up.jsonl"))
+        return read(synthetic_traces.write(Path(folder) / "made-up.jsonl"))
 
 
 async def _measure(

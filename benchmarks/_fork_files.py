@@ -24,7 +24,7 @@ from _fork_rows import QUICK_BUDGET_S, Pace, Row, in_budget, no_docker, row, spe
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.contract import Backend, WorldSpec
-from ramify.sandboxes.select import open_backend
+from ramify.sandboxes.selection import open_backend
 
 FORKS = 50
 HUNDREDS = 20
@@ -66,8 +66,8 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
 MOUNTS = """
 import os, statistics, sys, tempfile, time
 from pathlib import Path
-from ramify.sandboxes.namespaces import kernel
-from ramify.sandboxes.scratch import spread
+from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.host.scratch import spread
 took = []
 with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:
     spread(Path(folder))

@@ -16,7 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from ramify.sandboxes.tiers import criu, dumping
+from ramify.sandboxes.agent.checkpointing import criu_runner
+from ramify.sandboxes.checkpointing import criu
 
 ROUNDS = 20
 COMMANDS = 200
@@ -27,7 +28,7 @@ BASH = ("/bin/bash", "--norc", "--noprofile")
 CHECKPOINT = """
 import hashlib, os, statistics, sys, tempfile, time
 from pathlib import Path
-from ramify.sandboxes.namespaces import kernel
+from ramify.sandboxes.backends.namespaces import kernel
 lower, scratch, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 took = []
 with tempfile.TemporaryDirectory(dir=scratch) as top:
@@ -58,7 +59,7 @@ print(statistics.median(took))
 
 SESSION = """
 import gc, os, statistics, sys, tempfile, time
-from ramify.sandboxes.namespaces import kernel
+from ramify.sandboxes.backends.namespaces import kernel
 lower, scratch, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 exec(sys.argv[4])
 gc.freeze()
@@ -159,7 +160,7 @@ def restore(program: str, scratch: Path) -> str:
         Path(folder, "program.py").write_text(program)
 
         def run(verb: str) -> subprocess.CompletedProcess[str]:
-            words = [*criu.command(), verb, "-D", f"{folder}/images", "-W", f"{folder}/run", *dumping.COMMON]
+            words = [*criu.command(), verb, "-D", f"{folder}/images", "-W", f"{folder}/run", *criu_runner.COMMON]
             script = [sys.executable, "-c", PROCESSES, folder, verb, *words, "-v2", "-o", f"{folder}/run/log"]
             return subprocess.run([*APART, *script], capture_output=True, text=True)
 

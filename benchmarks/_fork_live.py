@@ -24,9 +24,9 @@ from _fork_rows import QUICK_BUDGET_S, Pace, Row, in_budget, missing, no_docker,
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ProcessTier, Snapshot
+from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.tiers import criu
 
 ROUNDS, QUICK_SLOW = 20, 5
 

@@ -29,7 +29,7 @@ from ramify import graph as worlds
 from ramify.compiler import pipeline as _warm  # noqa: F401  imported by the first run; the peers' imports are done, too
 from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.contract import WorldSpec
-from ramify.sandboxes.select import open_backend
+from ramify.sandboxes.selection import open_backend
 
 Row = dict[str, object]
 STARTED: list[float] = []

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime import codec
-from ramify.runtime.recovery import stand_in
-from ramify.runtime.reuse import Question
+from ramify.runtime.codec import codec
+from ramify.runtime.reuse.reuse import Question
+from ramify.runtime.worlds.recovery import stand_in
 
 Row = dict[str, object]
 

@@ -29,21 +29,18 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks._split import group, held_out
-from ramify.serving.analyzer import checkpoint, features
-from ramify.serving.analyzer.client import AnalyzerClient
-from ramify.serving.analyzer.estimates import Split
-from ramify.serving.analyzer.features import Matrix
-from ramify.serving.analyzer.learner import Models, learnt_from
-from ramify.serving.analyzer.lengths import LengthModel, Sample, fit
-from ramify.serving.analyzer.pattern_code import encode
-from ramify.serving.analyzer.pattern_graph import Kind, Node, PatternGraph, linked, profiles
-from ramify.serving.analyzer.pattern_library import Library
-from ramify.serving.analyzer.pattern_match import Matching
-from ramify.serving.analyzer.service import Service
-from ramify.serving.analyzer.supervisor import Supervisor
-from ramify.serving.analyzer.testing import research, traffic
-from ramify.serving.analyzer.types import Ask
-from ramify.serving.sketch import LEVELS, LengthSketch
+from ramify.serving.lengths import checkpoint, features
+from ramify.serving.lengths.client import AnalyzerClient
+from ramify.serving.lengths.features import Matrix
+from ramify.serving.lengths.learner import Models, learnt_from
+from ramify.serving.lengths.length_model import LengthModel, Sample, fit
+from ramify.serving.lengths.pattern_graph import Kind, Node, PatternGraph, encode, linked, profiles
+from ramify.serving.lengths.pattern_library import Library, Matching
+from ramify.serving.lengths.service import Service
+from ramify.serving.lengths.supervisor import AnalyzerSupervisor
+from ramify.serving.lengths.testing import research, traffic
+from ramify.serving.lengths.types import Ask, Split
+from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
 ENVIRONMENT = "RAMIFY_TRACES"
 _SALT = 7
@@ -433,7 +430,7 @@ async def _gap_row(model: LengthModel, kills: int) -> Row:
     ask = Ask(model=next(iter(model.seen)), prompt="How long?", limit=_LIMIT, call="probe")
     with tempfile.TemporaryDirectory(prefix="ra-", dir="/tmp") as folder:
         size = checkpoint.write(Path(folder) / "analyzer.state", checkpoint.snapshot(service))
-        async with Supervisor(Path(folder)) as analyzer:
+        async with AnalyzerSupervisor(Path(folder)) as analyzer:
             client = AnalyzerClient(analyzer.socket, retry_s=0.01)
             for _ in range(kills):
                 await client.predict([ask])

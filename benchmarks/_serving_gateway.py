@@ -37,7 +37,7 @@ _LAST = b"data: " + json.dumps(_END).encode() + b"\n\ndata: [DONE]\n\n"
 _GATEWAY = """
 import asyncio, os, sys
 from pathlib import Path
-from ramify.serving.engine.types import EngineSpec
+from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.gateway.server import GatewaySettings, serve
 engine = EngineSpec.parse(sys.argv[1])
 settings = GatewaySettings(home=Path("."), engines=(engine,), slots=int(sys.argv[2]))

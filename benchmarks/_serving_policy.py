@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ramify.serving.engine.vllm import PYTHON_VARIABLE
-from ramify.serving.policy.table import make_policy
+from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import (
     Capacity,
     CompoundView,
@@ -36,7 +36,7 @@ from ramify.serving.policy.types import (
     StepModel,
     View,
 )
-from ramify.serving.sketch import LEVELS, LengthSketch
+from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
 ROOT = Path(__file__).parents[1]
 RUNNING = 256
@@ -168,7 +168,7 @@ def share_rows(*, quick: bool = False) -> list[Row]:
 
 def _child_share(steps: int) -> None:
     """In vLLM's interpreter: two bare engines under the same arrivals, stepped in turn."""
-    from ramify.serving.vllm_plugin.bare import BareEngine, BareSettings, modelled
+    from benchmarks.replay.simulation.simulated_engine import SimulatedEngine, SimulatedEngineSettings, modelled
 
     def timed(scheduler: Any, name: str, into: list[float]) -> None:
         inner: Callable[..., Any] = getattr(scheduler, name)
@@ -185,8 +185,8 @@ def _child_share(steps: int) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         made = {}
         for kind, concord in (("stock", None), ("concord", {"calibrate": False})):
-            settings = BareSettings(RUNNING, 64, 40_000, context=4096, concord=concord)
-            made[kind] = BareEngine(Path(scratch), settings, modelled(model))
+            settings = SimulatedEngineSettings(RUNNING, 64, 40_000, context=4096, concord=concord)
+            made[kind] = SimulatedEngine(Path(scratch), settings, modelled(model))
         spent = {kind: [0.0] * 0 for kind in made}
         model_ms: list[float] = []
         waiting: list[int] = []

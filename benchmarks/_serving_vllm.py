@@ -26,7 +26,7 @@ import httpx
 
 from benchmarks._serving_policy import Row, not_asked, row, skipped, vllm_python
 from ramify import paths
-from ramify.serving import models
+from ramify.serving.engine import models
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import EngineFailed
 
@@ -134,7 +134,7 @@ def losers_rows(*, quick: bool = False) -> list[Row]:
 
 
 async def _losers_rows(repeats: int) -> list[Row]:
-    from ramify.serving.engine.types import EngineKind, EngineSpec
+    from ramify.serving.engine.contract import EngineKind, EngineSpec
     from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 
     name, _, target = LOSERS
@@ -197,7 +197,7 @@ def burst_rows(*, quick: bool = False) -> list[Row]:
 
 
 async def _burst_rows(repeats: int) -> list[Row]:
-    from ramify.serving.engine.types import EngineKind, EngineSpec
+    from ramify.serving.engine.contract import EngineKind, EngineSpec
     from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 
     name, _, target = BURST

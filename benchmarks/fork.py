@@ -27,7 +27,7 @@ import _fork_live
 import _fork_store
 from _machine import machine
 
-from ramify.sandboxes.scratch import remove_tree
+from ramify.sandboxes.host.scratch import remove_tree
 
 PARTS: dict[str, Callable[[bool, Path | None], list[dict[str, object]]]] = {
     "files": _fork_files.rows,

@@ -8,7 +8,7 @@ included. `--report` writes what its page was made of beside it (docs/evaluation
 begins with what such a file has of the same code and trace, and replays the rest. With `--json` the last line is one
 object.
 `--quick` is load 1.1, 150 s, two seeds, every policy. RAMIFY_TRACE names the trace where no `--trace` does; with
-neither, arrivals and lengths are made up (`serving/replay/made_up.py`).
+neither, arrivals and lengths are made up (`benchmarks/replay/inputs/synthetic_traces.py`).
 """
 
 from __future__ import annotations
@@ -31,25 +31,30 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks._arguments import count, to_write, within, writable  # noqa: E402
 from benchmarks._machine import machine  # noqa: E402
+from benchmarks.replay import evaluation  # noqa: E402
+from benchmarks.replay.archive import pack, unpack  # noqa: E402
+from benchmarks.replay.baselines.contenders import contender  # noqa: E402
+from benchmarks.replay.bounds.shares import Bounds  # noqa: E402
+from benchmarks.replay.errors import ReplayError  # noqa: E402
+from benchmarks.replay.inputs.step_times import SHIPPED, load  # noqa: E402
+from benchmarks.replay.inputs.synthetic_traces import read_workload, write_workload  # noqa: E402
+from benchmarks.replay.inputs.traces import Trace  # noqa: E402
+from benchmarks.replay.inputs.workload import programs  # noqa: E402
+from benchmarks.replay.jobs import Job, Result  # noqa: E402
+from benchmarks.replay.pool import run_all  # noqa: E402
+from benchmarks.replay.report.comparisons import (  # noqa: E402
+    FIGURES,
+    Row,
+    by_class,
+)
+from benchmarks.replay.report.html_report import write_page  # noqa: E402
+from benchmarks.replay.report.markdown_report import around, update, where  # noqa: E402
+from benchmarks.replay.report.target_rows import (
+    bounds_needed,
+    rows_of,
+)
+from benchmarks.replay.report.thesis_rows import thesis_rows_of  # noqa: E402
 from ramify.serving.policy.types import SloClass  # noqa: E402
-from ramify.serving.replay import evaluation  # noqa: E402
-from ramify.serving.replay.archive import pack, unpack  # noqa: E402
-from ramify.serving.replay.bounds.shares import Bounds  # noqa: E402
-from ramify.serving.replay.contenders import contender  # noqa: E402
-from ramify.serving.replay.document import around, update, where  # noqa: E402
-from ramify.serving.replay.errors import ReplayError  # noqa: E402
-from ramify.serving.replay.figures import FIGURES, by_class  # noqa: E402
-from ramify.serving.replay.jobs import Job, Result  # noqa: E402
-from ramify.serving.replay.made_up import read_workload, write_workload  # noqa: E402
-from ramify.serving.replay.pool import run_all  # noqa: E402
-from ramify.serving.replay.report import write_page  # noqa: E402
-from ramify.serving.replay.row import Row  # noqa: E402
-from ramify.serving.replay.rows import rows_of  # noqa: E402
-from ramify.serving.replay.rows_by_load import bounds_needed  # noqa: E402
-from ramify.serving.replay.steps import SHIPPED, load  # noqa: E402
-from ramify.serving.replay.thesis import rows_of_thesis  # noqa: E402
-from ramify.serving.replay.trace import Trace  # noqa: E402
-from ramify.serving.replay.workload import programs  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:
@@ -86,7 +91,7 @@ def main() -> int:
         if not results:
             raise ReplayError(f"no replay was done in {asked.minutes:g} minutes: ask for more --minutes")
         table = evaluation.Table(results)
-        rows = [*rows_of(table, base, bounds), *rows_of_thesis(table, base)]
+        rows = [*rows_of(table, base, bounds), *thesis_rows_of(table, base)]
         page = write_page(asked.out, results, rows, wanted)
         if asked.report:
             pack(asked.report.with_suffix(".jsonl.gz"), results)

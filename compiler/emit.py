@@ -7,10 +7,10 @@ from typing import Any
 
 from ramify.compiler.estimates import UNMEASURED, Estimates
 from ramify.compiler.ir.graph import Graph, Operation, base_id
+from ramify.compiler.passes.stages import expected_stages
 from ramify.compiler.places import places_of
 from ramify.compiler.plan import STAGES, Block, GraphBreak, OpId, OpKind, Origin, Plan, PlanOp, Site
 from ramify.compiler.spec import CallLlm, Machine, Spec, walk
-from ramify.compiler.stages import expected_stages
 
 CATCH_ALL = PlanOp(OpId("break.unseen"), OpKind.BREAK, attrs={"seal": True})
 MOST_STAGES = 64  # a count that grows beyond this goes round a loop

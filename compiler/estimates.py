@@ -1,7 +1,7 @@
 """What the compiler asks of measurement, and the answer of one who has measured nothing.
 
-The compiler is pure: whoever has the recorded runs fills this protocol (`ramify.runtime.observed`), or, where there
-are none, who knows a gateway that has seen the workflow's calls (`ramify.runtime.history`). Every answer may be None,
+The compiler is pure: whoever has the recorded runs fills this protocol (`ramify.runtime.estimates.recorded_runs`), or, where there
+are none, who knows a gateway that has seen the workflow's calls (`ramify.runtime.estimates.gateway_history`). Every answer may be None,
 "not known"; a pass that needs it then leaves the graph as it is.
 """
 
@@ -36,7 +36,7 @@ class CallEstimate(Protocol):
 
 
 class Estimates(Protocol):
-    def of_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
+    def valid_for_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
         """What still holds for code of these digests: a changed step may take another time and write other files, and
         in a changed workflow an operation of the same name may be another one."""
         ...
@@ -45,7 +45,7 @@ class Estimates(Protocol):
         """Median seconds that go by in a step."""
         ...
 
-    def again_s(self, step: str) -> float | None:
+    def rerun_s(self, step: str) -> float | None:
         """Median seconds of its code alone: what doing it again takes, on a world that stands."""
         ...
 
@@ -77,13 +77,13 @@ class Estimates(Protocol):
 class Unmeasured:
     """Nothing was recorded yet."""
 
-    def of_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
+    def valid_for_code(self, workflow: str, steps: Mapping[str, str]) -> Estimates:
         return self
 
     def step_s(self, step: str) -> float | None:
         return None
 
-    def again_s(self, step: str) -> float | None:
+    def rerun_s(self, step: str) -> float | None:
         return None
 
     def calls(self, op: OpId) -> CallEstimate | None:

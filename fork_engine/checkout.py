@@ -11,15 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramify.fork_engine import crash
-from ramify.fork_engine.content import sync_file_system
-from ramify.fork_engine.descent import Descent, remove_any, remove_tree
-from ramify.fork_engine.diff import above, change
+from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import CheckoutRefused
-from ramify.fork_engine.scan import Found, entry_of, hash_file, scan_tree
+from ramify.fork_engine.filesystem.file_content import sync_file_system
+from ramify.fork_engine.filesystem.openat import OpenatWalker, remove_any, remove_tree
+from ramify.fork_engine.filesystem.scan import Found, entry_of, hash_file, scan_tree
+from ramify.fork_engine.filesystem.write import Place, finish_folder, make_special, write_tree
 from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind
-from ramify.fork_engine.view import View
-from ramify.fork_engine.write import Place, finish_folder, make_special, write_tree
+from ramify.fork_engine.view import View, above, change
 
 _IN_THE_WAY = Entry(EntryKind.WHITEOUT)  # equals nothing that a snapshot holds
 _SHOWN = 5
@@ -57,7 +56,7 @@ def _fill_new(view: View, dest: Path, place: Place) -> None:
     try:
         fill(view, aside, place)
         aside.rename(dest)
-        crash.point("written out")
+        crash_points.point("written out")
     except BaseException:
         remove_tree(aside)
         raise
@@ -72,7 +71,7 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
     gone = {item.path for item in changes if item.after is None}
     todo: list[Change] = []
     clashes: list[str] = []
-    with Descent(dest) as tree:
+    with OpenatWalker(dest) as tree:
         for item in changes:
             now = _now(tree, item, made)
             if change(item.path, now, item.after) is None:
@@ -94,7 +93,7 @@ def apply_changes(changes: Sequence[Change], after: View, dest: Path, place: Pla
     return todo
 
 
-def _now(tree: Descent, item: Change, made: set[str]) -> Entry | None:
+def _now(tree: OpenatWalker, item: Change, made: set[str]) -> Entry | None:
     """What stands at the path; None where nothing does, and its folder is there or will be `made` if it is needed."""
     path = item.path
     try:
@@ -111,7 +110,7 @@ def _now(tree: Descent, item: Change, made: set[str]) -> Entry | None:
     return entry_of(found, hash_file) or _IN_THE_WAY
 
 
-def _children(tree: Descent, path: str) -> list[str]:
+def _children(tree: OpenatWalker, path: str) -> list[str]:
     with os.scandir(tree.folder(path)) as found:
         return sorted(f"{path}/{child.name}" for child in found)
 
@@ -119,14 +118,14 @@ def _children(tree: Descent, path: str) -> list[str]:
 @dataclass(slots=True)
 class _Writing:
     after: View
-    tree: Descent
+    tree: OpenatWalker
     place: Place
     folders: dict[str, bool] = field(default_factory=dict)  # path → whether new; finished when all is written
     written: int = 0
 
 
 def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> None:
-    with Descent(dest, lend=0o700) as tree:
+    with OpenatWalker(dest, lend=0o700) as tree:
         writing = _Writing(after, tree, place)
         for item in sorted(changes, key=lambda item: item.path, reverse=True):
             if item.after is None:
@@ -134,14 +133,14 @@ def _apply(changes: Sequence[Change], after: View, dest: Path, place: Place) -> 
         for item in sorted(changes, key=lambda item: item.path):
             if item.after is not None:
                 _write(item.path, item.after, writing)
-    with Descent(dest, lend=0o700) as tree:  # anew: the one above gave back the modes that it found
+    with OpenatWalker(dest, lend=0o700) as tree:  # anew: the one above gave back the modes that it found
         for path in sorted(writing.folders, reverse=True):
             parent, name = tree.parent(path)
             finish_folder(after[path], parent, name, times=writing.folders[path])
     _flush(dest)
 
 
-def _remove(path: str, tree: Descent) -> None:
+def _remove(path: str, tree: OpenatWalker) -> None:
     """Gone, unless it is a folder that holds something which is not ours to remove."""
     try:
         parent, name = tree.parent(path)
@@ -173,7 +172,7 @@ def _write(path: str, entry: Entry, writing: _Writing) -> None:
         if _is_folder(name, parent):
             remove_tree(name, parent)
         os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
-        crash.point("written out")
+        crash_points.point("written out")
     except BaseException:
         remove_any(aside, parent)
         raise

@@ -16,17 +16,28 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramify.fork_engine import crash
-from ramify.fork_engine.content import copy_bytes, digest_bytes, digest_fd
-from ramify.fork_engine.descent import Descent, file
-from ramify.fork_engine.errors import SnapshotCorrupt, WorkspaceError
-from ramify.fork_engine.files import make_folder, read_own, write_new
+from ramify.fork_engine import crash_points
+from ramify.fork_engine.errors import ForkEngineError, ImageError, SnapshotCorrupt, WorkspaceError
+from ramify.fork_engine.filesystem.file_content import copy_bytes, digest_bytes, digest_fd
+from ramify.fork_engine.filesystem.openat import OpenatWalker, file
+from ramify.fork_engine.filesystem.scan import (
+    Found,
+    TooDeep,
+    entry_of,
+    link_inodes,
+    root_entry,
+    scan_tree,
+    skip,
+    walk,
+)
+from ramify.fork_engine.filesystem.untar import unpack
+from ramify.fork_engine.filesystem.write import finish
 from ramify.fork_engine.layers import Layers, Reader
 from ramify.fork_engine.manifest import FORMAT, MALFORMED, Manifest, canonical_json
-from ramify.fork_engine.scan import Found, TooDeep, entry_of, link_inodes, root_entry, skip, walk
+from ramify.fork_engine.seal import Upper, make_layer_from_upper
+from ramify.fork_engine.store_folder import make_folder, read_store_file, write_new
 from ramify.fork_engine.types import Entry, EntryKind, LayerId, Skipped
-from ramify.fork_engine.view import Located
-from ramify.fork_engine.write import finish
+from ramify.fork_engine.view import LocatedEntry, View
 
 _GONE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO}
 """What opening a path answers that was something else, or there at all, a moment before."""
@@ -176,7 +187,7 @@ def _copy_in(found: Found, read: _Read, incoming: Path) -> str:
 
 def _check_unchanged(folder: Path, read: _Read) -> None:
     """Folders once more, at the end: a name added, removed or replaced meanwhile shows in its folder's times."""
-    with Descent(folder, lend=0) as tree:
+    with OpenatWalker(folder, lend=0) as tree:
         if _stamp(os.fstat(tree.root)) != _stamp(read.root):
             raise _ChangedWhileRead(".")
         for path, entry in sorted(read.entries.items()):
@@ -186,7 +197,7 @@ def _check_unchanged(folder: Path, read: _Read) -> None:
 
 def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> Manifest:
     taken: set[int] = set()
-    with Descent(incoming) as copies, Reader(layers) as earlier:
+    with OpenatWalker(incoming) as copies, Reader(layers) as earlier:
 
         def place(path: str, entry: Entry, parent: int, name: str) -> None:
             if path in read.copied:
@@ -198,7 +209,7 @@ def _write_layer(read: _Read, index: Index, incoming: Path, layers: Layers) -> M
                     os.close(fd)
                 return
             assert index.manifest is not None
-            located = Located(index.manifest.entries[path], index.manifest.id)
+            located = LocatedEntry(index.manifest.entries[path], index.manifest.id)
             from_fd, from_name = earlier.descent(located.layer).parent(path)
             inode = os.stat(from_name, dir_fd=from_fd, follow_symlinks=False).st_ino
             # Two files that were one when last imported, and no longer are, need an inode each.
@@ -223,7 +234,7 @@ def _load_index(path: Path, layers: Layers) -> Index:
 def read_index(path: Path) -> tuple[LayerId, dict[str, Stamp]] | None:
     """An index's layer and stamps; None where there is none that its own checksum bears out."""
     try:
-        encoded = read_own(path)
+        encoded = read_store_file(path)
         raw = json.loads(encoded)
         if encoded != canonical_json(raw) or raw.pop("check") != digest_bytes(canonical_json(raw)):
             return None
@@ -238,4 +249,55 @@ def _save_index(path: Path, layer: LayerId, stamps: Mapping[str, Stamp], aside: 
     spelled = {"format": FORMAT, "layer": layer, "stamps": stamps}
     write_new(aside / path.name, canonical_json({**spelled, "check": digest_bytes(canonical_json(spelled))}))
     (aside / path.name).rename(path)
-    crash.point("indexed")
+    crash_points.point("indexed")
+
+
+def import_image(path: Path, layers: Layers) -> Manifest:
+    """A root file system's layer. Raises `ImageError`. The caller holds the store's lock."""
+    if path.is_dir():
+        try:
+            return import_folder(path, layers)[0]
+        except WorkspaceError as error:
+            raise ImageError(str(error)) from None
+    if not path.is_file():
+        raise ImageError(f"{path}: no folder and no tar. Name the folder, or the tar, of a root file system")
+    with layers.folder.temporary() as aside:
+        (aside / "root").mkdir()
+        unpack(path, aside / "root")
+        return _moved(aside / "root", layers, {})
+
+
+def _moved(folder: Path, layers: Layers, known: Mapping[str, Entry]) -> Manifest:
+    scan = scan_tree(folder, known)
+    made = Manifest(scan.entries, scan.root)
+    return make_layer_from_upper(Upper(folder, scan, made, View(made)), layers, move=True)
+
+
+def import_process_image(folder: Path, images: Layers, like: LayerId) -> Manifest:
+    """Move a folder of process images in. Raises `ForkEngineError` where it holds what cannot be kept.
+
+    `like`: an image, files of which it may share by hard links: these are not read again.
+    """
+    for found in folder.rglob("*"):
+        if not (found.is_dir() or found.is_file()) or found.is_symlink():
+            raise ForkEngineError(f"{found}: neither a file nor a folder, which is all that process images are")
+    made = _moved(folder, images, _shared(folder, images, like) if like and like in images else {})
+    os.utime(images.fs(made.id).parent)  # as new, whoever made it first: see blobs.GRACE_S
+    return made
+
+
+def _shared(folder: Path, images: Layers, like: LayerId) -> dict[str, Entry]:
+    """What of a folder is the same file as one of an image."""
+    there = images.fs(like)
+    files = {
+        _file(there / path): entry
+        for path, entry in images.manifest(like).entries.items()
+        if entry.kind is EntryKind.FILE
+    }
+    mine = ((path, _file(path)) for path in folder.rglob("*"))
+    return {str(path.relative_to(folder)): files[file] for path, file in mine if file in files}
+
+
+def _file(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return (found.st_dev, found.st_ino)

@@ -7,21 +7,55 @@ layer there and drops its own. A lock file keeps removal apart from sealing: sea
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from ramify.fork_engine import crash
-from ramify.fork_engine.content import digest_file
-from ramify.fork_engine.descent import Descent, file, remove_tree
+from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt
-from ramify.fork_engine.files import TREE_MODE, make_folder, read_own, write_new
-from ramify.fork_engine.folder import StoreFolder
+from ramify.fork_engine.filesystem.file_content import digest_file
+from ramify.fork_engine.filesystem.openat import OpenatWalker, file, remove_tree
+from ramify.fork_engine.filesystem.write import Place, place_copy, place_link, write_tree
 from ramify.fork_engine.manifest import Manifest, decode
-from ramify.fork_engine.recent import Recent
+from ramify.fork_engine.store_folder import TREE_MODE, StoreFolder, make_folder, read_store_file, write_new
 from ramify.fork_engine.types import EntryKind, LayerId
-from ramify.fork_engine.view import Located, View
-from ramify.fork_engine.write import Place, place_copy, place_link, write_tree
+from ramify.fork_engine.view import LocatedEntry, View
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """`make` is called for a key that is not there; two threads may both call it, and either result is kept."""
+
+    def __init__(self, size: int, make: Callable[[K], V]) -> None:
+        self._size, self._make = size, make
+        self._kept: OrderedDict[K, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, key: K) -> V:
+        with self._lock:
+            if key in self._kept:
+                self._kept.move_to_end(key)
+                return self._kept[key]
+        value = self._make(key)
+        self.put(key, value)
+        return value
+
+    def put(self, key: K, value: V) -> None:
+        with self._lock:
+            self._kept[key] = value
+            self._kept.move_to_end(key)
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
 
 _MANIFESTS_KEPT = 256
 
@@ -53,7 +87,7 @@ class Layers:
         """From the disk. Raises `SnapshotCorrupt`. `manifest` does the same once."""
         path = self._layers / layer / "manifest.json"
         try:
-            return decode(read_own(path), layer)
+            return decode(read_store_file(path), layer)
         except (FileNotFoundError, NotADirectoryError):
             raise _missing(layer, path) from None
 
@@ -89,7 +123,7 @@ class Layers:
 
         with self.folder.temporary() as aside:
             (self._layers / layer).rename(aside / "gone")  # atomic: a layer is there whole or not at all
-            crash.point("removed")
+            crash_points.point("removed")
             remove_tree(aside / "gone", seen=seen)
         return freed
 
@@ -99,7 +133,7 @@ class Reader:
 
     def __init__(self, layers: Layers) -> None:
         self._layers = layers
-        self._open: dict[LayerId, Descent] = {}
+        self._open: dict[LayerId, OpenatWalker] = {}
 
     def __enter__(self) -> Reader:
         return self
@@ -108,16 +142,16 @@ class Reader:
         for descent in self._open.values():
             descent.close()
 
-    def descent(self, layer: LayerId) -> Descent:
+    def descent(self, layer: LayerId) -> OpenatWalker:
         if layer not in self._open:
-            self._open[layer] = Descent(self._layers.fs(layer))
+            self._open[layer] = OpenatWalker(self._layers.fs(layer))
         return self._open[layer]
 
-    def link(self, path: str, located: Located, parent: int, name: str) -> None:
+    def link(self, path: str, located: LocatedEntry, parent: int, name: str) -> None:
         with _present(path, located):
             place_link(self.descent(located.layer), path, located.entry, parent, name)
 
-    def copy(self, path: str, located: Located, parent: int, name: str) -> None:
+    def copy(self, path: str, located: LocatedEntry, parent: int, name: str) -> None:
         with _present(path, located):
             place_copy(self.descent(located.layer), path, located.entry, parent, name, verify=False)
 
@@ -139,7 +173,7 @@ class Reader:
 
 
 @contextmanager
-def _present(path: str, located: Located) -> Iterator[None]:
+def _present(path: str, located: LocatedEntry) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:

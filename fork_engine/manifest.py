@@ -7,9 +7,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 
-from ramify.fork_engine.content import digest_bytes
-from ramify.fork_engine.descent import split
 from ramify.fork_engine.errors import SnapshotCorrupt
+from ramify.fork_engine.filesystem.file_content import digest_bytes
+from ramify.fork_engine.filesystem.openat import split
 from ramify.fork_engine.types import Entry, EntryKind, LayerId
 
 FORMAT = 1

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ramify.fork_engine.check import Findings, Part, Parts
 from ramify.fork_engine.errors import SnapshotCorrupt
-from ramify.fork_engine.files import read_own
-from ramify.fork_engine.keys import UNDEFINED, snapshot_id
+from ramify.fork_engine.fsck.check import Findings, Part, Parts
 from ramify.fork_engine.manifest import MALFORMED
+from ramify.fork_engine.snapshot_keys import UNDEFINED, snapshot_id
 from ramify.fork_engine.snapshots import fields_of
+from ramify.fork_engine.store_folder import read_store_file
 from ramify.fork_engine.types import LayerId, Processes, ProcessTier, Snapshot, SnapshotId
 
 _MOST_GUESSES = 200_000  # records tried before one is given up
@@ -44,7 +44,7 @@ def record(parts: Parts, id: SnapshotId, found: Findings) -> Snapshot | None:
 def _remains(path: Path) -> Iterator[Snapshot]:
     """What a file still says, its end perhaps cut off. The tier stands near the end, and is one of a few."""
     try:
-        fields = _fields(read_own(path).decode("ascii", "replace"))
+        fields = _fields(read_store_file(path).decode("ascii", "replace"))
     except (OSError, SnapshotCorrupt):
         return
     for tier in (fields.get("tier"), *ProcessTier):

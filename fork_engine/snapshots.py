@@ -13,14 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ramify.fork_engine import crash
-from ramify.fork_engine.at_fork import close_lock, open_lock
-from ramify.fork_engine.content import digest_bytes
+from ramify.fork_engine import crash_points
+from ramify.fork_engine.close_on_fork import close_lock, open_lock
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
-from ramify.fork_engine.files import flush_folder, make_folder, read_own, write_new
-from ramify.fork_engine.folder import StoreFolder
-from ramify.fork_engine.keys import identity, snapshot_id
+from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.manifest import MALFORMED, canonical_json
+from ramify.fork_engine.snapshot_keys import identity, snapshot_id
+from ramify.fork_engine.store_folder import StoreFolder, flush_folder, make_folder, read_store_file, write_new
 from ramify.fork_engine.types import ContentKey, LayerId, Processes, ProcessTier, Snapshot, SnapshotId
 
 FORMAT = 2
@@ -55,7 +54,7 @@ class Snapshots:
                     self.load(snapshot.id)
                     return False
                 self._store.place(aside / "made", "snapshots", f"{snapshot.id}.json")
-        crash.point("snapshot")
+        crash_points.point("snapshot")
         return True
 
     def note_merge(self, id: SnapshotId, parents: tuple[SnapshotId, ...]) -> None:
@@ -88,7 +87,7 @@ class Snapshots:
         if not _ID.fullmatch(id):
             raise SnapshotNotFound(f"{id!r} is not a snapshot id: 64 hexadecimal digits are")
         try:
-            return decode(read_own(self._path(id)), id)
+            return decode(read_store_file(self._path(id)), id)
         except FileNotFoundError:
             raise SnapshotNotFound(f"snapshot {id} is not in the store {self._store.root}") from None
 
@@ -163,3 +162,57 @@ def _processes(raw: dict[str, Any]) -> Processes:
 
 def _corrupt(id: SnapshotId) -> SnapshotCorrupt:
     return SnapshotCorrupt(f"snapshot {id}: its file does not match its digest. Delete it and go back to another one")
+
+
+GRACE_S = 3600.0
+"""A blob or process image that no snapshot names yet lives so long: its snapshot may still be in the making."""
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+class Blobs:
+    """The `blobs/` folder of a store."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._store = folder
+        self._folder = folder.root / "blobs"
+        make_folder(self._folder)
+
+    def __contains__(self, digest: str) -> bool:
+        return _DIGEST.fullmatch(digest) is not None and (self._folder / digest).exists()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(path.name for path in self._folder.iterdir()))
+
+    def put(self, data: bytes) -> str:
+        digest = digest_bytes(data)
+        with self._store.lock():
+            if digest in self:
+                os.utime(self._folder / digest)
+            else:
+                with self._store.temporary() as aside:
+                    write_new(aside / "made", data)
+                    self._store.place(aside / "made", "blobs", digest)
+        return digest
+
+    def get(self, digest: str) -> bytes:
+        """Raises `SnapshotCorrupt` where it is gone or not what its name says."""
+        try:
+            data = read_store_file(self._folder / digest)
+        except FileNotFoundError:
+            raise SnapshotCorrupt(f"blob {digest} is missing. Delete the snapshots that name it") from None
+        if digest_bytes(data) != digest:
+            raise SnapshotCorrupt(f"blob {digest} does not match its digest. Delete the snapshots that name it")
+        return data
+
+    def remove_unnamed(self, named: set[str]) -> int:
+        """The bytes freed. The caller holds the store's lock alone."""
+        freed = 0
+        for digest in self:
+            path = self._folder / digest
+            status = path.stat()
+            if digest not in named and time.time() - status.st_mtime > GRACE_S:
+                path.unlink()
+                crash_points.point("removed")
+                freed += status.st_blocks * 512
+        return freed

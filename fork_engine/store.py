@@ -12,19 +12,26 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ramify.fork_engine import crash
-from ramify.fork_engine.blobs import GRACE_S
+from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import MergeConflict, SnapshotCorrupt, SnapshotNotFound
-from ramify.fork_engine.files import the_disks_errors
-from ramify.fork_engine.fsck import FsckReport, fsck
-from ramify.fork_engine.images import adopt_folder, import_image
-from ramify.fork_engine.importer import import_folder
-from ramify.fork_engine.keys import snapshot_id
+from ramify.fork_engine.fsck.repair import FsckReport, fsck
+from ramify.fork_engine.importer import import_folder, import_image, import_process_image
 from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.merging import merged_layers
-from ramify.fork_engine.reading import ReadableStore
-from ramify.fork_engine.sealing import Upper, read_outside, read_upper, squashed_layer, take_upper, tree_layer
-from ramify.fork_engine.staying import Stayed, since
+from ramify.fork_engine.merge.apply import merged_layers
+from ramify.fork_engine.readable_store import ReadableStore
+from ramify.fork_engine.seal import (
+    LastSeal,
+    Upper,
+    layer_from_tree,
+    make_layer_from_upper,
+    read_outside,
+    read_upper,
+    since,
+    squashed_layer,
+)
+from ramify.fork_engine.snapshot_keys import snapshot_id
+from ramify.fork_engine.snapshots import GRACE_S
+from ramify.fork_engine.store_folder import translate_disk_errors
 from ramify.fork_engine.types import (
     Conflict,
     ConflictKind,
@@ -69,18 +76,18 @@ class SnapshotStore(ReadableStore):
 
     def put_blob(self, data: bytes) -> str:
         """Keep bytes for a snapshot that is about to name them; their digest. `flush` makes them durable."""
-        with the_disks_errors(self.root):
+        with translate_disk_errors(self.root):
             return self._blobs.put(data)
 
     def blob(self, digest: str) -> bytes:
         """Raises `SnapshotCorrupt` where it is gone or damaged."""
         return self._blobs.get(digest)
 
-    def adopt_image(self, folder: Path, like: str = "") -> str:
+    def adopt_process_image(self, folder: Path, like: str = "") -> str:
         """Take a folder of process images in, for a snapshot that is about to name it. The folder is gone then.
         `like`: an earlier one that it shares files with, by hard links; they are not read again."""
         with self._making(flush=False):
-            return adopt_folder(folder, self._images, LayerId(like)).id
+            return import_process_image(folder, self._images, LayerId(like)).id
 
     def image_dir(self, image: str) -> Path:
         """The folder of process images. Raises `SnapshotCorrupt` where it is gone."""
@@ -98,58 +105,60 @@ class SnapshotStore(ReadableStore):
         outside: Path | None = None,
         move: bool,
         flush: bool = True,
-        stayed: Stayed | None = None,
+        last_seal: LastSeal | None = None,
     ) -> Snapshot:
         """The parent plus what overlayfs upper folders hold; the parent itself where nothing changed.
 
         `outside` is the upper of all beside the workspace, paths in it relative to "/". With `move` a folder that
         changes anything becomes the layer and is gone; else it stays as it is, and costs what changed since the seal
-        that `stayed` remembers. Nothing may write to it meanwhile, or, moved, ever again. Without `flush` the
+        that `last_seal` remembers. Nothing may write to it meanwhile, or, moved, ever again. Without `flush` the
         snapshot is complete and can be forked, but a machine that dies before the next `flush` may lose it.
         """
         with self._making(flush):
-            stayed = Stayed() if move or stayed is None else stayed
-            read = read_upper(upper, self._view(parent.layers), stayed.known(upper))
+            last_seal = LastSeal() if move or last_seal is None else last_seal
+            read = read_upper(upper, self._view(parent.layers), last_seal.known(upper))
             beside = None
             if outside is not None:
-                beside = read_outside(outside, self._outside(parent), stayed.known(outside))
-            stayed.note(read)
-            stayed.note(beside)
+                beside = read_outside(outside, self._outside(parent), last_seal.known(outside))
+            last_seal.note(read)
+            last_seal.note(beside)
             layers, more = parent.layers, parent.outside
             if read is not None:
-                layers = self._sealed_over(read, parent, stayed, move=move)
+                layers = self._sealed_over(read, parent, last_seal, move=move)
             if beside is not None:
-                more = self._sealed_beside(beside, parent, stayed, move=move)
+                more = self._sealed_beside(beside, parent, last_seal, move=move)
             draft = replace(parent, layers=layers, outside=more, processes=processes)
             sealed = self._save_child(draft, parent, env, env_unset, cwd)
-            stayed.snapshot = sealed
+            last_seal.snapshot = sealed
             return sealed
 
-    def _sealed_over(self, read: Upper, parent: Snapshot, stayed: Stayed, *, move: bool) -> tuple[LayerId, ...]:
+    def _sealed_over(self, read: Upper, parent: Snapshot, last_seal: LastSeal, *, move: bool) -> tuple[LayerId, ...]:
         """The workspace's stack."""
-        if stayed.snapshot is not None:
-            last = stayed.snapshot.layers
+        if last_seal.snapshot is not None:
+            last = last_seal.snapshot.layers
             made = since(read, self._view(last))
             if made is not None:
                 if made.same(self._view(last)):
                     return last
                 self._view.put((*last, made.manifest.id), made.view)
-                return self._stack(last, take_upper(made, self._layers, move=False))
+                return self._stack(last, make_layer_from_upper(made, self._layers, move=False))
         self._view.put((*parent.layers, read.manifest.id), read.view)
-        return self._stack(parent.layers, take_upper(read, self._layers, move=move))
+        return self._stack(parent.layers, make_layer_from_upper(read, self._layers, move=move))
 
-    def _sealed_beside(self, read: Upper, parent: Snapshot, stayed: Stayed, *, move: bool) -> tuple[LayerId, ...]:
+    def _sealed_beside(
+        self, read: Upper, parent: Snapshot, last_seal: LastSeal, *, move: bool
+    ) -> tuple[LayerId, ...]:
         """The second stack."""
-        if stayed.snapshot is not None:
-            last = stayed.snapshot.outside
-            made = since(read, self._outside(stayed.snapshot))
+        if last_seal.snapshot is not None:
+            last = last_seal.snapshot.outside
+            made = since(read, self._outside(last_seal.snapshot))
             if made is not None:
-                if made.same(self._outside(stayed.snapshot)):
+                if made.same(self._outside(last_seal.snapshot)):
                     return last
                 self._outside_view.put((parent.image, (*last, made.manifest.id)), made.view)
-                return self._stack_outside(stayed.snapshot, take_upper(made, self._layers, move=False))
+                return self._stack_outside(last_seal.snapshot, make_layer_from_upper(made, self._layers, move=False))
         self._outside_view.put((parent.image, (*parent.outside, read.manifest.id)), read.view)
-        return self._stack_outside(parent, take_upper(read, self._layers, move=move))
+        return self._stack_outside(parent, make_layer_from_upper(read, self._layers, move=move))
 
     def seal_tree(
         self,
@@ -164,7 +173,7 @@ class SnapshotStore(ReadableStore):
     ) -> Snapshot:
         """The parent plus what a plain folder, once materialised from it, now has otherwise. Costs a stat a path."""
         with self._making(flush):
-            made = tree_layer(tree, self._view(parent.layers), self._layers)
+            made = layer_from_tree(tree, self._view(parent.layers), self._layers)
             layers = parent.layers if made is None else self._stack(parent.layers, made)
             return self._save_child(replace(parent, layers=layers, processes=processes), parent, env, env_unset, cwd)
 
@@ -245,12 +254,12 @@ class SnapshotStore(ReadableStore):
 
     def flush(self) -> None:
         """All snapshots made so far are on disk when this returns: one flush of the file system, if any is needed."""
-        with the_disks_errors(self.root):
+        with translate_disk_errors(self.root):
             self._folder.flush()
 
     @contextmanager
     def _making(self, flush: bool) -> Iterator[None]:
-        with the_disks_errors(self.root):
+        with translate_disk_errors(self.root):
             with self._folder.lock():
                 yield
             if flush:
@@ -311,12 +320,12 @@ class SnapshotStore(ReadableStore):
 
         What crashed processes left half made goes, too.
         """
-        with the_disks_errors(self.root), self._folder.lock(alone=True):
+        with translate_disk_errors(self.root), self._folder.lock(alone=True):
             wanted = set(keep)
             gone = [id for id in self._snapshots.older_than(grace_s) if id not in wanted]
             kept = [self._snapshots.load(id)[0] for id in sorted(set(self._snapshots) - set(gone))]
             self._snapshots.remove(gone)
-            crash.point("forgotten")
+            crash_points.point("forgotten")
             layers = {layer for s in kept for layer in (*s.layers, *s.outside, *([s.image] if s.image else []))}
             freed = sum(self._layers.remove(layer) for layer in list(self._layers) if layer not in layers)
             freed += self._blobs.remove_unnamed({s.processes.shell for s in kept})
@@ -331,7 +340,7 @@ class SnapshotStore(ReadableStore):
         and move the rest to `damaged/`. A repair wants no live worlds: they stand on the layers.
 
         `expected`: snapshots that somebody still names, for nothing in the store tells that one was deleted."""
-        with the_disks_errors(self.root), self._folder.lock(alone=repair):
+        with translate_disk_errors(self.root), self._folder.lock(alone=repair):
             self._forget_cached()  # what they knew may be wrong by now
             report = fsck(self._parts, repair=repair, expected=expected, key=self._key_with, save=self._save_again)
         if repair:
@@ -350,7 +359,7 @@ class SnapshotStore(ReadableStore):
             if image not in named and self._images.fs(image).parent.stat().st_mtime < old
         )
 
-    def forget_temporary(self) -> None:
+    def remove_temporary_leftovers(self) -> None:
         """Remove what crashed processes left half made. What is in use is left alone."""
         self._folder.forget()
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 import bisect
 import functools
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from ramify.fork_engine.manifest import Manifest
-from ramify.fork_engine.types import Entry, EntryKind, LayerId
+from ramify.fork_engine.filesystem.openat import split
+from ramify.fork_engine.manifest import Manifest, relink
+from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind, LayerId
 
 
-class Located(NamedTuple):
+class LocatedEntry(NamedTuple):
     """An entry and the layer whose folder holds it."""
 
     entry: Entry
@@ -30,20 +31,20 @@ class View(Mapping[str, Entry]):
     def __init__(
         self,
         base: Manifest,
-        delta: Mapping[str, Located | None] | None = None,
+        delta: Mapping[str, LocatedEntry | None] | None = None,
         manifests: Mapping[LayerId, Manifest] | None = None,
         root: Entry | None = None,
     ) -> None:
         self.base = base
-        self.delta: Mapping[str, Located | None] = delta or {}  # against the base; None: removed
+        self.delta: Mapping[str, LocatedEntry | None] = delta or {}  # against the base; None: removed
         self.manifests: Mapping[LayerId, Manifest] = manifests or {base.id: base}
         self.root = root or base.root  # the top folder itself, which is no path of the mapping
 
-    def locate(self, path: str) -> Located | None:
+    def locate(self, path: str) -> LocatedEntry | None:
         if path in self.delta:
             return self.delta[path]
         entry = self.base.entries.get(path)
-        return None if entry is None else Located(entry, self.base.id)
+        return None if entry is None else LocatedEntry(entry, self.base.id)
 
     def __getitem__(self, path: str) -> Entry:
         found = self.locate(path)
@@ -63,7 +64,7 @@ class View(Mapping[str, Entry]):
             (found is not None) - (path in self.base.entries) for path, found in self.delta.items()
         )
 
-    def _with_link(self, path: str, found: Located) -> Entry:
+    def _with_link(self, path: str, found: LocatedEntry) -> Entry:
         """A hard link lasts between those paths of one layer's file that no layer above has replaced."""
         manifest = self.manifests.get(found.layer)
         group = manifest.groups.get(path) if manifest is not None else None
@@ -90,7 +91,9 @@ class View(Mapping[str, Entry]):
         found = self.locate(path)
         return path == "" or (found is not None and found.entry.kind is EntryKind.DIR)
 
-    def changed(self, changes: Mapping[str, Located | None], root: Entry, more: Mapping[LayerId, Manifest]) -> View:
+    def changed(
+        self, changes: Mapping[str, LocatedEntry | None], root: Entry, more: Mapping[LayerId, Manifest]
+    ) -> View:
         """This view with some paths replaced or (None) removed. `more`: manifests of layers newly pointed at."""
         delta = dict(self.delta)
         for path, found in changes.items():
@@ -102,7 +105,7 @@ class View(Mapping[str, Entry]):
 
     def stacked(self, layer: Manifest) -> View:
         """This view with one more layer on top."""
-        changes: dict[str, Located | None] = {}
+        changes: dict[str, LocatedEntry | None] = {}
         for path in layer.paths:  # a folder comes before what it holds
             entry = layer.entries[path]
             merges = entry.kind is EntryKind.DIR and not entry.opaque
@@ -111,11 +114,11 @@ class View(Mapping[str, Entry]):
             if entry.kind is EntryKind.WHITEOUT:
                 changes[path] = None
             else:
-                changes[path] = Located(replace(entry, opaque=False) if entry.opaque else entry, layer.id)
+                changes[path] = LocatedEntry(replace(entry, opaque=False) if entry.opaque else entry, layer.id)
         return self.changed(changes, layer.root, {layer.id: layer})
 
 
-class OpenView(View):
+class HostOverlayView(View):
     """A stack over a base that is not known, the host's own folders: what hides something there stays an entry.
 
     In it a whiteout is an entry, and a folder is opaque where it hides what the base may hold at its path. What lies
@@ -125,14 +128,14 @@ class OpenView(View):
     def __init__(
         self,
         base: Manifest | None = None,
-        delta: Mapping[str, Located | None] | None = None,
+        delta: Mapping[str, LocatedEntry | None] | None = None,
         manifests: Mapping[LayerId, Manifest] | None = None,
         root: Entry | None = None,
     ) -> None:
         super().__init__(base or _NOTHING, delta, manifests, root)
 
-    def stacked(self, layer: Manifest) -> OpenView:
-        changes: dict[str, Located | None] = {}
+    def stacked(self, layer: Manifest) -> HostOverlayView:
+        changes: dict[str, LocatedEntry | None] = {}
 
         def now(path: str) -> Entry | None:
             found = changes[path] if path in changes else self.delta.get(path)
@@ -150,15 +153,15 @@ class OpenView(View):
             if entry.kind is EntryKind.WHITEOUT and closed:
                 changes[path] = None
             else:
-                changes[path] = Located(replace(entry, opaque=hides and not closed), layer.id)
+                changes[path] = LocatedEntry(replace(entry, opaque=hides and not closed), layer.id)
         return self.changed(changes, layer.root, {layer.id: layer})
 
     def changed(
-        self, changes: Mapping[str, Located | None], root: Entry, more: Mapping[LayerId, Manifest]
-    ) -> OpenView:
+        self, changes: Mapping[str, LocatedEntry | None], root: Entry, more: Mapping[LayerId, Manifest]
+    ) -> HostOverlayView:
         delta = {**self.delta, **changes}
         known = {path: found for path, found in delta.items() if found is not None}
-        return OpenView(self.base, known, {**self.manifests, **more}, root)
+        return HostOverlayView(self.base, known, {**self.manifests, **more}, root)
 
 
 _NOTHING = Manifest({}, Entry(EntryKind.DIR, 0o755))
@@ -188,3 +191,62 @@ def _slice(paths: Sequence[str], folder: str) -> Sequence[str]:
     if folder == "":
         return paths
     return paths[bisect.bisect_left(paths, folder + "/") : bisect.bisect_left(paths, folder + "0")]
+
+
+_WHITEOUT = Entry(EntryKind.WHITEOUT)
+
+
+def changes(before: View, after: View) -> list[Change]:
+    """Sorted by path. Times alone are no change."""
+    found = (change(path, before.get(path), after.get(path)) for path in differing(before, after))
+    return [item for item in found if item is not None]
+
+
+def change(path: str, before: Entry | None, after: Entry | None) -> Change | None:
+    """The change of one path; None where only times or hard links differ. Attributes count as contents."""
+    if before is None or after is None:
+        if before is after:
+            return None
+        return Change(path, ChangeKind.ADDED if before is None else ChangeKind.REMOVED, before, after)
+    if before.kind is not after.kind:
+        return Change(path, ChangeKind.TYPE, before, after)
+    if (before.digest, before.xattrs) != (after.digest, after.xattrs):
+        return Change(path, ChangeKind.MODIFIED, before, after)
+    if before.mode != after.mode:
+        return Change(path, ChangeKind.MODE, before, after)
+    return None
+
+
+def layer_between(before: View, after: Mapping[str, Entry], changed: Iterable[str]) -> dict[str, Entry]:
+    """The entries of the layer that, stacked on `before`, shows `after`. They differ in `changed` only.
+
+    A layer holds the folders above all it names. A hard link whose first path is not in the layer goes to the first
+    that is.
+    """
+    layer: dict[str, Entry] = {}
+    for path in sorted(changed):
+        entry = after.get(path)
+        if entry is not None:
+            layer[path] = entry
+        elif path in before and _is_folder(after, split(path)[0]):
+            layer[path] = _WHITEOUT
+        else:
+            continue  # gone with the folder that held it
+        for folder in above(path):
+            layer.setdefault(folder, after[folder])
+    groups: dict[str, list[str]] = {}
+    for path, entry in layer.items():
+        if entry.link:
+            groups.setdefault(entry.link, [entry.link] if entry.link in layer else []).append(path)
+    return relink(layer, groups.values())
+
+
+def above(path: str) -> Iterator[str]:
+    """The folders that hold a path, nearest first, the root left out."""
+    while path := split(path)[0]:
+        yield path
+
+
+def _is_folder(entries: Mapping[str, Entry], path: str) -> bool:
+    entry = entries.get(path)
+    return path == "" or (entry is not None and entry.kind is EntryKind.DIR)

@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING
 from ramify.sandboxes.contract import RunResult
 
 if TYPE_CHECKING:
-    from ramify.runtime.inbox import OpenQuestion
+    from ramify.runtime.journal.inbox import OpenQuestion
 
 
 class RunError(Exception):

@@ -1,7 +1,7 @@
 """One contract, several backends: what a world is and what it can be asked.
 
 A backend materialises a snapshot into a live `World`; the world runs commands and seals itself into the next
-snapshot. `tests/sandboxes/test_conformance.py` and `test_shells.py` hold every backend to this page.
+snapshot. `tests/sandboxes/test_contract.py` and `test_shells.py` hold every backend to this page.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
 from ramify.fork_engine.types import Snapshot
 
 if TYPE_CHECKING:
-    from ramify.sandboxes.features import Capabilities
+    from ramify.sandboxes.capabilities import Capabilities
 
 WorldId = NewType("WorldId", str)
 MIB, GIB = 1 << 20, 1 << 30

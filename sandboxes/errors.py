@@ -52,7 +52,7 @@ class UsedAfterFork(SandboxError):
 
 
 @contextmanager
-def files_counted(raised: type[SandboxError]) -> Iterator[None]:
+def explain_file_limit(raised: type[SandboxError]) -> Iterator[None]:
     """Where no more files may be opened, say so, and what to do."""
     try:
         yield

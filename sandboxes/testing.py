@@ -25,12 +25,12 @@ from typing import Self
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.capabilities import Capabilities, Feature, check_supported, flags
 from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec
 from ramify.sandboxes.errors import Unsupported, WorldDied
-from ramify.sandboxes.features import Capabilities, Feature, flags, refuse_what_is_missing
-from ramify.sandboxes.forking import fork_all, to_the_end
-from ramify.sandboxes.scratch import Session, remove_tree
-from ramify.sandboxes.worlds import check_command
+from ramify.sandboxes.host.agent_world import check_command
+from ramify.sandboxes.host.concurrency import fork_all, to_the_end
+from ramify.sandboxes.host.scratch import Session, remove_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ScriptedBackend:
         return await fork_all(self, snapshot, spec, n)
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
-        refuse_what_is_missing(self.capabilities, spec)
+        check_supported(self.capabilities, spec)
         world = ScriptedWorld(self, self._session.folder / uuid.uuid4().hex[:12], snapshot)
         try:
             await to_the_end(asyncio.to_thread(self.store.materialise, snapshot, world.folder))

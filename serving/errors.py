@@ -81,3 +81,19 @@ class DeadlineInfeasible(LLMError):
     def __init__(self, message: str, *, earliest_feasible_s: float | None) -> None:
         self.earliest_feasible_s = earliest_feasible_s
         super().__init__(message)
+
+
+class AnalyzerError(ServingError):
+    """Anything that the analyzer reports."""
+
+
+class AnalyzerDown(AnalyzerError):
+    """The analyzer's process cannot be reached, or does not start."""
+
+
+class BadFrame(AnalyzerError):
+    """A frame that cannot be read, or asks for what there is not."""
+
+
+class CheckpointCorrupt(AnalyzerError):
+    """A checkpoint that cannot be read whole."""

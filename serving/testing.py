@@ -22,8 +22,8 @@ from typing import Self
 
 import httpx
 
-from ramify.serving import wire
-from ramify.serving.guard import JSON, AccessPolicy, Refusal
+from ramify.serving.http_guard import JSON, AccessPolicy, Refusal
+from ramify.serving.protocol import wire
 from ramify.serving.testing_wire import (
     as_messages,
     body_of,

@@ -17,8 +17,8 @@ from contextvars import ContextVar
 
 import httpx
 
-from ramify.serving import wire
-from ramify.serving.tags import HEADER, SLOTags
+from ramify.serving.protocol import wire
+from ramify.serving.protocol.tags import HEADER, SLOTags
 
 Tags = Callable[[], SLOTags]
 _current: ContextVar[Tags | None] = ContextVar("ramify_tags", default=None)

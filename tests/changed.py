@@ -1,6 +1,6 @@
 """Print the tests of what has changed since a commit, for `make check`: `python tests/changed.py [COMMIT]`.
 
-A changed test is printed itself. A module `runtime/journal.py` has the tests `tests/runtime/test_journal*.py`.
+A changed test is printed itself. A module `runtime/journal/journal.py` has the tests `tests/runtime/test_journal*.py`.
 A module without tests of its own name has those of its folder. A file outside the packages has none.
 """
 
@@ -13,7 +13,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("api", "compiler", "fork_engine", "runtime", "sandboxes", "serving")
-ALIASES = {"api/cli": "cli", "api/browse": "browse", "examples": "examples", "benchmarks": "benchmarks"}
+ALIASES = {
+    "api/cli": "cli",
+    "api/inspect": "inspect",
+    "api/browse": "browse",
+    "examples": "examples",
+    "benchmarks": "benchmarks",
+}
 """Folders of sources whose tests lie elsewhere than under the same path."""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime import codec
+from ramify.runtime.codec import codec
 from ramify.runtime.records import (
     ROOT,
     BranchPath,

@@ -9,11 +9,11 @@ from changed import mirrors_of
 @pytest.mark.parametrize(
     ("source", "tests"),
     [
-        ("runtime/refs.py", ["tests/runtime/test_refs.py"]),
-        ("runtime/scope.py", ["tests/runtime"]),
-        ("api/cli/diff.py", ["tests/cli/test_diff.py"]),
-        ("compiler/passes/marks.py", ["tests/compiler/passes"]),
-        ("tests/runtime/test_refs.py", ["tests/runtime/test_refs.py"]),
+        ("runtime/journal/refs.py", ["tests/runtime/journal/test_refs.py"]),
+        ("runtime/user_code/scope.py", ["tests/runtime"]),
+        ("api/cli/commands/diff.py", ["tests/cli/commands/test_diff.py"]),
+        ("compiler/ir/rewrite.py", ["tests/compiler/passes"]),
+        ("tests/runtime/journal/test_refs.py", ["tests/runtime/journal/test_refs.py"]),
         ("tests/story.py", []),
         ("README.md", []),
         ("setup/other.py", []),

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import click
 
-from ramify.cli.typed import Typed
-from ramify.cli.words import harmless
+from ramify.cli.console import Typed
+from ramify.inspect.text import harmless
 
 FAILED, USAGE, WAITING, IN_DOUBT, INTERRUPTED = 1, 2, 3, 4, 130
 

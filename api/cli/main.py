@@ -11,10 +11,9 @@ from typing import Any
 import click
 
 from ramify import __version__, paths
-from ramify.cli.app import App
-from ramify.cli.commands import Commands
+from ramify.cli.console import App, Typed
 from ramify.cli.errors import INTERRUPTED, report
-from ramify.cli.typed import Typed
+from ramify.cli.registry import Commands
 
 EPILOG = """\b
 A state is named as in git: @ is the newest run; RUN is a run's id or the

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ramify.cli.branches import FAILED, MERGED, REUSED, BranchTree, Line, shown
-from ramify.cli.words import count, seconds
+from ramify.cli.branch_tree import FAILED, MERGED, REUSED, BranchTree, Line, shown
 from ramify.compiler.plan import OpKind
+from ramify.inspect.text import count, seconds
 from ramify.runtime.events import Event, LLMDone, Noticed, OpDone, Recovered, RunEnded, RunStarted
 from ramify.runtime.records import ROOT, LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
 

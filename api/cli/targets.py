@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def load(target: str) -> Any:
     """What FILE.py:NAME or MODULE:NAME names. Raises `TargetNotFound`, `TargetBroken`."""
-    from ramify.runtime.loading import load_target
+    from ramify.runtime.user_code.workflow_loader import load_target
 
     try:
         return load_target(target)

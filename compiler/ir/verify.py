@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ramify.compiler.errors import VerifyError
-from ramify.compiler.ir import facts
+from ramify.compiler.ir import analysis
 from ramify.compiler.ir.graph import Block, Graph, Operation
 from ramify.compiler.ir.ops import FAMILY, fits, sort
 from ramify.compiler.plan import Effect, OpKind
@@ -139,7 +139,7 @@ def _ended(graph: Graph) -> Iterator[Finding]:
 
 
 def _branches_of_their_fork(graph: Graph) -> Iterator[Finding]:
-    made_by = facts.forks(graph)
+    made_by = analysis.forks(graph)
     for op in graph.ops():
         branches = [value for value in op.inputs if sort(value) == FAMILY][-1:]
         named = op.fork
@@ -165,7 +165,7 @@ def _pure_holds_no_world(graph: Graph) -> Iterator[Finding]:
 
 def _nothing_irreversible_in_a_branch(graph: Graph) -> Iterator[Finding]:
     """A superstep of LangGraph joins every branch, so what runs there is not speculative."""
-    made_by = facts.forks(graph)
+    made_by = analysis.forks(graph)
     ops: dict[str, Operation] = {op.id: op for op in graph.ops()}
     for op in graph.ops():
         step = graph.by_step.get(op.step or "") if op.runs else None
@@ -193,7 +193,7 @@ def _behind_a_barrier(graph: Graph) -> Iterator[Finding]:
 
 def _merged_over_a_base(graph: Graph) -> Iterator[Finding]:
     """A merge is over what its fork stood on: the fork names what may have recorded that, no more and no less."""
-    recorded = facts.bases(graph)
+    recorded = analysis.bases(graph)
     for op in graph.ops():
         if op.kind is OpKind.FORK:
             named, found = set(op.attrs.get("base") or ()), recorded.get(op.inputs[0], frozenset())
@@ -203,7 +203,7 @@ def _merged_over_a_base(graph: Graph) -> Iterator[Finding]:
 
 
 def _ready_for_forks(graph: Graph) -> Iterator[Finding]:
-    uses = facts.next_uses(graph)
+    uses = analysis.next_uses(graph)
     for block in graph.blocks:
         later = {op.id for op in block.ops}
         for op in block.ops:
@@ -238,7 +238,7 @@ def _path(graph: Graph, start: Operation, end: Operation) -> str:
 
 
 def _forked_sealed(graph: Graph) -> Iterator[Finding]:
-    changed_by = facts.unsealed(graph)
+    changed_by = analysis.unsealed(graph)
     for op in graph.ops():
         if op.kind is OpKind.FORK:
             since = sorted(changed_by.get(op.inputs[0], ()))

@@ -16,11 +16,9 @@ from ramify.compiler.ir.verify import verify, verify_since
 from ramify.compiler.passes.common import common
 from ramify.compiler.passes.conflicts import conflicts
 from ramify.compiler.passes.effects import effects
-from ramify.compiler.passes.fork_points import fork_points
-from ramify.compiler.passes.liveness import liveness
 from ramify.compiler.passes.lookahead import lookahead
 from ramify.compiler.passes.parallel import parallel
-from ramify.compiler.passes.placement import placement
+from ramify.compiler.passes.snapshots import fork_points, liveness, placement
 from ramify.compiler.spec import Spec
 
 

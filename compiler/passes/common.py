@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import Counter
 
 from ramify.compiler.estimates import Estimates
+from ramify.compiler.ir.analysis import blocks_in_loops
 from ramify.compiler.ir.graph import Graph
 from ramify.compiler.ir.ops import FAMILY, sort
-from ramify.compiler.ir.ways import in_loops
-from ramify.compiler.passes.marks import marked
+from ramify.compiler.ir.rewrite import marked
 from ramify.compiler.plan import OpId
 from ramify.compiler.spec import Spec
 
@@ -26,7 +26,7 @@ def common(graph: Graph, spec: Spec, estimates: Estimates) -> Graph:
     if not runs:
         return graph
     places = Counter(op.step for _, op in runs)
-    again = in_loops(graph)
+    again = blocks_in_loops(graph)
     found: dict[OpId, object] = {}
     for block, op in runs:
         if op.worlds and sort(op.worlds[0]) == FAMILY:

@@ -14,7 +14,7 @@ from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.graph import Facts, Graph, Operation, base_id, propagate
 from ramify.compiler.ir.ops import FAMILY, sort
-from ramify.compiler.passes.marks import marked
+from ramify.compiler.ir.rewrite import marked
 from ramify.compiler.plan import OpId, OpKind, ValueId
 from ramify.compiler.spec import Machine, Spec
 

@@ -6,9 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ramify.compiler.estimates import Estimates
-from ramify.compiler.ir.chain import threaded
 from ramify.compiler.ir.graph import EFFECTS, Block, Graph, Operation
-from ramify.compiler.ir.tidy import rewired, swap_values
+from ramify.compiler.ir.rewrite import swap_values, threaded, with_values
 from ramify.compiler.plan import Effect, OpId, OpKind, StepPlan, ValueId
 from ramify.compiler.spec import Spec, StepSpec
 
@@ -39,11 +38,11 @@ def _by_tools(step: StepSpec) -> str:
 def _let_go(block: Block, pure: set[str]) -> Block:
     ops, before = [], dict[ValueId, ValueId]()
     for op in block.ops:
-        op = rewired(op, swap_values(op.inputs, before), op.outputs)
+        op = with_values(op, swap_values(op.inputs, before), op.outputs)
         if op.runs and op.step in pure:
             worlds = op.worlds
             before.update(zip(op.outputs, worlds, strict=False))
-            op = rewired(op, op.inputs[len(worlds) :], op.outputs[len(worlds) :])
+            op = with_values(op, op.inputs[len(worlds) :], op.outputs[len(worlds) :])
         ops.append(op)
     exits = tuple((to, swap_values(worlds, before)) for to, worlds in block.exits)
     return replace(block, ops=tuple(ops), exits=exits)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ramify.compiler.estimates import Estimates
 from ramify.compiler.ir.graph import Graph, Operation
-from ramify.compiler.passes.marks import marked
+from ramify.compiler.ir.rewrite import marked
 from ramify.compiler.plan import Effect, OpId
 from ramify.compiler.spec import Spec
 

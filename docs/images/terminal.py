@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ramify.browse.tui.app import Browser
-from ramify.cli.app import App
+from ramify.cli.console import App
 from ramify.runtime.records import RunId
 
 HERE = Path(__file__).parent

@@ -14,8 +14,8 @@ import click
 
 from ramify import Runtime, paths
 from ramify.cli import errors
+from ramify.cli.console import Typed
 from ramify.cli.progress import Progress
-from ramify.cli.typed import Typed
 
 from ..ending import command
 from .report import RepairReport

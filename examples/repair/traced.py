@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ramify.runtime import codec
+from ramify.runtime.codec import codec
 from ramify.runtime.records import LLMRecord, RunRecord
 from ramify.serving.client import LLMClient
-from ramify.serving.engine.types import EngineSpec
+from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.gateway.server import GatewaySettings, LocalGateway
 
 

@@ -5,7 +5,7 @@ RunError
     ├── UnsupportedGraph   something of LangGraph's that would lose files here, refused before it can
     ├── WorldLost          the files of a node that the plan does not seal went with the process that held them
     ├── StateGone          a checkpoint's files are lost or damaged; says where the thread can go on
-    ├── SessionClosed      the app was closed
+    ├── AppClosed      the app was closed
     ├── ThreadElsewhere    a thread's checkpoints are not in this home's database, or cannot be read there
     ├── NoStateThere       the graph had no state of its own at that checkpoint
     ├── TypeNotAllowed     a checkpoint names a type that this program does not have: nothing is imported or called
@@ -17,11 +17,16 @@ MergeConflict
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.types import Conflict
 from ramify.runtime.errors import RunError
+from ramify.runtime.langgraph.thread.positions import ENV
+
+if TYPE_CHECKING:
+    from langgraph.pregel._loop import PregelLoop
 
 
 class GraphError(RunError):
@@ -70,7 +75,7 @@ class InvokedWhileLoaded(RuntimeError):
         )
 
 
-class SessionClosed(GraphError):
+class AppClosed(GraphError):
     """The app was closed."""
 
 
@@ -148,3 +153,35 @@ class NodesConflict(MergeConflict):
             f"nodes {nodes[0]!r} and {nodes[1]!r} ran in one superstep and do not merge: {self.args[0]}. "
             "Let one write elsewhere or run after the other, and go on from the checkpoint before them",
         )
+
+
+def note_channel(error: Exception, channel: str, value: Any) -> None:
+    error.add_note(
+        f"channel {channel!r} was given a {type(value).__name__} that no checkpoint can keep: return plain values, "
+        "messages or dataclasses, or annotate the channel `UntrackedValue` if it need not be kept"
+    )
+
+
+def note_unserializable_channel(error: BaseException, loop: PregelLoop | None) -> None:
+    """Where a checkpointer of others raised it: ask its serialiser again, channel by channel, which value it was."""
+    checkpointer = loop.checkpointer if loop is not None else None
+    if loop is None or checkpointer is None or not isinstance(error, TypeError | ValueError):
+        return
+    if any("no checkpoint can keep" in note for note in getattr(error, "__notes__", ())):
+        return
+    for channel, value in _written(loop):
+        try:
+            checkpointer.serde.dumps_typed(value)
+        except (TypeError, ValueError) as again:
+            if str(again) == str(error):
+                note_channel(error, channel, value)
+                return
+
+
+def _written(loop: PregelLoop) -> Iterator[tuple[str, Any]]:
+    """What the tasks of the last superstep wrote, and what the channels hold."""
+    for task in loop.tasks.values():
+        yield from ((channel, value) for channel, value in task.writes if channel in loop.channels)
+    for name, channel in loop.channels.items():
+        if name != ENV and channel.is_available():
+            yield name, channel.checkpoint()

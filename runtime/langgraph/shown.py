@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ramify.runtime.langgraph.saver.inert import INERT
+from ramify.runtime.langgraph.checkpointer.serializers import PLAIN_SERIALIZER
 
 _READ = ("null", "empty", "json", "msgpack")
 
@@ -14,7 +14,7 @@ def shown(kind: str, data: bytes) -> object:
     """
     if kind not in _READ:
         return f"{len(data)} bytes ({kind})"
-    return _json(INERT.loads_typed((kind, data)))
+    return _json(PLAIN_SERIALIZER.loads_typed((kind, data)))
 
 
 def _json(value: object) -> object:

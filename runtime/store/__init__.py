@@ -18,17 +18,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ramify.runtime.store.tallies import Tally
+from ramify.runtime.store.run_counts import Tally
 
 if TYPE_CHECKING:
-    from ramify.runtime.store.store import RunStore
+    from ramify.runtime.store.run_store import RunStore
 
 __all__ = ["RunStore", "Tally"]
 
 
 def __getattr__(name: str) -> object:
     if name == "RunStore":  # half a second of imports, which a `Reader` does without
-        from ramify.runtime.store.store import RunStore
+        from ramify.runtime.store.run_store import RunStore
 
         return RunStore
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, bindparam, select
 
 from ramify.runtime.records import RunId
 from ramify.runtime.store import rows, tables
-from ramify.runtime.store.packing import Digest, Packed, pack, to_bytes, unpack
+from ramify.runtime.store.stored_texts import Digest, Packed, pack, to_bytes, unpack
 
 _RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # whose last texts are at hand, how many of each, and of how many bytes
 _AT_ONCE = 500  # names in one query: SQLite takes 32766, PostgreSQL 65535
@@ -107,7 +107,7 @@ _CHAINS = _chains()
 _THESE = select(tables.blobs).where(tables.blobs.c.digest.in_(bindparam("names", expanding=True)))
 
 
-def drop_unused(connection: Connection, named: Collection[Digest], columns: Iterable[Any]) -> None:
+def delete_unused(connection: Connection, named: Collection[Digest], columns: Iterable[Any]) -> None:
     """Delete those of these texts, and of what they are written against, that nothing stands on any more.
 
     `columns`: all that name a text.

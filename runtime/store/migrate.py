@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Engine
 
 from ramify.runtime.errors import StoreError
 from ramify.runtime.store.address import Address
-from ramify.runtime.store.connect import sync_folder
+from ramify.runtime.store.engines import sync_folder
 from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
 
 _MIGRATION_LOCK = 0x72616D696679  # PostgreSQL's advisory locks have numbers: "ramify"

@@ -26,13 +26,12 @@ from ramify.runtime.records import (
     RunRecord,
 )
 from ramify.runtime.store import address as addresses
-from ramify.runtime.store import rows, tallies, unwritable
+from ramify.runtime.store import readonly_sqlite, rows, run_counts
 from ramify.runtime.store.address import Address
-from ramify.runtime.store.failures import BUSY_TIMEOUT_S, in_our_words
-from ramify.runtime.store.packing import Digest, Packed, unpack
+from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, as_store_errors
 from ramify.runtime.store.revisions import REVISIONS, SCHEMA, VERSION_TABLE
-from ramify.runtime.store.tallies import Tally
-from ramify.runtime.store.texts import ESCAPED, as_read
+from ramify.runtime.store.run_counts import Tally
+from ramify.runtime.store.stored_texts import ESCAPED, Digest, Packed, unescape_text, unpack
 
 T = TypeVar("T")
 
@@ -132,8 +131,8 @@ class Reader:
         if not run_ids:
             return {}
         those = f"({', '.join('?' * len(run_ids))})"
-        ops, llm = (self._rows(q(those), tuple(run_ids)) for q in (tallies.ops_query, tallies.llm_query))
-        return tallies.counted(run_ids, ops, llm)
+        ops, llm = (self._rows(q(those), tuple(run_ids)) for q in (run_counts.ops_query, run_counts.llm_query))
+        return run_counts.counted(run_ids, ops, llm)
 
     def _of_run(self, table: str, run_id: RunId, make: Callable[[rows.Row], T], after: int) -> list[T]:
         query = f"SELECT * FROM {table} WHERE run_id = ? AND seq >= ? ORDER BY seq, n"
@@ -168,7 +167,7 @@ class Reader:
 
     def _rows(self, query: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
         self._refresh()
-        with in_our_words(self.address), closing(self.connection.cursor()) as cursor:
+        with as_store_errors(self.address), closing(self.connection.cursor()) as cursor:
             cursor.execute(query.replace("?", self._mark), tuple(values))
             names = [column[0] for column in cursor.description]
             fetched = cursor.fetchall()
@@ -176,12 +175,12 @@ class Reader:
         for name, column in zip(names, zip(*fetched, strict=True), strict=False):
             if ESCAPED in "".join([value for value in column if type(value) is str]):  # in few columns ever
                 for row in found:
-                    row[name] = as_read(row[name]) if type(row[name]) is str else row[name]
+                    row[name] = unescape_text(row[name]) if type(row[name]) is str else row[name]
         return found
 
     def _refresh(self) -> None:
         """A connection that sees nothing of what was written since is left for another one."""
-        if isinstance(self.connection, unwritable.Still) and self.connection.is_old:
+        if isinstance(self.connection, readonly_sqlite.Still) and self.connection.is_old:
             newer = _current(self.address)
             self.connection.close()
             self.connection = newer
@@ -215,8 +214,8 @@ def _current(address: Address) -> Any:
     return _connected(address, bring=True) if copy is None else copy
 
 
-def _copy(address: Address, file: Path, connection: Any) -> unwritable.Still | None:
-    from ramify.runtime.store.connect import writer
+def _copy(address: Address, file: Path, connection: Any) -> readonly_sqlite.Still | None:
+    from ramify.runtime.store.engines import writer
     from ramify.runtime.store.migrate import migrate
 
     def upgrade(copy: Path) -> None:
@@ -227,18 +226,18 @@ def _copy(address: Address, file: Path, connection: Any) -> unwritable.Still | N
         finally:
             engine.dispose()
 
-    with in_our_words(address):
-        return unwritable.upgraded(file, connection, upgrade)
+    with as_store_errors(address):
+        return readonly_sqlite.upgraded(file, connection, upgrade)
 
 
 def _connected(address: Address, *, bring: bool = False) -> Any:
-    with in_our_words(address):
+    with as_store_errors(address):
         if address.file is not None and not bring:
             # not made where it is missing; each SELECT by itself sees one state
-            return unwritable.connected(address.file, timeout_s=BUSY_TIMEOUT_S)
-        from ramify.runtime.store.connect import writer
+            return readonly_sqlite.connected(address.file, timeout_s=BUSY_TIMEOUT_S)
+        from ramify.runtime.store.engines import writer
         from ramify.runtime.store.migrate import bring_up_to_date
-        from ramify.runtime.store.pooler import refuse_shared_sessions
+        from ramify.runtime.store.pooler_check import refuse_shared_sessions
 
         engine = writer(address)
         try:
@@ -253,7 +252,7 @@ def _connected(address: Address, *, bring: bool = False) -> Any:
 
 
 def _is_current(connection: Any, address: Address) -> bool:
-    with in_our_words(address), closing(connection.cursor()) as cursor:
+    with as_store_errors(address), closing(connection.cursor()) as cursor:
         if address.file is not None:
             return int(cursor.execute("PRAGMA user_version").fetchone()[0]) == len(REVISIONS)
         cursor.execute(f"SELECT to_regclass('{SCHEMA}.{VERSION_TABLE}')")

@@ -138,7 +138,7 @@ def op_record(row: Row) -> OpRecord:
     return OpRecord(**values)
 
 
-def call_and_settings(row: Row) -> tuple[LLMRecord, RunId, Settings]:
+def llm_record_and_settings(row: Row) -> tuple[LLMRecord, RunId, Settings]:
     values = dict(row)
     settings = Settings(**json.loads(values.pop("settings_of")))
     call = llm_record(values)

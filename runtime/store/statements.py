@@ -11,7 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from ramify.compiler.plan import OpKind
 from ramify.runtime.errors import RunNotFound, StoreError
-from ramify.runtime.inbox import VOID
+from ramify.runtime.journal.inbox import VOID
 from ramify.runtime.records import (
     LEGAL_TRANSITIONS,
     AnswerRecord,
@@ -22,7 +22,7 @@ from ramify.runtime.records import (
     RunUpdate,
 )
 from ramify.runtime.store import blobs, rows, tables
-from ramify.runtime.store.packing import Packed
+from ramify.runtime.store.stored_texts import Packed
 
 BLOB_COLUMNS = tuple(
     tables.metadata.tables[table].c[f"{name}_blob"] for table, names in rows.BLOBS.items() for name in names
@@ -92,7 +92,7 @@ def update_run(connection: Connection, run_id: RunId, change: RunUpdate, clock: 
     if connection.execute(table.update().where(table.c.id == run_id).values(values)).rowcount == 0:
         raise no_run(run_id)
     if before is not None and before != values["plan_blob"]:
-        blobs.drop_unused(connection, {before}, BLOB_COLUMNS)
+        blobs.delete_unused(connection, {before}, BLOB_COLUMNS)
 
 
 def _check_transition(connection: Connection, run_id: RunId, status: RunStatus) -> None:
@@ -112,7 +112,7 @@ def delete_run(connection: Connection, run_id: RunId) -> None:
     named = {name for name in connection.execute(_blobs_of(run_id)).scalars() if name}
     if connection.execute(tables.runs.delete().where(tables.runs.c.id == run_id)).rowcount == 0:
         raise no_run(run_id)
-    blobs.drop_unused(connection, named, BLOB_COLUMNS)
+    blobs.delete_unused(connection, named, BLOB_COLUMNS)
 
 
 def put_answer(connection: Connection, answer: AnswerRecord) -> bool:

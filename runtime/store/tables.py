@@ -28,7 +28,7 @@ from sqlalchemy import (
 )
 from sqlalchemy import Text as PlainText
 
-from ramify.runtime.store.texts import as_read, written
+from ramify.runtime.store.stored_texts import unescape_text, written
 
 
 class Text(TypeDecorator[str]):
@@ -42,7 +42,7 @@ class Text(TypeDecorator[str]):
         return None if value is None else written(str(value))  # a plain string where it was a StrEnum's member
 
     def process_result_value(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else as_read(str(value))
+        return None if value is None else unescape_text(str(value))
 
 
 metadata = MetaData()

@@ -29,10 +29,10 @@ from typing import Self
 
 import httpx
 
-from ramify.serving.awake import AwakeClock
+from ramify.serving.engine.gguf_conversion import hugging_face_folder
 from ramify.serving.engine.vllm_guard import KEY_VARIABLE, MIDDLEWARE
-from ramify.serving.engine.weights import hugging_face_folder
 from ramify.serving.errors import EngineFailed
+from ramify.serving.stall_clock import StallAwareClock
 
 _CPU_SLOTS, _CPU_CONTEXT = 8, 4096
 _SLOTS = 128  # with as many paused, vLLM's own default of 256
@@ -183,7 +183,7 @@ class VllmEngine:
         with log.open("ab") as output:  # what it said before it died is still wanted when it is started again
             self._process = await asyncio.create_subprocess_exec(
                 python,
-                *("-m", "ramify.serving.engine.vllm_child", str(os.getpid())),
+                *("-m", "ramify.serving.engine.vllm_process", str(os.getpid())),
                 *self.arguments(folder, port),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
@@ -193,7 +193,7 @@ class VllmEngine:
             )
         self.base_url = f"http://127.0.0.1:{port}/v1"
         try:
-            async with AwakeClock().timeout(self._start_timeout_s):
+            async with StallAwareClock().timeout(self._start_timeout_s):
                 while not await self.healthy():
                     if self._process.returncode is not None:
                         raise EngineFailed(
@@ -260,7 +260,10 @@ def _folder(model: Path | str, python: str) -> Path | str:
     if importlib.util.find_spec("gguf") is not None:
         return hugging_face_folder(model)
     done = subprocess.run(
-        [python, "-m", "ramify.serving.engine.weights", str(model)], capture_output=True, text=True, check=False
+        [python, "-m", "ramify.serving.engine.gguf_conversion", str(model)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if done.returncode != 0:
         raise EngineFailed(f"{model} could not be converted for vLLM:\n{done.stderr.strip()[-2000:]}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from ramify.serving.guard import AccessPolicy, App, Guard, Headers, Keys, Refusal
+from ramify.serving.http_guard import AccessPolicy, App, Guard, Headers, Keys, Refusal
 
 KEY_VARIABLE = "RAMIFY_ENGINE_KEY"
 MIDDLEWARE = "ramify.serving.engine.vllm_guard.VllmGuard"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ramify.serving import refusal
+from ramify.serving.protocol import refusal
 
 MOST_TOKENS = 1_000_000_000
 
@@ -108,7 +108,7 @@ def _response(chunk: Mapping[str, object]) -> Piece:
 def refusal_of(answer: object) -> tuple[str, float | None] | None:
     """Why the engine's scheduler did not do it, where it says so in a choice (refusal.py)."""
     for choice in _objects(answer):
-        if (refused := refusal.from_line(choice.get("stop_reason"))) is not None:
+        if (refused := refusal.refusal_from_line(choice.get("stop_reason"))) is not None:
             return refused
     return None
 
@@ -190,3 +190,98 @@ CHAT = Dialect("/chat/completions", "messages", _chat)
 TEXT = Dialect("/completions", "prompt", _text)
 RESPONSES = Dialect("/responses", "input", _response, last_is_whole=True)
 DIALECTS = (CHAT, TEXT, RESPONSES)
+
+
+_IN_A_PART = ("response.content_part.", "response.output_text.", "response.refusal.")
+
+
+class Places:
+    """Of one stream: the number of each event, and the item and the part of it that the event is about."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._items: dict[str, int] = {}
+        self._parts: dict[str, int] = {}
+
+    def completed(self, event: Mapping[str, object]) -> dict[str, object] | None:
+        """The event with all of them; None where it has its number, and with it the rest, and for what is none of
+        OpenAI's."""
+        kind = event.get("type")
+        ours = isinstance(kind, str) and kind.startswith("response.") and kind.isascii() and kind.isprintable()
+        if not ours or "sequence_number" in event:
+            return None
+        whole = {**event, "sequence_number": self._number}
+        self._number += 1
+        kind, item = str(kind), event.get("item")
+        name = item.get("id") if isinstance(item, Mapping) else event.get("item_id")
+        if not isinstance(name, str):
+            return whole
+        whole.setdefault("output_index", self._items.setdefault(name, len(self._items)))
+        if kind == "response.content_part.added":
+            self._parts[name] = self._parts.get(name, -1) + 1
+        if kind.startswith(_IN_A_PART):
+            whole.setdefault("content_index", self._parts.get(name, 0))
+        if kind in ("response.output_text.delta", "response.output_text.done"):
+            whole.setdefault("logprobs", [])
+        return whole
+
+
+_PLAIN_CHAT = frozenset(
+    {
+        "model", "messages", "stream", "stream_options", "max_tokens", "max_completion_tokens", "temperature",
+        "top_p", "top_k", "min_p", "seed", "n", "user", "metadata",
+    }
+)  # fmt: skip
+_PLAIN_TEXT = (_PLAIN_CHAT - {"messages", "max_completion_tokens"}) | {"prompt"}
+
+
+def resumable(dialect: Dialect, body: Mapping[str, object]) -> bool:
+    """Would breaking this call off and going on later be invisible but for the time it takes?"""
+    plain = {CHAT: _PLAIN_CHAT, TEXT: _PLAIN_TEXT}.get(dialect, frozenset[str]())
+    if body.get("stream") is not True or body.get("n", 1) != 1 or any(f not in plain for f in body):
+        return False
+    if body.get("seed") is not None and body.get("temperature") != 0:
+        return False
+    if dialect is TEXT:
+        return isinstance(body.get("prompt"), str)
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, Mapping) and last.get("role") == "user"
+
+
+def continued(dialect: Dialect, body: Mapping[str, object], text: str, tokens: int) -> dict[str, object]:
+    """The body that asks for the rest, where `text` of `tokens` tokens is there already."""
+    rest = dict(body)
+    for limit in ("max_tokens", "max_completion_tokens"):
+        asked = rest.get(limit)
+        if isinstance(asked, int):
+            rest[limit] = max(1, asked - tokens)
+    if dialect is TEXT:
+        return {**rest, "prompt": f"{body['prompt']}{text}"}
+    messages = body["messages"]
+    assert isinstance(messages, list)
+    begun = {"role": "assistant", "content": text}
+    return {**rest, "messages": [*messages, begun], "continue_final_message": True, "add_generation_prompt": False}
+
+
+def rejoin_chunk(chunk: Mapping[str, object], head: Mapping[str, object], tokens: int) -> dict[str, object] | None:
+    """A chunk of the second part as the first part's client expects it; None for one that only opens an answer."""
+    joined = {**chunk, **head}
+    choices = []
+    listed = chunk.get("choices")
+    for choice in listed if isinstance(listed, list) else []:
+        delta = choice.get("delta")
+        if isinstance(delta, Mapping) and "role" in delta:
+            delta = {k: v for k, v in delta.items() if k != "role" and v}
+            if not delta and choice.get("finish_reason") is None:
+                continue
+            choice = {**choice, "delta": delta}
+        choices.append(choice)
+    if listed and not choices:
+        return None
+    usage = chunk.get("usage")
+    if isinstance(usage, Mapping):
+        made, read = usage.get("completion_tokens"), usage.get("prompt_tokens")
+        if isinstance(made, int) and isinstance(read, int):
+            joined["usage"] = {**usage, "completion_tokens": made + tokens, "prompt_tokens": max(0, read - tokens)}
+    return {**joined, "choices": choices}

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ramify.serving import wire
-from ramify.serving.refusal import CODE, from_line
+from ramify.serving.protocol import wire
+from ramify.serving.protocol.refusal import CODE, refusal_from_line
 
 # What llama.cpp says with 500, as if it were its own failure, and of a field without naming it as one.
 _CLIENTS = re.compile(
@@ -59,23 +59,23 @@ def infeasible(message: str, earliest_feasible_s: float | None) -> ApiError:
 def broken_off(said: object) -> ApiError:
     """What an engine's error in the middle of a stream means; a scheduler's refusal keeps its own words."""
     message = said.get("message") if isinstance(said, Mapping) else None
-    if from_line(message) is not None:
+    if refusal_from_line(message) is not None:
         return ApiError(400, CODE, str(message))
-    if isinstance(message, str) and is_clients(message):
-        return ApiError(400, "upstream_refused", message, field_in(message))
+    if isinstance(message, str) and is_request_fault(message):
+        return ApiError(400, "upstream_refused", message, field_named_in(message))
     return ApiError(502, "upstream_failed", f"the engine broke off its answer: {said}", lost=True)
 
 
-def is_clients(message: str) -> bool:
+def is_request_fault(message: str) -> bool:
     """Is what an engine says with 500 the request's fault? Another try would fail as this one."""
     return _CLIENTS.match(message) is not None
 
 
-def field_in(message: str) -> str | None:
+def field_named_in(message: str) -> str | None:
     """The field at fault, where an engine says it in words only."""
     if (named := _NAMED.match(message)) is not None:
         return next(name for name in named.groups() if name is not None).lower()
-    return "messages" if "input is not supported" in message and is_clients(message) else None
+    return "messages" if "input is not supported" in message and is_request_fault(message) else None
 
 
 def as_api_error(error: ApiError | wire.Malformed) -> ApiError:

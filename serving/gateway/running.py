@@ -12,26 +12,25 @@ from tempfile import TemporaryDirectory
 
 import uvicorn
 
-from ramify.serving import models
-from ramify.serving.engine.local import LocalEngine
-from ramify.serving.engine.types import Engine, EngineKind, EngineSpec
+from ramify.serving.engine import models
+from ramify.serving.engine.contract import Engine, EngineKind, EngineSpec
+from ramify.serving.engine.llama_cpp import LocalEngine
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import EngineFailed
-from ramify.serving.gateway.app import create_gateway
-from ramify.serving.gateway.core import Gateway
-from ramify.serving.gateway.patience import PatientProtocol
-from ramify.serving.gateway.pulse import LOOKS, following
-from ramify.serving.gateway.replicas import Replica, Traits
+from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
+from ramify.serving.gateway.engines.supervisor import LOOKS, SupervisedEngine, following
+from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.gateway import Gateway
+from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.gateway.http.slow_clients import SlowClientProtocol
 from ramify.serving.gateway.server import UPSTREAM_SLOTS, GatewaySettings, access
-from ramify.serving.gateway.supervisor import Supervised
-from ramify.serving.gateway.upstream import Upstream
-from ramify.serving.guard import Guard
+from ramify.serving.http_guard import Guard
 from ramify.serving.policy.types import Policy
 
 _QUEUE_INSIDE = 1024  # calls that wait in an engine that runs our policy: it must see what waits, to order it
 _CLOSE_S = 5  # for connections to close once every call has ended
 
-Behind = Replica | Supervised
+Behind = Replica | SupervisedEngine
 
 
 async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tuple[list[Behind], dict[int, Path]]:
@@ -51,7 +50,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 whole_s=settings.whole_s,
                 queues=settings.forward_xargs,
             )
-            traits = Traits(settings.forward_xargs, settings.can_resume)
+            traits = EngineTraits(settings.forward_xargs, settings.can_resume)
             behind.append(Replica(index, settings.slots or UPSTREAM_SLOTS, upstream, traits))
             if settings.forward_xargs:
                 await stack.enter_async_context(following(upstream, settings.hang_s / LOOKS))
@@ -60,7 +59,7 @@ async def start_engines(stack: AsyncExitStack, settings: GatewaySettings) -> tup
                 sockets[index] = folder / f"engine-{index}.sock"
             key = secrets.token_urlsafe(24)  # the gateway alone may ask it
             make, traits = _maker(spec, settings, sockets.get(index), key)
-            one = Supervised(
+            one = SupervisedEngine(
                 index,
                 make,
                 traits,
@@ -96,19 +95,19 @@ async def start_server(
             up.set()
 
     up = asyncio.Event()
-    replicas = [one.replica if isinstance(one, Supervised) else one for one in behind]
+    replicas = [one.replica if isinstance(one, SupervisedEngine) else one for one in behind]
     app = create_gateway(replicas, policy=policy, k=settings.placement_k, api_keys=settings.api_keys)
     gateway: Gateway = app.state.gateway
     gateway.metrics.follow({index: _report(path) for index, path in sockets.items()})
     if settings.analyzer:
         await _start_analyzer(stack, settings, listener.getsockname()[1], gateway, sockets)
     for one in behind:
-        if isinstance(one, Supervised):
+        if isinstance(one, SupervisedEngine):
             one.changed, one.restarted = gateway.admission.decide, gateway.metrics.restarted
     server = Server(
         uvicorn.Config(
             Guard(app, access(settings, listener)),
-            http=PatientProtocol,
+            http=SlowClientProtocol,
             ws="none",
             log_config=None,
             log_level="warning",
@@ -138,9 +137,9 @@ async def _start_analyzer(
     """The analyzer's process; what it has learnt is kept for the next gateway on this port. Raises AnalyzerDown, and
     EngineFailed where nothing can be kept."""
     try:
-        from ramify.serving.analyzer.client import AnalyzerClient
-        from ramify.serving.analyzer.supervisor import Supervisor
-        from ramify.serving.gateway.analysis import Analysis
+        from ramify.serving.gateway.records.length_forecasts import Analysis
+        from ramify.serving.lengths.client import AnalyzerClient
+        from ramify.serving.lengths.supervisor import AnalyzerSupervisor
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ramify"):
             raise
@@ -154,7 +153,7 @@ async def _start_analyzer(
             f"the analyzer cannot keep what it learns in {folder}: {error.strerror}. Choose another --home, or serve "
             "without it (--no-analyzer)"
         ) from error
-    analyzer = await stack.enter_async_context(Supervisor(folder, restarted=restarted))
+    analyzer = await stack.enter_async_context(AnalyzerSupervisor(folder, restarted=restarted))
     client = AnalyzerClient(analyzer.socket)
     gateway.analysis = Analysis(client, gateway.admission.decide, sockets=sockets)
 
@@ -166,7 +165,7 @@ def _report(new_sketches: Path) -> Path:
 
 def _maker(
     spec: EngineSpec, settings: GatewaySettings, new_sketches: Path | None, key: str | None = None
-) -> tuple[Callable[[], Engine], Traits]:
+) -> tuple[Callable[[], Engine], EngineTraits]:
     """How to start an engine of ours, and what can be asked of it. Raises ModelMissing."""
     name = settings.model or models.DEFAULT
     weights = models.named(settings.home, name, hub=spec.kind is EngineKind.VLLM)
@@ -203,5 +202,7 @@ def _maker(
         )
 
     if spec.kind is EngineKind.VLLM:  # which breaks off and goes on by itself, and knows better when
-        return vllm, Traits(reads_tags=True, keeps_prefixes="--no-enable-prefix-caching" not in settings.vllm_args)
-    return local, Traits(can_resume=settings.can_resume, keeps_prefixes=settings.prompt_cache, llama_cpp=True)
+        return vllm, EngineTraits(
+            reads_tags=True, keeps_prefixes="--no-enable-prefix-caching" not in settings.vllm_args
+        )
+    return local, EngineTraits(can_resume=settings.can_resume, keeps_prefixes=settings.prompt_cache, llama_cpp=True)

@@ -14,13 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TextIO
 
-from ramify.serving.engine.types import EngineKind, EngineSpec
+from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.errors import EngineFailed, Exposed
-from ramify.serving.guard import AccessPolicy, Keys, as_address, authority, stays_here
-from ramify.serving.policy.table import DEFAULT, OptionValue, make_live_policy
+from ramify.serving.http_guard import AccessPolicy, Keys, as_address, authority, stays_here
+from ramify.serving.policy.registry import DEFAULT, OptionValue, make_live_policy
 
 if TYPE_CHECKING:
-    from ramify.serving.gateway.core import Gateway
+    from ramify.serving.gateway.gateway import Gateway
     from ramify.serving.policy.types import Policy
 
 UPSTREAM_SLOTS = 32  # calls at once for an engine whose own limit we do not know
@@ -234,7 +234,7 @@ def _logging(stream: TextIO | None) -> Iterator[None]:
     if stream is None:
         yield
         return
-    from ramify.serving.gateway import logs
+    from ramify.serving.gateway.records import logs
 
     handler = logs.to_stream(stream)
     try:

@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from dataclasses import dataclass
 
-from ramify.serving.wire import Malformed
+from ramify.serving.protocol.wire import Malformed
 
 DONE = b"[DONE]"
 _MAX_EVENT = 16 * 1024 * 1024

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 
+from ramify.serving.policy.cost_model import LengthPrior, decode_gpu_s, prefill_s, remaining
 from ramify.serving.policy.types import Capacity, RequestId, RequestView
-from ramify.serving.policy.work import LengthPrior, decode_gpu_s, prefill_s, remaining
 
 
 @dataclass(frozen=True, slots=True)

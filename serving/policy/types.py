@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType, Protocol
 
-from ramify.serving.sketch import LengthSketch
+from ramify.serving.protocol.length_sketch import LengthSketch
 
 RequestId = NewType("RequestId", int)
 

@@ -22,18 +22,17 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from ramify.serving.policy.doubt import Doubt
-from ramify.serving.policy.table import UnknownPolicy, make_live_policy
+from ramify.serving.policy.refusal_probe import RefusalProbe
+from ramify.serving.policy.registry import UnknownPolicy, make_live_policy
 from ramify.serving.policy.types import Capacity, Finished, Policy, Refusal, RequestId, State, Verdict, View
-from ramify.serving.refusal import to_line
-from ramify.serving.vllm_plugin.adapter import RequestLike, adapter_for
-from ramify.serving.vllm_plugin.costs import Costs
+from ramify.serving.protocol.refusal import refusal_to_line
+from ramify.serving.vllm_plugin.calibration import Pace
 from ramify.serving.vllm_plugin.errors import BadOptions
+from ramify.serving.vllm_plugin.length_updates import LengthUpdates
 from ramify.serving.vllm_plugin.options import PluginOptions
-from ramify.serving.vllm_plugin.pace import Pace
-from ramify.serving.vllm_plugin.refine import Refinements
-from ramify.serving.vllm_plugin.trace import Trace
-from ramify.serving.vllm_plugin.views import Seen, Views
+from ramify.serving.vllm_plugin.reports import Costs, Trace
+from ramify.serving.vllm_plugin.request_views import Seen, Views
+from ramify.serving.vllm_plugin.version_adapters import RequestLike, adapter_for
 
 _CONTEXT_STEPS = 16  # the context of all that run is added up once in so many steps
 
@@ -53,7 +52,7 @@ class ConcordScheduler(AsyncScheduler):
             self._decider: Policy = make_live_policy(options.policy, **options.policy_options)
         except UnknownPolicy as error:
             raise BadOptions("policy", str(error)) from error
-        self._doubt: Doubt | None = Doubt()
+        self._doubt: RefusalProbe | None = RefusalProbe()
         self._slots: int = self.max_num_active_reqs  # type: ignore[has-type]
         self._views = Views(lambda request: self._adapter.cached_tokens(self, request), options.refresh_tokens)
         self._paused: set[str] = set()
@@ -65,7 +64,7 @@ class ConcordScheduler(AsyncScheduler):
         self._decided_step = 0
         self._pace = Pace(options.step, options.calibrate)
         self._context = 0  # tokens in KV, of those that run
-        self._refinements = Refinements(options.socket)
+        self._refinements = LengthUpdates(options.socket)
         self._trace = Trace(options.trace)
         self._costs = Costs(options.report)
 
@@ -245,7 +244,7 @@ class ConcordScheduler(AsyncScheduler):
         for id_, needs in [(refusal.id, refusal.needs) for refusal in verdict.drop]:
             if needs is None or len(tests) >= free:
                 continue
-            if doubt.lets_in(needs.own_s + needs.later_s, needs.due - now, now):
+            if doubt.should_admit(needs.own_s + needs.later_s, needs.due - now, now):
                 tests.append(id_)
         return tests
 
@@ -253,7 +252,7 @@ class ConcordScheduler(AsyncScheduler):
         ended = []
         for refusal in refusals:
             request = self._views.seen(refusal.id).request
-            self._refused.append((request, to_line(refusal.reason, refusal.earliest_feasible_s)))
+            self._refused.append((request, refusal_to_line(refusal.reason, refusal.earliest_feasible_s)))
             self._trace.refused(now, request.request_id, refusal.reason)
             self._costs.refused(running=request.status == RequestStatus.RUNNING)
             ended.append(request)

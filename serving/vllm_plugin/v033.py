@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ramify.serving.vllm_plugin.adapter import RequestLike
-from ramify.serving.vllm_plugin.v032 import V032
+from ramify.serving.vllm_plugin.version_adapters import V032, RequestLike
 
 
 class V033(V032):

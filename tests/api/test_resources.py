@@ -15,8 +15,8 @@ from ramify import Runtime, Sandbox, llm, step, workflow
 from ramify.fork_engine.types import Snapshot
 from ramify.resources import without_secrets
 from ramify.runtime.errors import RunError, RunFailed
+from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.contract import World, WorldSpec
-from ramify.sandboxes.copying import CopyBackend
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import LLMUnavailable
 from ramify.serving.testing import ScriptedModel, ScriptedServer

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from ramify.metrics import RunMetrics
-from ramify.runtime import codec
+from ramify.runtime.codec import codec
 from ramify.runtime.events import Event, LLMDone, OpDone, RunEnded, RunStarted
 from ramify.runtime.records import LLMRecord, OpRecord, RunStatus
 from ramify.serving.types import ChatRequest, user

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 
 from ramify import Sandbox, fork, interrupt, step, workflow
-from ramify.runtime.forks import Branch
+from ramify.runtime.execution.forks import Branch
 
 DONE: list[str] = []
 

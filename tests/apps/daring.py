@@ -7,7 +7,7 @@ from ramify.compiler.estimates import Unmeasured
 
 
 class Daring(Unmeasured):
-    def again_s(self, step: str) -> float | None:
+    def rerun_s(self, step: str) -> float | None:
         return 0.0
 
     def seal_s(self) -> float | None:
@@ -15,5 +15,5 @@ class Daring(Unmeasured):
 
 
 async def learned(store: object, workflow: str, workspace: object = None) -> Daring:
-    """Stands in for `ramify.runtime.observed.learned`."""
+    """Stands in for `ramify.runtime.estimates.recorded_runs.learned`."""
     return Daring()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ramify import Sandbox, fork, interrupt, llm, step, workflow
 from ramify.runtime.errors import NotSerialisable
-from ramify.runtime.forks import Branches
+from ramify.runtime.execution.forks import Branches
 
 HOLD: asyncio.Event | None = None  # lets a test decide which of two steps is first
 DELAYS: dict[str, float] = {}

@@ -20,8 +20,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import ramify.sandboxes.helper
-import ramify.sandboxes.links
+import ramify.sandboxes.host.agent_link
+import ramify.sandboxes.host.fork_server_client
 from ramify import Runtime, Sandbox, step, workflow
 from ramify.runtime.events import Event, RunStarted
 
@@ -110,7 +110,7 @@ async def main(run: str | None, database: str | None) -> None:
 
 
 if __name__ == "__main__":
-    ramify.sandboxes.helper.PATIENCE_S = ramify.sandboxes.links.PATIENCE_S = FOR_EVER_S
+    ramify.sandboxes.host.fork_server_client.PATIENCE_S = ramify.sandboxes.host.agent_link.PATIENCE_S = FOR_EVER_S
     HOME.mkdir(parents=True, exist_ok=True)
     KIND, HOW, *rest = sys.argv[2:]
     resumed = rest.pop(0) if HOW == "resume" else None

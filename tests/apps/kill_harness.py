@@ -21,7 +21,7 @@ from typing import Any
 import daring
 import search_app
 
-import ramify.runtime.driver
+import ramify.runtime.execution.driver
 import ramify.serving.testing
 import ramify.session
 from ramify import Runtime

@@ -21,11 +21,11 @@ from typing import Any
 from examples.repair.suite import find_programs
 from examples.repair.workflow import repair
 from ramify import Runtime, paths
-from ramify.runtime.collect import Marks, collect
-from ramify.runtime.driver import drive
 from ramify.runtime.events import Event, LLMDone, OpDone
-from ramify.runtime.pins import Pins
+from ramify.runtime.execution.driver import drive
 from ramify.runtime.records import OpStatus, RunId
+from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
+from ramify.runtime.worlds.gc_pins import Pins
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest
@@ -90,7 +90,7 @@ async def afterwards(folder: Path, sandbox: str, run_id: RunId) -> dict[str, Any
     async with Runtime(home=home, sandbox=sandbox, observer=hear) as runtime:
         record = await runtime.record(run_id)
         rows = [row for row in await runtime.journal(run_id) if row.status is OpStatus.DONE]
-        marks = Marks(paths.evicted(home))
+        marks = EvictionMarks(paths.evicted(home))
         collected = await collect(
             runtime.store, runtime.snapshots, Pins(paths.locks(home)), marks, budget=0, grace_s=0
         )

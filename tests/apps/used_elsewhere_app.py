@@ -16,7 +16,7 @@ from langgraph.graph import StateGraph
 
 import ramify
 from ramify import Runtime, Sandbox, SyncSandbox, step, workflow
-from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.langgraph.checkpointer import Saver
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.types import ChatRequest, user

@@ -71,8 +71,8 @@ def test_so_do_those_that_act(ramify: Any, tmp_path: Path) -> None:
 
 
 def test_every_command_with_json_is_on_the_page() -> None:
-    from ramify.cli.commands import ENTRIES
     from ramify.cli.main import cli
+    from ramify.cli.registry import ENTRIES
 
     with_json = {
         name

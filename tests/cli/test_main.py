@@ -14,8 +14,8 @@ import click
 import pytest
 
 from ramify import __version__
-from ramify.cli.commands import ENTRIES
 from ramify.cli.main import cli
+from ramify.cli.registry import ENTRIES
 
 RAMIFY = [sys.executable, "-m", "ramify.cli.main"]
 

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 import pytest
 
-from ramify.cli.branches import Line
+from ramify.cli.branch_tree import Line
 from ramify.cli.progress import LiveProgress, PlainProgress, Progress, _bounded
 from ramify.compiler.plan import OpKind
 from ramify.fork_engine.types import Skipped

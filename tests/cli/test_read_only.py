@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from disks import read_only
 
-from ramify.fork_engine import folder
+from ramify.fork_engine import store_folder
 
 LOOKS = ("ls", "inbox", "tree", "log", "show", "show @~1", "diff @", "effects", "explain", "fsck")
 
@@ -16,7 +16,7 @@ LOOKS = ("ls", "inbox", "tree", "log", "show", "show @~1", "diff @", "effects", 
 def test_what_looks_says_the_same(home: Any, ramify: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = {words: ramify(*words.split()) for words in LOOKS}
     with read_only(home.path):
-        monkeypatch.setattr(folder, "boot_id", lambda: "another boot's")
+        monkeypatch.setattr(store_folder, "boot_id", lambda: "another boot's")
         for words, before in looks.items():
             said = ramify(*words.split())
             assert said == before, words

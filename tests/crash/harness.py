@@ -29,10 +29,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import scenarios
 from lives import MADE_AGAIN, Left, Scenario, live, lose
 
-import ramify.runtime.driver
+import ramify.runtime.execution.driver
 import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork
 from ramify.compiler.pipeline import compile_graph, compile_workflow  # noqa: F401  warm
-from ramify.fork_engine import crash
+from ramify.fork_engine import crash_points
 from ramify.runtime.records import RunStatus
 
 _OURS = ("ramify", "harness", "scenarios", "lives")
@@ -135,7 +135,7 @@ def _child(trial: Trial, folder: Path, database: str, kill: Kill | None = None, 
             os.kill(os.getpid(), signal.SIGKILL)
 
     scenarios.OUTBOX = folder / "outbox"
-    crash.at = at
+    crash_points.at = at
     try:
         if begins:
             lose(trial.scenario, folder, database)

@@ -23,16 +23,16 @@ import scenarios
 import ramify.graph
 from ramify import Runtime, paths
 from ramify.compiler.plan import OpKind
-from ramify.fork_engine import crash
+from ramify.fork_engine import crash_points
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import SnapshotId
-from ramify.runtime.collect import Marks, collect
 from ramify.runtime.errors import EffectInDoubt, RunError, RunFailed
-from ramify.runtime.langgraph.app import env_at
-from ramify.runtime.pins import Pins
+from ramify.runtime.langgraph.app.world_app import env_at
 from ramify.runtime.records import EffectStatus, OpStatus, RunRecord, RunStatus
 from ramify.runtime.store import RunStore
+from ramify.runtime.worlds.garbage_collection import EvictionMarks, collect
+from ramify.runtime.worlds.gc_pins import Pins
 from ramify.sandboxes.testing import ScriptedBackend
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
@@ -245,7 +245,7 @@ def _told(history: list[Any], folder: Path) -> list[Any]:
 
 async def _problems(store: RunStore, run: RunRecord, folder: Path) -> list[str]:
     """What a collection leaves that is not as it should be. What was lost stays so: it has stand-ins."""
-    crash.at = None  # the trial is over
+    crash_points.at = None  # the trial is over
     home = folder / "home"
     snapshots = SnapshotStore(paths.snapshots(home))
     lost = (folder / "lost").read_text().split() if (folder / "lost").exists() else []
@@ -254,7 +254,7 @@ async def _problems(store: RunStore, run: RunRecord, folder: Path) -> list[str]:
     if store.address.on_server:  # it is shared by trials, whose stores are apart
         snapshots.delete_unreachable(named)
     else:
-        await collect(store, snapshots, Pins(paths.locks(home)), Marks(paths.evicted(home)), grace_s=0.0)
+        await collect(store, snapshots, Pins(paths.locks(home)), EvictionMarks(paths.evicted(home)), grace_s=0.0)
     expected = named - {SnapshotId(id) for id in lost}
     return [str(problem) for problem in snapshots.fsck(expected=expected).problems]
 

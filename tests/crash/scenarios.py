@@ -13,7 +13,7 @@ from langgraph.func import entrypoint, task
 from langgraph.graph import START, StateGraph
 
 from ramify import Sandbox, SyncSandbox, fork, idempotency_key, llm, step, workflow
-from ramify.fork_engine import crash
+from ramify.fork_engine import crash_points
 from ramify.sandboxes.testing import Answer
 
 OUTBOX = Path()
@@ -39,11 +39,11 @@ def sent() -> list[tuple[str, str]]:
 
 def _receive(text: str, *, honours_keys: bool) -> str:
     key = idempotency_key()
-    crash.point("about to send")
+    crash_points.point("about to send")
     if not (honours_keys and key in {known for known, _ in sent()}):
         with OUTBOX.open("a") as outbox:
             outbox.write(f"{key} {text}\n")
-    crash.point("sent")
+    crash_points.point("sent")
     return f"receipt for {text}"
 
 

@@ -16,11 +16,11 @@ from unittest import mock
 import harness
 from lives import Scenario
 
-from ramify.runtime.collect import Living
-from ramify.runtime.effects import Fence, Known
-from ramify.runtime.journal import Journal
-from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.effects.fence import Fence, Known
+from ramify.runtime.journal.journal import Journal
+from ramify.runtime.langgraph.checkpointer import Saver
 from ramify.runtime.records import EffectStatus
+from ramify.runtime.worlds.garbage_collection import LiveStates
 
 
 async def _again(fence: Fence, before: object) -> None:
@@ -41,9 +41,9 @@ def _not_served(journal: Journal, key: str) -> None:
     """What a model has answered it is asked again."""
 
 
-def _nothing(histories: object) -> Living:
+def _nothing(histories: object) -> LiveStates:
     """A collection finds that nothing is alive."""
-    return Living()
+    return LiveStates()
 
 
 _put = Saver.aput
@@ -55,12 +55,24 @@ async def _put_otherwise(saver: Saver, config: Any, checkpoint: Any, metadata: A
 
 
 SPOILED: dict[str, tuple[str, Callable[..., Any], Scenario, str, int]] = {
-    "duplicated": ("ramify.runtime.effects.Fence._resolve", _again, Scenario.WITHOUT_KEYS, "sent", 1),
-    "lost": ("ramify.runtime.effects.Fence._resolve", _as_done, Scenario.WITHOUT_KEYS, "about to send", 1),
-    "effects": ("ramify.runtime.effects.Fence.done", _unsettled, Scenario.WITH_KEYS, "about to send", 2),
-    "rows": ("ramify.runtime.journal.Journal.served_llm", _not_served, Scenario.WITH_KEYS, "answer durable", 1),
-    "problems": ("ramify.runtime.collect.living", _nothing, Scenario.WITH_KEYS, "about to send", 2),
-    "history": ("ramify.runtime.langgraph.saver.Saver.aput", _put_otherwise, Scenario.GRAPH, "about to ask", 1),
+    "duplicated": ("ramify.runtime.effects.fence.Fence._resolve", _again, Scenario.WITHOUT_KEYS, "sent", 1),
+    "lost": ("ramify.runtime.effects.fence.Fence._resolve", _as_done, Scenario.WITHOUT_KEYS, "about to send", 1),
+    "effects": ("ramify.runtime.effects.fence.Fence.done", _unsettled, Scenario.WITH_KEYS, "about to send", 2),
+    "rows": (
+        "ramify.runtime.journal.journal.Journal.served_llm",
+        _not_served,
+        Scenario.WITH_KEYS,
+        "answer durable",
+        1,
+    ),
+    "problems": ("ramify.runtime.worlds.garbage_collection.living", _nothing, Scenario.WITH_KEYS, "about to send", 2),
+    "history": (
+        "ramify.runtime.langgraph.checkpointer.Saver.aput",
+        _put_otherwise,
+        Scenario.GRAPH,
+        "about to ask",
+        1,
+    ),
 }
 """What the harness is to see; what is put in which place; where it is killed."""
 

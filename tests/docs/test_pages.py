@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from ramify.cli.main import run_command_line
-from ramify.runtime.langgraph.app import WorldApp
-from ramify.runtime.langgraph.saver import Saver
+from ramify.runtime.langgraph.app.world_app import WorldApp
+from ramify.runtime.langgraph.checkpointer import Saver
 
 # The checks' own module: pytest imports this file by its path.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -25,14 +25,14 @@ from typing import Any
 from changes import EDITS, Edit, Files  # noqa: F401
 from flows import FLOWS, Flow
 
-import ramify.changes
-import ramify.compiler.frontend.decorators
-import ramify.compiler.matching
+import ramify.code_changes
+import ramify.compiler.frontend.python.workflow_reader
 import ramify.compiler.pipeline
-import ramify.runtime.driver
+import ramify.compiler.plan_matching
+import ramify.runtime.execution.driver
 import ramify.runtime.store.upgrade  # noqa: F401  warm: imported before the first fork
 from ramify import Runtime
-from ramify.fork_engine import crash
+from ramify.fork_engine import crash_points
 from ramify.runtime.errors import RunError, RunWaiting
 
 KILLED, REFUSED, WAITS = 77, "refused", "waits"
@@ -136,7 +136,7 @@ def _in_a_fork(folder: Path, work: Callable[[Any], Left], kill_at: int | None, *
             if passed == kill_at:
                 os._exit(KILLED)
 
-        crash.at = at
+        crash_points.at = at
         sys.dont_write_bytecode = True
         sys.path.insert(0, str(folder))
         linecache.clearcache()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ramify.fork_engine import folder as stores
+from ramify.fork_engine import store_folder as stores
 from ramify.fork_engine.store import NO_PROCESSES, SnapshotStore
 from ramify.fork_engine.types import Processes, Snapshot
 

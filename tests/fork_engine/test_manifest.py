@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from ramify.fork_engine.content import digest_bytes
 from ramify.fork_engine.errors import SnapshotCorrupt
+from ramify.fork_engine.filesystem.file_content import digest_bytes
 from ramify.fork_engine.manifest import Manifest, canonical_json, decode
 from ramify.fork_engine.types import Entry, EntryKind, LayerId
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
-from ramify.fork_engine.keys import snapshot_id
 from ramify.fork_engine.manifest import canonical_json
+from ramify.fork_engine.snapshot_keys import snapshot_id
 from ramify.fork_engine.snapshots import decode, encode
 from ramify.fork_engine.types import ContentKey, LayerId, Processes, ProcessTier, Snapshot, SnapshotId
 

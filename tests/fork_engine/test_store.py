@@ -18,8 +18,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ramify.fork_engine import content, folder
+from ramify.fork_engine import store_folder as folder
 from ramify.fork_engine.errors import PathNotFound, SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.filesystem import file_content
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import EntryKind, Processes, ProcessTier, Snapshot, SnapshotId
 
@@ -350,7 +351,7 @@ def test_processes_share_a_store(bench: Any) -> None:
     trees = [bench.tree(base) for _ in range(2)]
     workers = [subprocess.Popen([sys.executable, "-c", SEALER, bench.store.root, base.id, tree]) for tree in trees]
     while any(worker.poll() is None for worker in workers):
-        bench.store.forget_temporary()  # takes nothing from anyone at work
+        bench.store.remove_temporary_leftovers()  # takes nothing from anyone at work
     assert [worker.returncode for worker in workers] == [0, 0]
 
 
@@ -376,7 +377,7 @@ def test_a_sealer_killed_anywhere_leaves_only_whole_snapshots(bench: Any) -> Non
         worker.kill()
         worker.wait()
     fresh = SnapshotStore(bench.store.root)
-    fresh.forget_temporary()
+    fresh.remove_temporary_leftovers()
     assert bench.on_disk("tmp") == []
     for name in bench.on_disk("snapshots"):
         snapshot = fresh.get(SnapshotId(name.removesuffix(".json")))
@@ -415,7 +416,7 @@ def changed(bench: Any, base: Snapshot, text: str) -> Path:
 
 
 def test_a_large_file_is_read_and_composed_as_it_is_digested(bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "LARGE", 1 << 20)
+    monkeypatch.setattr(file_content, "LARGE", 1 << 20)
     base = bench.base({"f": b"x" * (1 << 20)})
     large = [bench.after(base, {"f": bytes(2 << 20) + end}) for end in (b"one", b"two")]
     joined = bench.store.merge(base, *large, strategy=lambda *_: bytes(3 << 20) + b"both")

@@ -5,10 +5,9 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ramify.fork_engine.diff import layer_between
 from ramify.fork_engine.manifest import Manifest
 from ramify.fork_engine.types import Entry, EntryKind
-from ramify.fork_engine.view import View, differing
+from ramify.fork_engine.view import View, differing, layer_between
 
 TOP = Entry(EntryKind.DIR, 0o755)
 NAMES = st.sampled_from(["a", "b", "a-", "0"])

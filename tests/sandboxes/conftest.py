@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from ramify.fork_engine import folder as stores
+from ramify.fork_engine import store_folder as stores
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes import doctor
+from ramify.sandboxes.backends.copying import CopyBackend
+from ramify.sandboxes.backends.docker.backend import DockerBackend
+from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.backends.namespaces.warm_pool import STOCK, TREES
+from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import Backend, World, WorldSpec
-from ramify.sandboxes.copying import CopyBackend
-from ramify.sandboxes.docker.backend import DockerBackend
-from ramify.sandboxes.namespaces.backend import NamespaceBackend
-from ramify.sandboxes.namespaces.folders import STOCK, TREES
 from ramify.sandboxes.testing import Answer, ScriptedBackend
-from ramify.sandboxes.tiers import criu
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.select import NAMES
+from ramify.sandboxes.selection import NAMES
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "sandboxes.md"
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.doctor import capabilities, copy, docker, namespaces
 from ramify.sandboxes.errors import BackendUnavailable
-from ramify.sandboxes.features import Feature
-from ramify.sandboxes.select import open_backend
+from ramify.sandboxes.selection import open_backend
 
 FORBIDDEN = """
 import json, sys
 from pathlib import Path
 Path("/proc/sys/user/max_user_namespaces").write_text("0")
 from ramify.sandboxes import doctor
-from ramify.sandboxes.select import open_backend
+from ramify.sandboxes.selection import open_backend
 from ramify.sandboxes.errors import BackendUnavailable
 able, _, copy = doctor.capabilities(Path(sys.argv[1]))
 try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ramify.paths import home as ramify_home
-from ramify.serving import models
+from ramify.serving.engine import models
 from ramify.serving.errors import ModelMissing
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ramify.serving.client import LLMClient
 from ramify.serving.errors import DeadlineInfeasible, LLMRejected, LLMTimeout, LLMUnavailable
-from ramify.serving.tags import HEADER, SLOTags
+from ramify.serving.protocol.tags import HEADER, SLOTags
 from ramify.serving.testing import Fault, ScriptedModel, ScriptedServer
 from ramify.serving.types import ChatRequest, ChatResult, Ledger, TokenLogprobs, user
 

@@ -6,10 +6,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from ramify.serving.gateway.engine_costs import EngineCosts
-from ramify.serving.gateway.metrics import Metrics
-from ramify.serving.policy.table import POLICIES
-from ramify.serving.tags import SLOTags
+from ramify.serving.gateway.records.metrics import EngineCosts, Metrics
+from ramify.serving.policy.registry import POLICIES
+from ramify.serving.protocol.tags import SLOTags
 
 TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
 

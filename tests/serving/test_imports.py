@@ -7,8 +7,8 @@ import sys
 
 CODE = """
 import sys
-import ramify.serving.client, ramify.serving.choose, ramify.serving.testing, ramify.serving.models
-import ramify.serving.gateway.server, ramify.serving.engine.local, ramify.serving.policy.edf
+import ramify.serving.client, ramify.serving.letter_ranking, ramify.serving.testing, ramify.serving.engine.models
+import ramify.serving.gateway.server, ramify.serving.engine.llama_cpp, ramify.serving.policy.edf
 print(*sorted({"starlette", "uvicorn", "xllamacpp", "sqlalchemy", "langgraph"} & set(sys.modules)))
 """
 

@@ -10,8 +10,8 @@ import httpx
 import openai
 import pytest
 
-from ramify.serving.gateway.app import create_gateway
-from ramify.serving.tags import HEADER, SLOTags
+from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.protocol.tags import HEADER, SLOTags
 from ramify.serving.testing import ScriptedModel
 from ramify.serving.transport import TaggingTransport, tagged
 

@@ -15,18 +15,18 @@ from textual.containers import Container, Vertical
 from textual.events import Resize
 from textual.widgets import Footer, Input, Static
 
-from ramify.browse.history import History, read
-from ramify.browse.tui.acting import Acting
-from ramify.browse.tui.details import Subject, Tab, lines_of
+from ramify.browse.tui.branch_graph import Graph, Node, graph
 from ramify.browse.tui.dialogs import Keys, Runs
-from ramify.browse.tui.finding import Finding
-from ramify.browse.tui.lines import safe
-from ramify.browse.tui.nodes import Graph, Node, graph
-from ramify.browse.tui.view import LineView
-from ramify.cli.app import App
-from ramify.cli.listing import listing
-from ramify.cli.show import deadline_line
-from ramify.cli.words import count
+from ramify.browse.tui.line_view import LineView
+from ramify.browse.tui.run_actions import Acting
+from ramify.browse.tui.search import Finding
+from ramify.browse.tui.styled_lines import safe
+from ramify.browse.tui.subject import Subject, Tab, lines_of
+from ramify.cli.commands.listings import listing
+from ramify.cli.commands.show import deadline_line
+from ramify.cli.console import App
+from ramify.inspect.history import History, read
+from ramify.inspect.text import count
 from ramify.runtime.errors import RunError
 from ramify.runtime.records import CheckpointId, CheckpointRecord, RunId, RunRecord
 

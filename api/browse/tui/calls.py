@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ramify.browse.calls import chat_request
-from ramify.browse.tui.lines import Line, Look, fact_lines, heading, json_lines, line, scope_of, table_lines, wrapped
-from ramify.cli.state import call_lines
-from ramify.cli.words import seconds
-from ramify.runtime import codec
+from ramify.browse.tui.styled_lines import (
+    Line,
+    Look,
+    fact_lines,
+    heading,
+    json_lines,
+    line,
+    scope_of,
+    table_lines,
+    wrapped,
+)
+from ramify.cli.commands.state import call_lines
+from ramify.inspect.model_calls import chat_request
+from ramify.inspect.text import seconds
+from ramify.runtime.codec import codec
 from ramify.runtime.records import LLMRecord
 from ramify.serving.types import ChatRequest, ChatResult, Ledger
 
 if TYPE_CHECKING:
-    from ramify.browse.calls import CallTimes
-    from ramify.browse.tui.details import Subject
+    from ramify.browse.tui.subject import Subject
+    from ramify.inspect.model_calls import CallTimes
 
 _ROLES = {"system": Look.DIM, "user": Look.INFO, "assistant": Look.GOOD, "tool": Look.NOTE}
 

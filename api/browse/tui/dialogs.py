@@ -13,9 +13,9 @@ from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
-from ramify.browse.tui.lines import Line, Look, line, safe
-from ramify.browse.tui.resuming import Resuming
-from ramify.browse.tui.view import LineView
+from ramify.browse.tui.line_view import LineView
+from ramify.browse.tui.resume_process import Resuming
+from ramify.browse.tui.styled_lines import Line, Look, line, safe
 from ramify.runtime.records import RunId
 
 KEYS = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ramify.browse.tui.lines import Line, Look, fact_lines, json_lines, line, scope_of
-from ramify.cli.words import instant
+from ramify.browse.tui.styled_lines import Line, Look, fact_lines, json_lines, line, scope_of
+from ramify.inspect.text import instant
 from ramify.runtime.records import EffectRecord, EffectStatus
 
 if TYPE_CHECKING:
-    from ramify.browse.tui.details import Subject
+    from ramify.browse.tui.subject import Subject
 
 _LOOKS = {
     EffectStatus.DONE: Look.GOOD,

@@ -6,14 +6,14 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ramify.browse.tui.lines import Line, Look, line, wrapped
-from ramify.cli.diff import change_lines, variable_lines
-from ramify.cli.words import count
+from ramify.browse.tui.styled_lines import Line, Look, line, wrapped
+from ramify.cli.commands.diff import change_lines, variable_lines
+from ramify.inspect.text import count
 
 if TYPE_CHECKING:
-    from ramify.browse.patch import FilePatch
-    from ramify.browse.state import Between
-    from ramify.browse.tui.details import Subject
+    from ramify.browse.tui.subject import Subject
+    from ramify.inspect.patch import FilePatch
+    from ramify.inspect.state import Between
 
 _LOOKS = (
     ("diff ", Look.HEAD),

@@ -10,16 +10,16 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ramify.browse.tui.lines import Line, Look, heading, line, paragraphs, scope_of
-from ramify.cli.words import seconds
+from ramify.browse.tui.styled_lines import Line, Look, heading, line, paragraphs, scope_of
 from ramify.compiler.plan import OpKind
-from ramify.runtime import codec
+from ramify.inspect.text import seconds
+from ramify.runtime.codec import codec
 from ramify.runtime.records import OpRecord
 from ramify.sandboxes.contract import RunResult
 
 if TYPE_CHECKING:
-    from ramify.browse.history import Moment
-    from ramify.browse.tui.details import Subject
+    from ramify.browse.tui.subject import Subject
+    from ramify.inspect.history import Moment
 
 _STEPS = {OpKind.RUN, OpKind.CALL_TOOL, OpKind.BREAK, OpKind.COMMAND}
 

@@ -14,16 +14,16 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
-from ramify.browse.history import History
 from ramify.browse.web import views
 from ramify.browse.web.errors import NotThere
-from ramify.browse.web.reader import Reader
+from ramify.browse.web.responses import jsonable
+from ramify.browse.web.run_cache import Reader
 from ramify.browse.web.search import search
-from ramify.browse.web.wire import jsonable
 from ramify.cli.targets import argument
 from ramify.fork_engine.errors import ForkEngineError
+from ramify.inspect.history import History
 from ramify.runtime.errors import AlreadyAnswered, RunError
-from ramify.runtime.observed import observed
+from ramify.runtime.estimates.recorded_runs import observed
 from ramify.runtime.records import CheckpointRecord, RunId
 
 STATIC = Path(__file__).parent / "static"

@@ -3,7 +3,7 @@
 The server listens on loopback, which keeps other machines out and nobody else: any program of any user here can
 connect, and so can a page of any site that the user has open. Against the first stands a random token, the first part
 of every path, so that the page's own files and its answers have it in common and no cookie is needed. Against the
-second stand the checks that all our servers share (`ramify.serving.guard`), and that no answer carries a CORS
+second stand the checks that all our servers share (`ramify.serving.http_guard`), and that no answer carries a CORS
 header. The one path that stores something asks for more: a body that is JSON by its `Content-Type`, the token in a
 header of its own, which a page elsewhere cannot send unless the server agrees first (CORS), and no `Origin` but ours.
 The page itself may load nothing from elsewhere, nor be framed, nor turn text into markup (trusted types).
@@ -17,7 +17,7 @@ import secrets
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ramify.serving.guard import AccessPolicy, Headers
+from ramify.serving.http_guard import AccessPolicy, Headers
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from ramify.browse.history import Line, Moment
-from ramify.browse.inbox import Item, Kind
-from ramify.browse.web.wire import CallRow, CheckpointRow, EffectRow, ItemRow, LineRow, MomentRow, RunRow
-from ramify.runtime import codec
+from ramify.browse.web.responses import CallRow, CheckpointRow, EffectRow, ItemRow, LineRow, MomentRow, RunRow
+from ramify.inspect.history import Line, Moment
+from ramify.inspect.inbox import Item, Kind
+from ramify.runtime.codec import codec
 from ramify.runtime.records import CheckpointRecord, EffectRecord, LLMRecord, RunRecord
 from ramify.runtime.store import Tally
 from ramify.serving.types import ChatResult

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from ramify.browse.history import History, Moment
-from ramify.browse.web.wire import Hit
+from ramify.browse.web.responses import Hit
 from ramify.compiler.plan import OpKind
-from ramify.runtime import codec
+from ramify.inspect.history import History, Moment
+from ramify.runtime.codec import codec
 from ramify.serving.types import ChatResult
 
 MOST = 200  # hits: whoever gets more asks for more words

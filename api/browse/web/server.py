@@ -3,20 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import html
+import os
 import signal
 import socket
+import sys
+import webbrowser
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ramify.browse.web.errors import CannotListen, PartsMissing
-from ramify.browse.web.opening import opened
 
 if TYPE_CHECKING:
     from ramify.fork_engine.store import SnapshotStore
     from ramify.runtime.records import RunId, RunRecord
     from ramify.runtime.store import RunStore
     from ramify.runtime.store.reader import Reader as DatabaseReader
+
+
+def has_screen() -> bool:
+    """Whether a browser with a window can be started; one in the terminal would take the terminal away."""
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+
+
+@contextmanager
+def opened(address: str) -> Iterator[None]:
+    """Open the address in the user's browser, if there is a screen.
+
+    Any user can read the arguments of any process, and the address holds the token: so the browser is given the name
+    of a file that only this user can read, which leads on to the page. It lives as long as this context.
+    """
+    if not has_screen():
+        yield
+        return
+    with TemporaryDirectory(prefix="ramify-browse-") as folder:  # mode 0700
+        file = Path(folder) / "page.html"
+        file.write_text(f'<!doctype html><meta http-equiv="refresh" content="0;url={html.escape(address)}">\n')
+        webbrowser.open(file.as_uri())
+        yield
+
 
 LOOPBACK = "127.0.0.1"  # never anything else: the token goes over the wire in the clear
 _CLOSE_S = 2  # for answers in progress, when the server is told to stop
@@ -66,7 +94,7 @@ async def serving(
 
         from ramify.browse.web.app import create_app
         from ramify.browse.web.guard import Guard, hosts, new_token
-        from ramify.browse.web.reader import Reader
+        from ramify.browse.web.run_cache import Reader
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("ramify"):
             raise

@@ -6,14 +6,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from ramify.browse.beside import stage_error, story
-from ramify.browse.calls import chat_request
-from ramify.browse.history import History, Moment
-from ramify.browse.patch import FilePatch, patches
-from ramify.browse.state import MISSING, Between, changed_channels, state_at
 from ramify.browse.web import rows
 from ramify.browse.web.errors import NotThere
-from ramify.browse.web.wire import (
+from ramify.browse.web.responses import (
     CallView,
     Changes,
     DiffView,
@@ -31,8 +26,13 @@ from ramify.browse.web.wire import (
 from ramify.fork_engine.errors import SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Change, Entry, EntryKind
-from ramify.runtime import codec
-from ramify.runtime.observed import Observed
+from ramify.inspect.history import History, Moment
+from ramify.inspect.model_calls import chat_request
+from ramify.inspect.patch import FilePatch, patches
+from ramify.inspect.plan_outcomes import stage_error, story
+from ramify.inspect.state import MISSING, Between, changed_channels, state_at
+from ramify.runtime.codec import codec
+from ramify.runtime.estimates.recorded_runs import RecordedEstimates
 from ramify.runtime.records import CheckpointId, CheckpointRecord
 from ramify.serving.types import ChatResult
 
@@ -171,7 +171,7 @@ def moment_view(one: Moment, history: History) -> MomentView:
     )
 
 
-def plan_view(history: History, others: Observed) -> PlanView:
+def plan_view(history: History, others: RecordedEstimates) -> PlanView:
     """`others`: what other runs of the workflow say of its steps."""
     plan = history.plan
     told = [story(op, plan, history.run, history.ops, history.llm, others) for op in plan.ops]

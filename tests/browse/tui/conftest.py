@@ -14,10 +14,10 @@ from textual.widgets import Input, Static
 
 from ramify import paths
 from ramify.browse.tui.app import Browser
-from ramify.browse.tui.view import LineView
-from ramify.cli.app import App
+from ramify.browse.tui.line_view import LineView
+from ramify.cli.console import App
 from ramify.fork_engine.store import SnapshotStore
-from ramify.runtime import codec
+from ramify.runtime.codec import codec
 from ramify.runtime.store import RunStore
 from ramify.serving.types import ChatRequest, user
 

@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 
 from ramify import Runtime, paths
 from ramify.browse.web.app import create_app
-from ramify.browse.web.reader import Reader
+from ramify.browse.web.run_cache import Reader
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.store import RunStore
 from ramify.serving.client import LLMClient

@@ -16,7 +16,7 @@ import pytest_asyncio
 from ramify import Runtime, paths
 from ramify.browse.web.app import LONGEST_ANSWER, create_app
 from ramify.browse.web.guard import TOKEN_HEADER, Guard, hosts
-from ramify.browse.web.reader import Reader
+from ramify.browse.web.run_cache import Reader
 from ramify.browse.web.server import serving
 from ramify.fork_engine.store import SnapshotStore
 from ramify.runtime.errors import RunWaiting

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from ramify import paths
-from ramify.browse.web import opening
+from ramify.browse.web import server
 from ramify.browse.web.errors import CannotListen
 from ramify.browse.web.server import serving
 from ramify.fork_engine.store import SnapshotStore
@@ -56,8 +56,8 @@ async def test_a_port_that_is_taken_is_said(looked_at: tuple[Path, str]) -> None
 def test_the_browser_is_told_of_a_file_that_others_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     monkeypatch.setenv("DISPLAY", ":9")
-    monkeypatch.setattr(opening.webbrowser, "open", asked.append)
-    with opening.opened("http://127.0.0.1:1/token/#/run/graph"):
+    monkeypatch.setattr(server.webbrowser, "open", asked.append)
+    with server.opened("http://127.0.0.1:1/token/#/run/graph"):
         (address,) = asked
         file = Path(address.removeprefix("file://"))
         assert "token" not in address
@@ -70,6 +70,6 @@ def test_without_a_screen_no_browser_is_started(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setattr(opening.webbrowser, "open", lambda address: pytest.fail(address))
-    with opening.opened("http://127.0.0.1:1/token/"):
+    monkeypatch.setattr(server.webbrowser, "open", lambda address: pytest.fail(address))
+    with server.opened("http://127.0.0.1:1/token/"):
         pass

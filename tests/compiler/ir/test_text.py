@@ -5,9 +5,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ramify.compiler.errors import TextError
-from ramify.compiler.ir.draw import dot
 from ramify.compiler.ir.graph import Block, Graph, Operation
-from ramify.compiler.ir.text import parse_graph, print_graph
+from ramify.compiler.ir.text import dot, parse_graph, print_graph
 from ramify.compiler.plan import Effect, OpId, OpKind, Site, StepPlan, ValueId
 
 calm = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are shared

@@ -10,13 +10,13 @@ import pytest
 from langgraph.graph import START, StateGraph
 
 from ramify import Sandbox
-from ramify.compiler.affected import readers
+from ramify.compiler.change_impact import readers
 from ramify.compiler.errors import WorkflowError
 from ramify.compiler.estimates import Unmeasured
 from ramify.compiler.passes.parallel import BESIDE
 from ramify.compiler.pipeline import compile_graph, compile_spec
 from ramify.compiler.plan import OpKind
-from ramify.runtime.observed import Observed
+from ramify.runtime.estimates.recorded_runs import RecordedEstimates
 
 STEPS = """
 @step
@@ -161,7 +161,7 @@ def fans(*nodes: Any, after: Any = first, on: Path | None = None) -> Any:
     for node in nodes:
         graph.add_node(node.__name__, node)
         graph.add_edge(START if after is None else "first", node.__name__)
-    return compile_graph(graph, name="flow", ref="app.py:graph", estimates=Observed(()).on(on))
+    return compile_graph(graph, name="flow", ref="app.py:graph", estimates=RecordedEstimates(()).on(on))
 
 
 def test_siblings_that_always_make_a_new_file_each_another_are_refused(tmp_path: Path) -> None:

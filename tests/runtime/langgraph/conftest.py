@@ -11,12 +11,12 @@ from langgraph.graph import StateGraph
 
 import ramify
 import ramify.graph
-from ramify.fork_engine import crash
-from ramify.runtime.langgraph.app import WorldGraph
+from ramify.fork_engine import crash_points
+from ramify.runtime.langgraph.app.world_app import WorldGraph
 from ramify.runtime.records import CheckpointRecord, LLMRecord, OpRecord, RunRecord, RunStatus, RunUpdate
 from ramify.serving.client import LLMClient
 from ramify.serving.testing import ScriptedModel
-from tests.runtime.langgraph import lost
+from tests.runtime.langgraph import lost_snapshots
 
 Compile = Callable[..., WorldGraph]
 
@@ -79,9 +79,9 @@ def kept() -> Callable[[WorldGraph], Kept]:
 
 @pytest.fixture
 def nothing_ran_again() -> Iterator[None]:
-    lost.LOG.clear()
+    lost_snapshots.LOG.clear()
     yield
-    crash.at = None
+    crash_points.at = None
 
 
 @pytest.fixture

@@ -53,8 +53,8 @@ async def test_a_run_is_cancelled_from_another_machine(tmp_path: Path, one_datab
 async def test_a_wish_goes_with_who_had_it(one_database: str) -> None:
     run = RunId("somerun")
     async with RunStore(one_database, clock=time.time) as one, RunStore(one_database, clock=time.time) as other:
-        async with one.asking_to_stop(run):
-            assert await other.asked_to_stop(run)
-            assert not await other.asked_to_stop(RunId("another"))
+        async with one.requesting_stop(run):
+            assert await other.stop_requested(run)
+            assert not await other.stop_requested(RunId("another"))
             assert not await other.held_anywhere([run])
-        assert not await other.asked_to_stop(run)
+        assert not await other.stop_requested(run)

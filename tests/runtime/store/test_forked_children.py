@@ -9,7 +9,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.runtime.test_forked import alive, child_of, start
+from tests.runtime.user_code.test_fork_guard import alive, child_of, start
 
 pytestmark = pytest.mark.postgres
 

@@ -16,7 +16,7 @@ from ramify.runtime.errors import StoreError
 from ramify.runtime.records import RunId
 from ramify.runtime.store import RunStore, migrate, upgrade
 from ramify.runtime.store.address import parse
-from ramify.runtime.store.connect import SCHEMA, writer
+from ramify.runtime.store.engines import SCHEMA, writer
 from ramify.runtime.store.tables import metadata
 
 OLD_HOMES = Path(__file__).with_name("old_homes")

@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from ramify.serving.engine import vllm
+from ramify.serving.engine.gguf_conversion import hugging_face_folder
 from ramify.serving.engine.vllm import PYTHON_VARIABLE, VllmEngine
-from ramify.serving.engine.weights import hugging_face_folder
 from ramify.serving.errors import EngineFailed
 
 
@@ -116,7 +116,7 @@ async def test_what_an_engine_said_before_it_died_outlives_its_restart(tmp_path:
 
 
 def test_the_child_ends_where_its_parent_is_gone() -> None:
-    command = [sys.executable, "-m", "ramify.serving.engine.vllm_child", "1" if os.getpid() != 1 else "2"]
+    command = [sys.executable, "-m", "ramify.serving.engine.vllm_process", "1" if os.getpid() != 1 else "2"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.strip()) == (1, "the parent is gone")
 

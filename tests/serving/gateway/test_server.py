@@ -14,12 +14,12 @@ import httpx
 import pytest
 
 from ramify.serving.client import LLMClient
-from ramify.serving.engine.types import EngineKind, EngineSpec
+from ramify.serving.engine.contract import EngineKind, EngineSpec
 from ramify.serving.engine.vllm import VllmEngine
 from ramify.serving.errors import DeadlineInfeasible, EngineFailed, LLMUnavailable, ModelMissing
 from ramify.serving.gateway import running
 from ramify.serving.gateway.server import GatewaySettings, LocalGateway
-from ramify.serving.tags import SLOTags
+from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.testing import Fault, ScriptedModel, ScriptedServer
 from ramify.serving.types import ChatRequest, user
 from ramify.serving.vllm_plugin.options import PluginOptions
@@ -195,7 +195,7 @@ def test_a_policys_options_reach_the_scheduler_inside_vllm(tmp_path: Path) -> No
 SERVE = """
 import asyncio, sys
 from pathlib import Path
-from ramify.serving.engine.types import EngineSpec
+from ramify.serving.engine.contract import EngineSpec
 from ramify.serving.gateway.server import GatewaySettings, serve
 ready = lambda url: print(url, flush=True)
 settings = GatewaySettings(home=Path("."), engines=(EngineSpec.parse(sys.argv[1]),), drain_s=30)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 import pytest
 
 from ramify.serving.gateway import sse
-from ramify.serving.wire import Malformed
+from ramify.serving.protocol.wire import Malformed
 
 TEXT = b"data: {}\r\n\r\nevent: a\r\ndata: 1\r\ndata: 2\r\n\r\n: stays\n\ndata: [DONE]\n\ndata: cut"
 

@@ -6,9 +6,7 @@ from functools import cache
 
 import pytest
 
-from ramify.serving.policy.table import OptionValue, make_policy
-from ramify.serving.policy.types import Finished, Refusal, Verdict, View
-from ramify.serving.policy.work import (
+from ramify.serving.policy.cost_model import (
     LengthPrior,
     decode_gpu_s,
     pace_s,
@@ -17,7 +15,9 @@ from ramify.serving.policy.work import (
     rest_gpu_s,
     rest_wall_s,
 )
-from tests.serving.policy.simulated import Machine, programs
+from ramify.serving.policy.registry import OptionValue, make_policy
+from ramify.serving.policy.types import Finished, Refusal, Verdict, View
+from tests.serving.policy.slot_simulator import Machine, programs
 
 SLOTS, CAPACITY = 16, 5.0  # programs a second: what FCFS gets through with a queue that is never empty
 

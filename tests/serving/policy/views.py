@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ramify.serving.policy.types import RequestId, RequestView, SloClass, State
-from ramify.serving.sketch import LengthSketch
+from ramify.serving.protocol.length_sketch import LengthSketch
 
 NOW = 1000.0
 

@@ -23,16 +23,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Makes a BareEngine: `engine(slots=10, room=10, blocks=…, concord={…})`; `concord=None` is stock vLLM."""
+    """Makes a SimulatedEngine: `engine(slots=10, room=10, blocks=…, concord={…})`; `concord=None` is stock vLLM."""
     made: list[Any] = []
 
     def make(concord: Mapping[str, object] | None = None, step_s: float = 0.05, **settings: Any) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            from ramify.serving.vllm_plugin.bare import BareEngine, BareSettings
+            from benchmarks.replay.simulation.simulated_engine import SimulatedEngine, SimulatedEngineSettings
 
             made.append(
-                BareEngine(tmp_path, BareSettings(concord=concord, **settings), lambda *_: step_s, now=1000.0)
+                SimulatedEngine(
+                    tmp_path, SimulatedEngineSettings(concord=concord, **settings), lambda *_: step_s, now=1000.0
+                )
             )
         return made[-1]
 

@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ramify.serving.policy.types import SloClass, State, StepModel
-from ramify.serving.refusal import from_line, to_line
-from ramify.serving.sketch import LEVELS, LengthSketch
-from ramify.serving.vllm_plugin.adapter import adapter_for
-from ramify.serving.vllm_plugin.costs import Costs, Totals
+from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
+from ramify.serving.protocol.refusal import refusal_from_line, refusal_to_line
+from ramify.serving.vllm_plugin.calibration import Pace
 from ramify.serving.vllm_plugin.errors import BadOptions, UnsupportedVllm
+from ramify.serving.vllm_plugin.length_updates import LengthUpdates
 from ramify.serving.vllm_plugin.options import PluginOptions
-from ramify.serving.vllm_plugin.pace import Pace
-from ramify.serving.vllm_plugin.refine import Refinements
-from ramify.serving.vllm_plugin.views import Views
+from ramify.serving.vllm_plugin.reports import Costs, Totals
+from ramify.serving.vllm_plugin.request_views import Views
+from ramify.serving.vllm_plugin.version_adapters import adapter_for
 
 
 @given(st.text(max_size=60), st.none() | st.floats(0, 1e6).map(lambda x: round(x, 3)))
 def test_a_refusal_survives_its_way_to_the_client(reason: str, least: float | None) -> None:
-    told = from_line(to_line(reason, least))
+    told = refusal_from_line(refusal_to_line(reason, least))
     assert told is not None
     if "[earliest_feasible_s=" not in reason:
         assert told[0] == reason
@@ -36,7 +36,7 @@ def test_a_refusal_survives_its_way_to_the_client(reason: str, least: float | No
 
 @pytest.mark.parametrize("other", [None, 3, "", "stop", "the deadline_infeasible: word"])
 def test_any_other_stop_reason_is_no_refusal(other: object) -> None:
-    assert from_line(other) is None
+    assert refusal_from_line(other) is None
 
 
 def test_options_are_read_and_wrong_ones_name_themselves() -> None:
@@ -286,7 +286,7 @@ def test_tags_that_cannot_be_read_are_a_problem_that_names_the_field(tags: dict[
 
 def test_sketches_come_by_the_socket_a_bounded_number_a_step(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    refinements = Refinements(path)
+    refinements = LengthUpdates(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
         out.sendto(json.dumps({"request_id": "a", "length_quantiles": [5.0] * len(LEVELS)}).encode(), path)
         for bad in (b"", b"[]", b'{"request_id": "a"}', b'{"request_id": "a", "length_quantiles": [1]}'):

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ramify.serving.refusal import from_line
-from ramify.serving.tags import SLOTags
+from ramify.serving.protocol.refusal import refusal_from_line
+from ramify.serving.protocol.tags import SLOTags
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("default")]
 STEADY = {"calibrate": False, "step": {"base_ms": 50, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}
@@ -36,7 +36,7 @@ def add(
 def told(ended: Any) -> tuple[str, float | None] | None:
     """What the client of a refused request reads: 0.33 has a message for it, 0.32 a stop reason."""
     error = getattr(ended.output, "error", None)
-    return from_line(ended.output.stop_reason if error is None else error.message)
+    return refusal_from_line(ended.output.stop_reason if error is None else error.message)
 
 
 def ten_long(engine: Any) -> list[str]:

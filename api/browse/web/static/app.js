@@ -118,7 +118,7 @@ function link(seq, text) {
   return h('a', {href: `#/${model.id}/graph/${seq}`}, text);
 }
 
-/** Marks a state; with one marked already, compares the two. */
+/** EvictionMarks a state; with one marked already, compares the two. */
 function compare(checkpoint) {
   if (base && base.id !== checkpoint.id) {
     location.hash = `#/${address(base.run, 'diff', base.id, model.id, checkpoint.id)}`;

@@ -1,0 +1,74 @@
+"""A resume, as the user would have typed it: in a process of its own.
+
+The user's code prints, changes signal handlers, imports what it likes and may hang; none of it may happen to the
+terminal that the browser draws on. What the browser sees of the run is what the database says, as of any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ramify.cli.console import App
+
+_KILLED_AFTER_S = 10.0
+
+
+def command(app: App, run_id: str, answers: Sequence[str]) -> list[str]:
+    words = [sys.executable, "-m", "ramify.cli.main", "--home", str(app.home)]
+    if app.database_given is not None:
+        words += ["--database", app.database_given]
+    return [*words, "resume", run_id, *(f"--answer={answer}" for answer in answers)]
+
+
+@dataclass
+class Resuming:
+    """One resume and what it has said. `heard` is called after each line, and at the end."""
+
+    run_id: str
+    heard: Callable[[], None]
+    said: list[str] = field(default_factory=list)
+    status: int | None = None  # its exit status; None: it goes on
+    _process: asyncio.subprocess.Process | None = None
+
+    async def work(self, words: Sequence[str]) -> None:
+        """To its end. Cancelled: the process is stopped as by Ctrl-C, and can be resumed again."""
+        self._process = process = await asyncio.create_subprocess_exec(
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,  # the terminal's Ctrl-C is the browser's
+        )
+        assert process.stdout is not None
+        try:
+            while chunk := await process.stdout.read(1 << 16):
+                self._hear(chunk.decode(errors="replace"))
+            self.status = await process.wait()
+        finally:
+            if process.returncode is None:
+                await asyncio.shield(self._end(process))
+        self.heard()
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGINT)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        process.send_signal(signal.SIGINT)
+        try:
+            await asyncio.wait_for(process.wait(), _KILLED_AFTER_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    def _hear(self, text: str) -> None:
+        first, *rest = text.split("\n")
+        self.said[-1:] = [(self.said[-1] if self.said else "") + first]
+        self.said += rest
+        self.heard()

@@ -1,0 +1,125 @@
+"""What was read of the runs that the page looks at, kept so that the next look costs what is new."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ramify.browse.web import rows
+from ramify.browse.web.errors import NotThere
+from ramify.browse.web.responses import (
+    AnswerStored,
+    CheckpointRow,
+    HistoryPage,
+    ItemRow,
+    LineRow,
+    MomentRow,
+    RunRow,
+    table,
+)
+from ramify.fork_engine.store import SnapshotStore
+from ramify.inspect.history import History, read_now
+from ramify.inspect.inbox import store_answer, waiting
+from ramify.runtime.records import RunId, RunRecord, RunStatus
+from ramify.runtime.store import RunStore
+from ramify.runtime.store.reader import Reader as DatabaseReader
+
+RUNS = 500  # that the page lists
+_KEPT = 4  # runs: the one that is looked at, and those that were compared with it
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """`generation` counts how often everything was read anew: rows that the page has may be void then."""
+
+    generation: int
+    history: History
+
+
+class Reader:
+    """`status` tells a run's status as the command line does: a running one that no process works on is another."""
+
+    def __init__(
+        self,
+        store: RunStore | DatabaseReader,
+        snapshots: SnapshotStore,
+        status: Callable[[RunRecord], str],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.store = store
+        self._clock = clock
+        self.snapshots = snapshots
+        self._status = status
+        self._known: OrderedDict[RunId, _Known] = OrderedDict()
+        self._locks: dict[RunId, asyncio.Lock] = {}
+
+    @property
+    def database(self) -> str | Path:
+        address = self.store.address
+        return address.file or address.url.render_as_string(hide_password=False)
+
+    async def runs(self) -> list[RunRow]:
+        """Newest first, `RUNS` at most."""
+        runs = await self.store.runs(RUNS)
+        tallies = await self.store.tallies([run.id for run in runs])
+        return [rows.run_row(run, self._status(run), tallies[run.id]) for run in runs]
+
+    async def inbox(self) -> list[ItemRow]:
+        """What waits for a person, in all runs, the longest waiting first."""
+        items = await waiting(self.store, self.database, lambda run: self._status(run) == RunStatus.RUNNING)
+        return [rows.item_row(item) for item in items]
+
+    async def answer(self, id: str, value: object) -> AnswerStored:
+        """Store the answer to a question. Raises as `store_answer`; `NotThere` where the home is only read."""
+        if not isinstance(self.store, RunStore):
+            raise NotThere("this home can only be read here: answer where it can be written to")
+        stored = await store_answer(
+            self.store, self.database, id, value, clock=self._clock, by="the page of `ramify browse --web`"
+        )
+        return AnswerStored(stored.question.id, stored.question.run_id, len(stored.left))
+
+    async def history(self, run: RunId) -> History:
+        """As it is now. Raises `RunNotFound`."""
+        return (await self._read(run)).history
+
+    async def page(self, run: RunId, cursor: str) -> HistoryPage:
+        """What is new since `cursor`, which an earlier page named; everything for any other."""
+        known = await self._read(run)
+        history = known.history
+        tally = (await self.store.tallies([run]))[run]
+        generation, _, after = cursor.partition(".")
+        whole = generation != str(known.generation) or not after.isdecimal()
+        since = -1 if whole else int(after)
+        fresh = since < history.last_seq  # else nothing has to be looked through
+        moments = history.moments if fresh else ()
+        lines = history.lines.values() if fresh else ()
+        states = history.checkpoints if fresh else ()
+        return HistoryPage(
+            cursor=f"{known.generation}.{history.last_seq}",
+            whole=whole,
+            run=rows.run_row(history.run, self._status(history.run), tally),
+            moments=table(MomentRow, (rows.moment_row(one) for one in moments if one.seq > since)),
+            lines=table(LineRow, (rows.line_row(line) for line in lines if rows.is_news(line, since))),
+            checkpoints=table(CheckpointRow, (rows.checkpoint_row(one) for one in states if one.seq > since)),
+            effects=tuple(map(rows.effect_row, history.effects)),
+        )
+
+    async def _read(self, run: RunId) -> _Known:
+        async with self._locks.setdefault(run, asyncio.Lock()):
+            before = self._known.get(run)
+            since = before.history if before else None
+            history = await asyncio.to_thread(read_now, self.store.address, run, since)
+            if before is None:
+                now = _Known(0, history)
+            else:
+                grown = history.ops[: len(before.history.ops)] == before.history.ops
+                now = _Known(before.generation + (not grown), history)
+            self._known[run] = now
+            self._known.move_to_end(run)
+            while len(self._known) > _KEPT:
+                self._known.popitem(last=False)
+            return now

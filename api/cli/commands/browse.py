@@ -1,0 +1,82 @@
+"""`ramify browse`: look at a run, in the terminal or in a web browser."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify.cli.completion import state_names
+from ramify.cli.console import App, find, find_run, pass_app, say
+from ramify.runtime.errors import RunNotFound
+from ramify.runtime.journal.refs import Place
+
+if TYPE_CHECKING:
+    from ramify.runtime.store.reader import Reader
+
+
+@click.command("browse")
+@click.argument("state", metavar="[RUN|STATE]", default="@", shell_complete=state_names)
+@click.option("--web", is_flag=True, help="As a page in the web browser, on this machine alone, until Ctrl-C.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=0, metavar="PORT", help="Of --web.  [default: a free one]"
+)
+@click.option("--open/--no-open", "opens", default=True, help="With --web, start the browser.  [default: open]")
+@pass_app
+def browse_command(app: App, state: str, web: bool, port: int, opens: bool) -> None:
+    """Look at a RUN (the newest) or a STATE of one: the branches beside each other, and of each checkpoint its state,
+    changed files, steps and model calls over time, questions and answers, commands, and effects on the outside. While
+    the run goes on, what is new appears. Forks and resumes it where you ask for that; else nothing is written.
+
+    `?` shows the keys. Needs the extra `browse`: pip install 'ramify[browse]'
+
+    With --web the same as a page, which also answers what waits in its inbox, and acts in no other way. It needs
+    nothing from the network. Whoever has the address that is printed can read the runs, and answer. Needs the extra
+    `web`: pip install 'ramify[web]'
+
+    \b
+    Example: ramify browse @~2
+             ramify browse --web
+    """
+    if web:
+        _browse_web(app, state, port, opens)
+        return
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError("browse needs a terminal; `ramify log` and `ramify show` print the same")
+    place = app.look(lambda store: _place(store, state))
+    if place.run is None:
+        raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
+    from ramify.browse.tui.app import Browser
+
+    Browser(app, place.run, place.checkpoint).run()
+
+
+def _browse_web(app: App, state: str, port: int, opens: bool) -> None:
+    from ramify.browse.web.server import browse
+
+    place = app.look(lambda store: _place(store, state))
+    if place.run is None:
+        raise RunNotFound(f"{state} is a snapshot of no run: name one, or a checkpoint. `ramify ls` lists them")
+    fragment = f"#/{place.run.id}/graph" + ("" if place.checkpoint is None else f"/{place.checkpoint.seq}")
+
+    def ready(address: str) -> None:
+        say(f"the page is at {address}")
+        say("Ctrl-C ends it", style="dim", err=True)
+
+    page = browse(
+        app.store_to_look(),
+        app.snapshots(),
+        app.status,
+        port=port,
+        first=place.run.id,
+        fragment=fragment,
+        opens=opens,
+        ready=ready,
+    )
+    app.run(page)
+
+
+async def _place(store: Reader, text: str) -> Place:
+    run = await find_run(store, text)  # as such: at what is newest in it, wherever that is
+    return await find(store, text) if run is None else Place(run.base_snapshot, run=run)

@@ -1,0 +1,165 @@
+"""`ramify compile`: what the compiler makes of a workflow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify.cli.console import App, pass_app, say
+from ramify.cli.targets import load, load_graph, workflow_info
+
+if TYPE_CHECKING:
+    from ramify.compiler.pipeline import Compilation
+    from ramify.compiler.plan import StagePlan
+    from ramify.runtime.estimates.recorded_runs import RecordedEstimates
+    from ramify.runtime.store.reader import Reader
+
+FORMS = {
+    "spec": "spec.txt",
+    "ir": "ssg.txt",
+    "plan": "plan.json",
+    "dot": "ssg.dot",
+    "mermaid": "ssg.mmd",
+    "schema": "plan.schema.json",
+}
+
+
+def _forms(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
+    chosen = tuple(dict.fromkeys(part.strip() for part in value.split(",")))
+    unknown = [part for part in chosen if part not in FORMS]
+    if unknown:
+        shown = ", ".join(map(repr, unknown))
+        raise click.BadParameter(f"{shown}: choose from {', '.join(FORMS)}", context, parameter)
+    return chosen
+
+
+@click.command("compile")
+@click.argument("target")
+@click.option(
+    "--emit",
+    callback=_forms,
+    default="plan",
+    show_default=True,
+    metavar="spec,ir,plan,dot,mermaid,schema",
+    help="What to show.",
+)
+@click.option("--without", multiple=True, metavar="PASS", help="Leave this pass out. Can be given several times.")
+@click.option("--unmeasured", is_flag=True, help="By the code alone, without what recorded runs say.")
+@click.option(
+    "--history", metavar="URL", help="Of a gateway: the stages that it expects, where none are recorded here."
+)
+@click.option("--api-key", envvar="RAMIFY_API_KEY", help="For --history.  [default: $RAMIFY_API_KEY]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="A file; of several forms, a folder for them.")
+@pass_app
+def compile_command(
+    app: App,
+    target: str,
+    emit: tuple[str, ...],
+    without: tuple[str, ...],
+    unmeasured: bool,
+    history: str | None,
+    api_key: str | None,
+    output: Path | None,
+) -> None:
+    """Compile TARGET (FILE.py:NAME or MODULE:NAME) and show it.
+
+    plan is what `ramify run --plan` takes; ir is the System State Graph, spec what was read from the source,
+    dot and mermaid are the graph as a drawing, schema is what every plan keeps to. A pass that is left out leaves
+    its operations out of the plan. Of a workflow that has run, the plan is made by what its last runs took; where
+    that says nothing of its stages, --history has them from a gateway that has served it elsewhere.
+
+    \b
+    Example: ramify compile agent.py:repair --emit ir,plan
+    """
+    seen = None if unmeasured or not app.has_runs else app.look(lambda store: _learned(store, target))
+    learnt = () if history is None else _history(target, history, api_key)
+    compilation = compiled(target, without, seen, learnt=learnt)
+    texts = {form: _text(compilation, form) for form in emit}
+    if output is not None and len(texts) > 1:
+        output.mkdir(parents=True, exist_ok=True)
+        for form, text in texts.items():
+            (output / FORMS[form]).write_text(text)
+    elif output is not None:
+        output.write_text(next(iter(texts.values())))
+    else:
+        for form, text in texts.items():
+            if len(texts) > 1:
+                say(f"# {form}", style="bold")
+            click.echo(text.rstrip("\n"))
+
+
+async def _learned(store: Reader, target: str) -> RecordedEstimates:
+    from ramify.runtime.estimates.recorded_runs import learned
+
+    info = workflow_info(load(target))
+    return await learned(store, target if info is None else info.ref)
+
+
+def _history(target: str, gateway: str, key: str | None) -> tuple[StagePlan, ...]:
+    """By the name that its runs have."""
+    from ramify.runtime.estimates.gateway_history import gateway_stages
+
+    info = workflow_info(load(target))
+    name = target.rpartition(":")[2] if info is None else info.name
+    try:
+        found = gateway_stages(name, gateway, key=key)
+    except ValueError as error:
+        raise click.UsageError(f"--history: {error}") from error
+    if not found:
+        say(f"the gateway has learnt nothing of {name!r} yet: compiled without its history", err=True)
+    return found
+
+
+def compiled(
+    target: str,
+    without: tuple[str, ...] = (),
+    seen: RecordedEstimates | None = None,
+    workspace: str | None = None,
+    learnt: tuple[StagePlan, ...] = (),
+) -> Compilation:
+    """Of a workflow under `@workflow`, of a LangGraph graph, or of a function that makes one. `workspace`: another
+    than it is declared for. `learnt`: stages to expect where none were `seen`."""
+    from ramify.compiler.estimates import UNMEASURED, Estimates
+    from ramify.compiler.pipeline import compile_graph, compile_workflow
+    from ramify.runtime.estimates.gateway_history import GatewayEstimates
+    from ramify.runtime.estimates.recorded_runs import RecordedEstimates
+
+    found, passes = load(target), _passes(without)
+    estimates: Estimates = seen or UNMEASURED
+    if (info := workflow_info(found)) is not None:
+        estimates = (seen or RecordedEstimates(())).on(workspace or found.workspace)
+    if learnt:
+        estimates = GatewayEstimates(estimates, learnt)
+    if info is not None:
+        return compile_workflow(found, ref=info.ref, deadline_s=info.deadline_s, passes=passes, estimates=estimates)
+    name = target.rpartition(":")[2]
+    return compile_graph(load_graph(target, found), name=name, ref=target, passes=passes, estimates=estimates)
+
+
+def _passes(without: tuple[str, ...]) -> tuple[str, ...]:
+    from ramify.compiler.passes import OPTIONAL
+
+    for name in without:
+        if name not in OPTIONAL:
+            raise click.BadParameter(f"{name!r} is no pass that can be left out: choose from {', '.join(OPTIONAL)}")
+    return tuple(name for name in OPTIONAL if name not in without)
+
+
+def _text(compilation: Compilation, form: str) -> str:
+    match form:
+        case "spec":
+            return compilation.spec_text()
+        case "ir":
+            return compilation.ir_text()
+        case "dot":
+            return compilation.dot()
+        case "mermaid":
+            return compilation.mermaid()
+        case "schema":
+            from ramify.compiler.plan_json import plan_schema
+
+            return plan_schema()
+        case _:
+            return compilation.plan.to_json()

@@ -1,0 +1,183 @@
+"""`ramify diff`: what differs between two states."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify.cli.branch_tree import shown
+from ramify.cli.completion import state_names
+from ramify.cli.console import App, find_state_with_history, pass_app, say_json, say_pages
+from ramify.fork_engine.types import Change, Entry
+from ramify.inspect.text import fitted
+from ramify.runtime.journal.refs import Place
+from ramify.runtime.records import EffectRecord
+
+if TYPE_CHECKING:
+    from ramify.fork_engine.store import SnapshotStore
+    from ramify.inspect.history import History
+    from ramify.inspect.state import Between, State
+    from ramify.runtime.store.reader import Reader
+
+_LONGEST = 60
+LOOKS = ((b"+++", "bold"), (b"---", "bold"), (b"diff ", "bold"), (b"@@", "cyan"), (b"+", "green"), (b"-", "red"))
+
+
+@click.command("diff")
+@click.argument("a", shell_complete=state_names)
+@click.argument("b", required=False, shell_complete=state_names)
+@click.option("--stat", is_flag=True, help="Only how many lines changed in each file.")
+@click.option("--name-only", is_flag=True, help="Only the paths.")
+@click.option("--json", "as_json", is_flag=True, help="One object: files, state, environment, cwd, effects.")
+@pass_app
+def diff_command(app: App, a: str, b: str | None, stat: bool, name_only: bool, as_json: bool) -> None:
+    """What differs between two states: keys of the state (channels of a LangGraph thread, results of a
+    workflow's steps), environment, effects on the outside, and files, as a unified diff that `git apply` takes. With
+    A alone: what A's run changed up to there, since its workspace.
+
+    \b
+    Example: ramify diff @~1 @ --stat
+    """
+    from ramify.inspect.state import Between, changed_channels
+
+    sides = app.look(lambda store: _read(store, a, b))
+    snapshots = app.snapshots()
+    states = [side.state(snapshots, app.database) for side in sides]
+    keys = changed_channels(*(None if state is None else state.channels for state in states))
+    effects = _on_one_side(sides, states)
+    between = Between(snapshots, *(snapshots.get(side.place.snapshot) for side in sides))
+    if as_json:
+        say_json(
+            {
+                "files": [change_object(change) for change in between.files],
+                "environment": [{"name": v.name, "before": v.before, "after": v.after} for v in between.variables],
+                "cwd": [between.before.cwd, between.after.cwd] if between.moved else None,
+                "state": [{"key": key, "before": _known(was), "after": _known(now)} for key, was, now in keys],
+                "effects": [{"step": one.step, "key": one.idempotency_key, "side": side} for side, one in effects],
+            }
+        )
+        return
+    if name_only:
+        sys.stdout.buffer.write(b"".join(os.fsencode(change.path) + b"\n" for change in between.files))
+        return
+    from ramify.inspect.patch import stat_lines
+
+    told = [
+        *(_key_line(*key) for key in keys),
+        *variable_lines(between),
+        *(f"effect: {shown(one.step)}, on {side} only" for side, one in effects),
+    ]
+    head = "".join(f"# {line}\n" for line in told).encode()  # what `git apply` passes over
+    if stat:
+        sys.stdout.buffer.write(head + b"".join(stat_lines(list(between.patches))))
+        return
+    colours = sys.stdout.isatty() and click.get_current_context().color is not False
+    text = head + b"".join(_coloured(one.text) if colours else one.text for one in between.patches)
+    if sys.stdout.isatty():
+        say_pages(text.decode(errors="replace").splitlines())
+    else:
+        sys.stdout.buffer.write(text)
+
+
+def _known(value: object) -> object:
+    from ramify.inspect.state import MISSING
+
+    return None if value is MISSING else value
+
+
+def _key_line(key: str, before: object, after: object) -> str:
+    from ramify.inspect.state import MISSING
+    from ramify.inspect.values import spoken
+
+    was, now = ("not set" if one is MISSING else fitted(shown(spoken(one)), _LONGEST) for one in (before, after))
+    return f"state: {shown(key)}: {was} -> {now}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    name: str
+    place: Place
+    history: History | None
+
+    def state(self, snapshots: SnapshotStore, database: str | Path) -> State | None:
+        """With all that its run tells of it; None of a bare snapshot."""
+        if self.history is None or self.place.checkpoint is None:
+            return None
+        from ramify.inspect.state import state_at
+
+        return state_at(self.history, snapshots, self.place.checkpoint, database)
+
+
+async def _read(store: Reader, a: str, b: str | None) -> tuple[_Side, _Side]:
+    place, history = await find_state_with_history(store, a)
+    if b is not None:
+        return _Side(a, place, history), _Side(b, *await find_state_with_history(store, b, history))
+    if history is None:
+        raise click.UsageError(f"{a} is a snapshot of no run by itself: name a second state to compare it with")
+    base, _ = await find_state_with_history(store, f"{history.run.id}:base", history)
+    return _Side("the workspace", base, history), _Side(a, place, history)
+
+
+def _on_one_side(sides: Sequence[_Side], states: Sequence[State | None]) -> list[tuple[str, EffectRecord]]:
+    """The effects that only one of two states knows, with its name."""
+    mine, other = ({} if state is None else {one.idempotency_key: one for one in state.effects} for state in states)
+    only = [(side.name, one) for side, effects in zip(sides, (mine, other), strict=True) for one in effects.values()]
+    return [(name, one) for name, one in only if one.idempotency_key not in mine.keys() & other.keys()]
+
+
+def variable_lines(between: Between) -> list[str]:
+    """A line a variable of the environment that differs, and one for the folder."""
+    lines = [
+        f"environment: {shown(one.name)}: {_value(one.before)} -> {_value(one.after)}" for one in between.variables
+    ]
+    if between.moved:
+        lines.append(f"folder: {shown(between.before.cwd or '.')} -> {shown(between.after.cwd or '.')}")
+    return lines
+
+
+def _value(value: str | None) -> str:
+    return "not set" if value is None else repr(fitted(shown(value), _LONGEST))
+
+
+def _coloured(text: bytes) -> bytes:
+    lines = []
+    for line in text.splitlines(keepends=True):
+        look = next((look for start, look in LOOKS if line.startswith(start)), None)
+        if look is None:
+            lines.append(line)
+            continue
+        opening = click.style("", bold=True, reset=False) if look == "bold" else click.style("", fg=look, reset=False)
+        lines.append(opening.encode() + line.rstrip(b"\n") + b"\x1b[0m\n")
+    return b"".join(lines)
+
+
+def change_object(change: Change) -> dict[str, object]:
+    return {
+        "path": change.path,
+        "kind": change.kind.value,
+        "before": _entry_object(change.before),
+        "after": _entry_object(change.after),
+    }
+
+
+def _entry_object(entry: Entry | None) -> dict[str, object] | None:
+    if entry is None:
+        return None
+    told: dict[str, object] = {"kind": entry.kind.value, "mode": f"{entry.mode:04o}", "size": entry.size}
+    if entry.digest:
+        told["digest"] = entry.digest
+    if entry.target:
+        told["target"] = entry.target
+    return told
+
+
+def change_lines(changes: list[Change]) -> list[str]:
+    """One line a path, as `git status --short`: A, D, M, T (type) or P (permissions)."""
+    letters = {"added": "A", "removed": "D", "modified": "M", "type": "T", "mode": "P"}
+    return [f"{letters[change.kind.value]} {shown(change.path)}" for change in changes]

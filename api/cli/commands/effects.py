@@ -1,0 +1,179 @@
+"""`ramify effects`, `ramify approve`, `ramify cancel`: what a run did outside, and a person's word on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify import paths
+from ramify.cli.branch_tree import shown
+from ramify.cli.completion import run_names
+from ramify.cli.console import App, headed, need_run, pass_app, say, say_json, say_pages
+from ramify.inspect.text import age, fitted, table
+from ramify.runtime.errors import RunError
+from ramify.runtime.records import EffectRecord, EffectStatus, RunRecord, RunStatus, RunUpdate
+from ramify.runtime.store.run_locks import is_held, request_cancel
+
+if TYPE_CHECKING:
+    from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
+
+_LONGEST = 40
+
+
+@click.command("effects")
+@click.argument("run", default="@", shell_complete=run_names)
+@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@pass_app
+def effects_command(app: App, run: str, as_json: bool) -> None:
+    """The ledger of a RUN (the newest): each irreversible step that it began, and what is known of it. Of several
+    attempts at one the last tells how it stands.
+
+    "intended" while no process works on the run, and "in doubt": nobody knows whether it happened; see
+    `ramify approve`. Example: `ramify effects 3f2a`.
+    """
+    record, ledger = app.look(lambda store: _read(store, run))
+    if as_json:
+        say_json([effect_object(effect) for effect in ledger])
+    elif not ledger:
+        say(f"run {record.id} did nothing irreversible", err=True)
+    else:
+        say_pages(headed(effect_lines(ledger, app.clock())))
+
+
+async def _read(store: Reader, text: str) -> tuple[RunRecord, list[EffectRecord]]:
+    run = await need_run(store, text)
+    return run, await store.effects(run.id, earlier=True)
+
+
+def effect_lines(ledger: Sequence[EffectRecord], now: float) -> list[str]:
+    header = ("KEY", "STEP", "BRANCH", "ATTEMPT", "STATUS", "INTENDED", "ARGUMENTS", "RESULT", "HOW IT IS KNOWN")
+    last = {effect.key: effect.attempt for effect in ledger}
+    return table(
+        header,
+        [
+            (
+                effect.idempotency_key[:12],
+                shown(effect.step),
+                effect.branch,
+                f"{effect.attempt} of {last[effect.key]}",
+                effect.status.value,
+                age(now - effect.intended_at),
+                fitted(shown(effect.args_json), _LONGEST),
+                fitted(shown(effect.result_json or "-"), _LONGEST),
+                shown(effect.note),
+            )
+            for effect in ledger
+        ],
+    )
+
+
+def effect_object(effect: EffectRecord) -> dict[str, object]:
+    return {
+        "key": effect.idempotency_key,
+        "step": effect.step,
+        "branch": effect.branch,
+        "attempt": effect.attempt,
+        "status": effect.status.value,
+        "intended_at": effect.intended_at,
+        "settled_at": effect.settled_at,
+        "arguments": effect.args_json,
+        "result": effect.result_json,
+        "note": effect.note,
+    }
+
+
+@click.command("approve")
+@click.argument("run", shell_complete=run_names)
+@click.argument("step")
+@click.option("--done", is_flag=True, help="It happened.")
+@click.option("--again", is_flag=True, help="It did not: the next resume does it.")
+@click.option("--result", help="With --done: what the step would have returned. JSON where it parses, else text.")
+@pass_app
+def approve_command(app: App, run: str, step: str, done: bool, again: bool, result: str | None) -> None:
+    """Settle the doubt about STEP (its name, or the beginning of its key in `ramify effects`) of a RUN.
+
+    Example: `ramify approve 3f2a send_invoice --done --result '"inv-17"'`, then `ramify resume 3f2a`.
+    """
+    if done == again:  # of both, neither is what the person means: one of them would do it twice
+        raise click.UsageError("say --done or --again, one of them")
+    verdict = EffectStatus.APPROVED if done else EffectStatus.AGAIN
+    if result is not None and not done:
+        raise click.UsageError("--result goes with --done: what is done again gives its own result")
+    effect = app.run(_approve(app, run, step, verdict, result))
+    what = "is taken as done" if effect.status is EffectStatus.APPROVED else "will be done again"
+    say(f"step {shown(effect.step)} of run {effect.run_id} {what}: `ramify resume {effect.run_id}` goes on")
+
+
+async def _approve(app: App, run: str, step: str, verdict: EffectStatus, result: str | None) -> EffectRecord:
+    from ramify.cli.targets import argument
+    from ramify.runtime.codec import codec
+    from ramify.runtime.effects.ledger import approve
+
+    async with app.store() as store:
+        record = await need_run(store, run)
+        value = codec.encode(None if result is None else argument(result))
+        result_json = value if verdict is EffectStatus.APPROVED else None
+        locks = paths.locks(app.home)
+        return await approve(store, locks, record.id, step, verdict, result_json, clock=app.clock)
+
+
+@click.command("cancel")
+@click.argument("run", default="@", shell_complete=run_names)
+@click.option(
+    "--wait", type=float, default=30.0, show_default=True, metavar="SECONDS", help="For its process to stop."
+)
+@pass_app
+def cancel_command(app: App, run: str, wait: float) -> None:
+    """Stop a RUN (the newest), as Ctrl-C in its terminal would: no process of its worlds is left, nothing is lost,
+    and `ramify resume` goes on with it. Example: `ramify cancel 3f2a`.
+    """
+    record = app.run(_cancel(app, run, wait))
+    say(f"run {record.id} {_STANDS.get(record.status, 'is stopped')}: `ramify resume {record.id}` goes on")
+
+
+async def _cancel(app: App, text: str, wait_s: float) -> RunRecord:
+    async with app.store() as store:
+        run = _can_stop(await need_run(store, text))
+        locks = paths.locks(app.home)
+        if await _is_held(store, locks, run):
+            await _until_free(store, locks, run, wait_s)
+        run = _can_stop(await need_run(store, run.id))
+        if run.status is RunStatus.RUNNING:  # its process ended without a word
+            await store.commit(run.id, update=RunUpdate(status=RunStatus.CANCELLED, error="cancelled"))
+        return run
+
+
+_STANDS = {
+    RunStatus.FAILED: "had failed, nothing was left to stop",
+    RunStatus.FORKED: "has not begun, nothing was there to stop",
+    RunStatus.WAITING: "waits for a person, nothing was there to stop",
+}
+
+
+def _can_stop(run: RunRecord) -> RunRecord:
+    if run.status is RunStatus.DONE:
+        raise RunError(f"run {run.id} is done: there is nothing to stop")
+    return run
+
+
+async def _is_held(store: RunStore, locks: Path, run: RunRecord) -> bool:
+    """Whether a process works on it, on this machine or, by a server, on another one."""
+    return is_held(locks, run.id) or bool(await store.held_anywhere([run.id]))
+
+
+async def _until_free(store: RunStore, locks: Path, run: RunRecord, wait_s: float) -> None:
+    import asyncio  # not by the commands that only look
+
+    if is_held(locks, run.id):
+        request_cancel(locks, run.id)
+    until = time.monotonic() + wait_s
+    async with store.requesting_stop(run.id):
+        while await _is_held(store, locks, run):
+            if time.monotonic() > until:
+                raise RunError(f"run {run.id} was asked to stop and has not within {wait_s:g} s: stop its process")
+            await asyncio.sleep(0.05)

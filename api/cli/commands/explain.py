@@ -1,0 +1,217 @@
+"""`ramify explain`: a run's plan beside what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify.cli.completion import run_names
+from ramify.cli.console import App, headed, need_run, pass_app, say_json, say_pages
+from ramify.cli.errors import TargetBroken, is_ours
+from ramify.compiler.change_impact import changed_parts, readers
+from ramify.compiler.plan import PLAN_VERSION, CodePart, OpId, Plan
+from ramify.inspect.plan_outcomes import OpOutcome, stage_error, story
+from ramify.inspect.text import count, fitted, seconds, table
+from ramify.runtime.estimates.cost_model import Regret, regrets
+from ramify.runtime.records import DECORATORS, LLMRecord, OpRecord, RunRecord
+
+if TYPE_CHECKING:
+    from ramify.runtime.estimates.recorded_runs import RecordedEstimates
+    from ramify.runtime.store.reader import Reader
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What the code says today. `steps`: those of other code than the plan was compiled from."""
+
+    known: bool
+    why: str  # where it is not known
+    workflow: bool = False
+    steps: tuple[str, ...] = ()
+    ops: tuple[str, ...] = ()
+    parts: tuple[CodePart, ...] = ()  # functions, classes and constants of other code
+    readers: Mapping[OpId, tuple[str, ...]] = field(default_factory=dict)  # operations that read what those write
+
+
+@click.command("explain")
+@click.argument("run", default="@", shell_complete=run_names)
+@click.option("--json", "as_json", is_flag=True, help="One object.")
+@click.option(
+    "--app",
+    "target",
+    metavar="FILE.py:NAME",
+    help="Of a LangGraph thread: what `ramify.compile` returned, or a function that returns it.  [default: the only "
+    "one of its name in the file that compiled it]",
+)
+@pass_app
+def explain_command(app: App, run: str, as_json: bool, target: str | None) -> None:
+    """Lay the plan of RUN (the newest) beside what happened: which operations were done, how often, what was reused,
+    how long it was expected to take and took, and which snapshots it left. Then what has changed in the code since.
+
+    \b
+    Example: ramify explain @
+    """
+    record, rows, llm, others = app.look(lambda store: _read(store, run))
+    if target is not None and record.frontend == DECORATORS:
+        raise click.UsageError(f"--app is for LangGraph threads: run {record.id} is a workflow's, which is known")
+    plan = Plan.from_json(record.plan_json)
+    stories = [story(op, plan, record, rows, llm, others) for op in plan.ops]
+    choices = regrets(rows)
+    changed = what_changed(record, plan, target)
+    error = stage_error(plan, llm)
+    if as_json:
+        said = {"run": record.id, "passes": list(plan.passes), "stage_error": error}
+        chosen = [{**asdict(each), "regret_s": each.regret_s} for each in choices]
+        operations = [asdict(s) for s in stories]
+        may_conflict = {op.id: op.attrs["conflicts"] for op in plan.ops if "conflicts" in op.attrs}
+        say_json(
+            {
+                **said,
+                "conflicts": may_conflict,
+                "operations": operations,
+                "choices": chosen,
+                "changed": asdict(changed),
+            }
+        )
+        return
+    say_pages(map(app.typed.complete, _told(record, plan, stories, error, choices, changed)))
+
+
+def _told(
+    record: RunRecord,
+    plan: Plan,
+    stories: Sequence[OpOutcome],
+    error: float | None,
+    choices: Sequence[Regret],
+    changed: Changed,
+) -> Iterator[str]:
+    yield click.style(f"run {record.id} of {record.name}: {record.status.value}", bold=True)
+    yield f"passes: {', '.join(plan.passes) or 'none'}"
+    yield from headed(lines(stories))
+    skipped = sum(one.done == 0 for one in stories)
+    snapshots = sum(one.snapshots for one in stories)
+    yield f"{count(len(stories), 'operation')}, {skipped} of them skipped; {count(snapshots, 'snapshot')} taken"
+    if error is not None:
+        yield f"stages of model calls: predicted and actual seconds differ by {error:.0%} in the median"
+    yield from conflict_lines(plan)
+    yield from choice_lines(choices)
+    yield from change_lines(changed, record.frontend)
+
+
+async def _read(store: Reader, text: str) -> tuple[RunRecord, list[OpRecord], list[LLMRecord], RecordedEstimates]:
+    from ramify.runtime.estimates.recorded_runs import observed
+
+    run = await need_run(store, text)
+    others = await observed(store, run.workflow, but=run.id)
+    return run, await store.ops(run.id), await store.llm(run.id), others
+
+
+_GRAPH_DIGESTS = 5
+"""The first format of plans whose digests of graphs are as those of now."""
+
+
+def what_changed(run: RunRecord, plan: Plan, target: str | None = None) -> Changed:
+    """Compile the workflow as its code stands now, and compare digests."""
+    try:
+        now = _plan_now(run, target)
+    except Exception as error:
+        if not is_ours(error) and not isinstance(error, TargetBroken):
+            raise
+        return Changed(known=False, why=str(error))
+    return compared(plan, now, run.frontend)
+
+
+def compared(plan: Plan, now: Plan, frontend: str) -> Changed:
+    """What the code that `now` was made of differs in from a plan's."""
+    of_now = PLAN_VERSION if frontend == DECORATORS else _GRAPH_DIGESTS
+    if plan.version < of_now or (frontend == DECORATORS and not plan.code):
+        then = "; `ramify resume` compares what that knew" if frontend == DECORATORS else ""
+        return Changed(known=False, why=f"the plan is of the version before{then}")
+    digests = {step.name: step.code_digest for step in now.steps}
+    steps = tuple(step.name for step in plan.steps if digests.get(step.name) != step.code_digest)
+    ops = tuple(op.id for op in plan.ops if op.step in steps)
+    parts = changed_parts(plan.code, now.code) if plan.code else ()
+    return Changed(True, "", now.code_digest != plan.code_digest, steps, ops, parts, readers(plan, steps))
+
+
+def _plan_now(run: RunRecord, target: str | None) -> Plan:
+    if run.frontend == DECORATORS:
+        from ramify.cli.commands.compile import compiled
+
+        return compiled(run.workflow, workspace=run.workspace).plan
+    from ramify.cli.commands.thread_resume import find_app
+
+    with find_app(run, target, "explain") as app:
+        return app.session.plan
+
+
+def choice_lines(choices: Sequence[Regret]) -> list[str]:
+    """What the cost model decided, how far off it was, and what the alternative would have saved."""
+    if not choices:
+        return []
+    lost = sum(each.regret_s for each in choices)
+    off = [abs(each.predicted_s - each.took_s) for each in choices if each.predicted_s is not None]
+    said = f"choices by cost: {count(len(choices), 'choice')}, {seconds(lost)} regretted"
+    if off:
+        said += f", predictions off by {seconds(median(off))} in the median"
+    worst = sorted((each for each in choices if each.regret_s > 0), key=lambda each: -each.regret_s)[:3]
+    return [said] + [
+        f"  {each.what} (row {each.seq}): {each.chose} took {seconds(each.took_s)}, "
+        f"instead {seconds(each.instead_s)}: {seconds(each.regret_s)} regretted"
+        for each in worst
+    ]
+
+
+def change_lines(changed: Changed, frontend: str = DECORATORS) -> list[str]:
+    if not changed.known:
+        return [f"whether the code has changed since cannot be told: {changed.why}"]
+    if not changed.workflow and not changed.steps:
+        return ["the workflow, its steps and what they use are what the plan was compiled from"]
+    found = [
+        f"changed since: {part.name} ({part.where}); steps that may be affected: {', '.join(part.steps) or 'none'}"
+        for part in changed.parts
+    ]
+    if changed.workflow and frontend == DECORATORS:
+        found.append("the workflow itself has changed since: this run cannot be resumed as the code stands")
+    elif changed.workflow:
+        found.append("the graph has changed since: its thread goes on with the graph as it stands")
+    if changed.steps:
+        found.append(f"changed since: {', '.join(changed.steps)}; affected: {', '.join(changed.ops)}")
+    if changed.readers:
+        each = (f"{op} ({', '.join(what)})" for op, what in changed.readers.items())
+        found.append(f"after them, reading what they may write: {'; '.join(each)}")
+    return found
+
+
+def conflict_lines(plan: Plan) -> list[str]:
+    """Merges of which both sides may have written the same files."""
+    named = ((op, op.attrs.get("conflicts", ())) for op in plan.ops)
+    return [
+        f"{op.id}{f' @ {op.site}' if op.site else ''} may conflict: {', '.join(paths)}"
+        for op, paths in named
+        if paths
+    ]
+
+
+def lines(stories: Sequence[OpOutcome]) -> list[str]:
+    header = ("PLAN OP", "KIND", "STEP", "AT", "DONE", "REUSED", "FAILED", "PREDICTED", "TOOK", "SNAPSHOTS")
+    rows = [
+        (
+            one.op,
+            one.kind,
+            fitted(one.step or "", 30),
+            one.site or "",
+            str(one.done) if one.done else "skipped",
+            str(one.reused or ""),
+            str(one.failed or ""),
+            seconds(one.predicted_s),
+            seconds(one.took_s),
+            str(one.snapshots or ""),
+        )
+        for one in stories
+    ]
+    return table(header, rows, right=header[4:])

@@ -1,0 +1,118 @@
+"""`ramify inbox` and `ramify answer`: what waits for a person, in all runs, and the answer to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify.cli.branch_tree import shown
+from ramify.cli.console import App, headed, pass_app, say, say_json, say_pages
+from ramify.inspect.text import age, count, fitted, table
+from ramify.runtime.records import RunStatus
+
+if TYPE_CHECKING:
+    from ramify.inspect.inbox import Item, Stored
+    from ramify.runtime.store.reader import Reader
+
+_LONGEST = 60
+
+
+@click.command("inbox")
+@click.option("--json", "as_json", is_flag=True, help="A list of objects.")
+@pass_app
+def inbox_command(app: App, as_json: bool) -> None:
+    """What waits for a person, in all runs, the longest waiting first.
+
+    A question is asked by a workflow or a LangGraph node: `ramify answer ID JSON` stores the answer. An approval is a
+    LangGraph thread that stops at a node by its settings: `ramify resume RUN` goes on. A doubt is an effect of which
+    nobody knows whether it happened: `ramify approve` settles it.
+
+    \b
+    Example: ramify inbox --json
+    """
+    if app.has_runs:
+        items = app.look(lambda store: _read(app, store))
+    else:
+        app.need_place()
+        items = []
+    if as_json:
+        say_json([item_object(item) for item in items])
+    elif not items:
+        say(f"nothing waits for a person in {app.place}", err=True)
+    else:
+        say_pages(headed(inbox_lines(items, app.clock())))
+        for line in dict.fromkeys(_how(item) for item in items if item.commands):
+            say(line, style="dim", err=True)
+
+
+async def _read(app: App, store: Reader) -> list[Item]:
+    from ramify.inspect.inbox import waiting
+
+    return await waiting(store, app.database, lambda run: app.status(run) == RunStatus.RUNNING)
+
+
+def inbox_lines(items: Sequence[Item], now: float) -> list[str]:
+    header = ("ID", "KIND", "RUN", "WORKFLOW", "AGE", "QUESTION")
+    rows = [
+        (
+            item.id or "-",
+            item.kind.value,
+            item.run,
+            shown(item.workflow),
+            age(now - item.since),
+            fitted(shown(item.text), _LONGEST),
+        )
+        for item in items
+    ]
+    return table(header, rows)
+
+
+def _how(item: Item) -> str:
+    from ramify.inspect.inbox import Kind
+
+    if item.kind is Kind.QUESTION:
+        return "`ramify answer ID JSON` answers a question, `ramify resume RUN` goes on"
+    told = " or ".join(f"`{command}`" for command in item.commands)
+    return f"{told} settles {item.id}" if item.kind is Kind.DOUBT else f"{told} goes on"
+
+
+def item_object(item: Item) -> dict[str, object]:
+    return {
+        "id": item.id,
+        "kind": item.kind.value,
+        "run": item.run,
+        "workflow": item.workflow,
+        "branch": item.branch,
+        "question": item.question,
+        "since": item.since,
+        "commands": list(item.commands),
+    }
+
+
+@click.command("answer", context_settings={"ignore_unknown_options": True})
+@click.argument("id")
+@click.argument("value", metavar="JSON")
+@pass_app
+def answer_command(app: App, id: str, value: str) -> None:
+    """Store the answer to the question ID, as `ramify inbox` lists it. Text where it is no JSON.
+
+    Nothing runs: `ramify resume` goes on with the run, and a process that works on it takes the answer at once. The
+    first answer to a question stands.
+
+    \b
+    Example: ramify answer 3f2a9c01 true
+    """
+    stored = app.run(_store(app, id, value))
+    run = stored.question.run_id
+    left = f"; {count(len(stored.left), 'question')} of the run left" if stored.left else ""
+    say(f"question {stored.question.id} of run {run} is answered{left}: `ramify resume {run}` goes on")
+
+
+async def _store(app: App, id: str, value: str) -> Stored:
+    from ramify.cli.targets import argument
+    from ramify.inspect.inbox import store_answer
+
+    async with app.store() as store:
+        return await store_answer(store, app.database, id, argument(value), clock=app.clock, by="ramify answer")

@@ -1,0 +1,206 @@
+"""`ramify serve`: gateway and engines with one command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ramify.cli.console import App, pass_app, say
+
+if TYPE_CHECKING:
+    from ramify.serving.policy.registry import OptionValue
+
+
+@click.command("serve")
+@click.option(
+    "--engine",
+    "engines",
+    metavar="local|vllm|URL",
+    multiple=True,
+    help="What answers: the embedded model, vLLM with Ramify's scheduler, or any OpenAI-compatible server. "
+    "Repeatable: each is a replica.  [default: local]",
+)
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: any free one.")
+@click.option("--base-url", help="The same as --engine URL.")
+@click.option("--api-key", envvar="RAMIFY_API_KEY", help="For engines at URLs.  [default: $RAMIFY_API_KEY]")
+@click.option(
+    "--client-key",
+    "client_keys",
+    envvar="RAMIFY_CLIENT_KEYS",
+    multiple=True,
+    help="Let in only who shows this key. Repeatable.  [default: $RAMIFY_CLIENT_KEYS, by spaces; none: everybody]",
+)
+@click.option(
+    "--allow-host",
+    "allow_hosts",
+    metavar="NAME",
+    multiple=True,
+    help="Another host name that clients reach the gateway by, such as host.docker.internal. Repeatable.",
+)
+@click.option(
+    "--insecure-no-keys",
+    is_flag=True,
+    help="Listen on other than loopback addresses without keys: everybody who reaches them may use the engine.",
+)
+@click.option(
+    "--model",
+    help="The model of local and vllm: a name of `ramify models ls`, a GGUF file; for vllm also a Hugging Face "
+    "folder or a model's id on the hub.",
+)
+@click.option("--slots", type=click.IntRange(min=1), help="How many calls each engine works on at once.")
+@click.option("--policy", default="concord", show_default=True, help="The order of calls: concord, calm-thesis, edf.")
+@click.option(
+    "--policy-option",
+    "policy_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="An option of the policy, as in --policy-option goodput=token. Repeatable.",
+)
+@click.option(
+    "--placement",
+    type=click.Choice(["one-queue", "power-of-k"]),
+    help="Where calls wait for one of several replicas: in one queue before all, or before each, with a dummy in K "
+    "queues.  [default: one-queue; with calm-thesis power-of-k]",
+)
+@click.option("--placement-k", type=click.IntRange(min=1), help="K.  [default: 2]")
+@click.option("--forward-tags", is_flag=True, help="Engines at URLs read our tags: pass on what is left of them.")
+@click.option(
+    "--resume",
+    "can_resume",
+    is_flag=True,
+    help="Running streams may be broken off for urgent calls and gone on with later.",
+)
+@click.option(
+    "--prompt-cache",
+    is_flag=True,
+    help="local keeps what it has read from one call to the next: quicker, and equal calls may differ a little.",
+)
+@click.option("--hang", "hang_s", type=click.FloatRange(min=0.1), default=120.0, show_default=True, metavar="SECONDS",
+              help="An engine that is silent for so long is taken for hung.")  # fmt: skip
+@click.option("--hang-whole", "whole_s", type=click.FloatRange(min=0.1), default=600.0, show_default=True,
+              metavar="SECONDS", help="The same for an answer that does not stream; at least --hang.")  # fmt: skip
+@click.option("--hang-restart", "restart_s", type=click.FloatRange(min=1), default=60.0, show_default=True,
+              metavar="SECONDS", help="local and vllm start again after so long without a sign of life.")  # fmt: skip
+@click.option("--drain", "drain_s", type=click.FloatRange(min=0), default=30.0, show_default=True, metavar="SECONDS",
+              help="How long a stop waits for calls in progress.")  # fmt: skip
+@click.option(
+    "--analyzer/--no-analyzer",
+    default=True,
+    show_default=True,
+    help="Predict how long answers will be, in a process of its own that learns from them.",
+)
+@click.option("--log/--no-log", default=True, show_default=True, help="A JSON line for each call, on stderr.")
+@click.option("--engine-log", type=click.Path(path_type=Path, dir_okay=False), help="What local and vllm say.")
+@click.option(
+    "--vllm-arg",
+    "vllm_args",
+    metavar="ARGUMENT",
+    multiple=True,
+    help="For vLLM's own command line, as in --vllm-arg=--max-model-len=8192. Repeatable.",
+)
+@click.option("--trace", type=click.Path(path_type=Path, dir_okay=False), help="What the policy moves inside vLLM.")
+@pass_app
+def serve_command(
+    app: App,
+    engines: tuple[str, ...],
+    host: str,
+    port: int,
+    base_url: str | None,
+    api_key: str | None,
+    client_keys: tuple[str, ...],
+    allow_hosts: tuple[str, ...],
+    insecure_no_keys: bool,
+    model: str | None,
+    slots: int | None,
+    policy: str,
+    policy_options: tuple[str, ...],
+    placement: str | None,
+    placement_k: int | None,
+    forward_tags: bool,
+    can_resume: bool,
+    prompt_cache: bool,
+    hang_s: float,
+    whole_s: float,
+    restart_s: float,
+    drain_s: float,
+    analyzer: bool,
+    log: bool,
+    engine_log: Path | None,
+    vllm_args: tuple[str, ...],
+    trace: Path | None,
+) -> None:
+    """Serve an OpenAI-compatible API that orders calls by their deadlines.
+
+    Ctrl-C lets the calls in progress end; a second one breaks them off.
+
+    \b
+    Example: ramify serve --port 8000
+    """
+    from ramify.serving.engine.contract import EngineSpec
+    from ramify.serving.errors import Exposed
+    from ramify.serving.gateway.server import GatewaySettings, Placement, host_name, serve
+    from ramify.serving.http_guard import stays_here
+    from ramify.serving.policy.registry import UnknownPolicy
+
+    named = (*engines, *([base_url] if base_url else [])) or ("local",)
+    try:
+        specs = tuple(EngineSpec.parse(name) for name in named)
+        allow_hosts = tuple(host_name(name) for name in allow_hosts)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    settings = GatewaySettings(
+        home=app.home,
+        engines=specs,
+        upstream_key=api_key,
+        model=model,
+        slots=slots,
+        host=host,
+        port=port,
+        api_keys=client_keys,
+        allow_hosts=allow_hosts,
+        insecure_no_keys=insecure_no_keys,
+        forward_xargs=forward_tags,
+        can_resume=can_resume,
+        prompt_cache=prompt_cache,
+        policy=policy,
+        policy_options=dict(map(_option, policy_options)),
+        placement=None if placement is None else Placement(placement),
+        placement_k=placement_k or 2,
+        hang_s=hang_s,
+        whole_s=whole_s,
+        restart_s=restart_s,
+        drain_s=drain_s,
+        engine_log=engine_log,
+        analyzer=analyzer,
+        vllm_args=vllm_args,
+        trace=trace,
+    )
+    if placement_k is not None and settings.placed is Placement.ONE_QUEUE:
+        raise click.UsageError("--placement-k goes with --placement power-of-k: one queue has no dummies")
+    shown = " and ".join(spec.shown for spec in specs)
+
+    def ready(url: str) -> None:
+        say(f"serving {shown} at {url}", err=True)
+        if not client_keys and not stays_here(host):
+            say(f"WARNING: no keys are set: everybody who reaches {url} can use the engine", err=True)
+
+    try:
+        app.run(serve(settings, log=sys.stderr if log else None, ready=ready))
+    except (UnknownPolicy, Exposed) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def _option(text: str) -> tuple[str, OptionValue]:
+    """A name and its value: JSON, else text. Raises UsageError."""
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise click.UsageError(f"--policy-option {text!r} is no NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value

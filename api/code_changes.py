@@ -1,0 +1,373 @@
+"""Going on with a run whose code was changed: which plan fits the code as it is, and what becomes of its journal."""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ramify.compiler.plan import PLAN_VERSION, OpId, OpKind, Plan, site_file, text_digest
+from ramify.runtime.errors import WorkflowChanged
+from ramify.runtime.execution.driver import Adopt, Adoption
+from ramify.runtime.records import (
+    HAPPENED,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
+    OpStatus,
+    RunRecord,
+)
+
+if TYPE_CHECKING:
+    from ramify.compiler.plan_matching import Line, Matching, Recorded
+    from ramify.compiler.spec import Spec
+    from ramify.decorators import Workflow
+
+_MINORS = (11, 12, 13)
+"""Of Python 3: plans of format 5 and before have digests that differ between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """`parts` that changed, as `name (file:line)`, and the steps that they may affect; whether the `workflow`'s own
+    are among them; the `steps` of other code; and the `digests` of all steps now. `spec`: the code as it was read;
+    `unpatched`: the same without patches that the plan does not know, where it is the plan's code then."""
+
+    parts: tuple[str, ...]
+    affected: tuple[str, ...]
+    workflow: bool
+    steps: tuple[str, ...]
+    digests: dict[str, str]
+    spec: Spec
+    unpatched: Spec | None = None
+
+    def told(self) -> str | None:
+        """Of a plan that is to be run; None where nothing has changed."""
+        if not self.workflow and not self.steps:
+            return None
+        named = f": {', '.join(self.parts)}" if self.parts else ""
+        affected = ", ".join(sorted({*self.affected, *self.steps})) or "none"
+        return (
+            f"the plan was compiled from other code{named}; steps that may be affected: {affected}. What it does not "
+            "foresee runs all the same, under its catch-all; `ramify compile` makes one of the code as it is"
+        )
+
+
+def since(plan: Plan, workflow: Workflow[..., Any]) -> Since:
+    """Reads the code, and imports the compiler's front end for it. Raises `CompileError` for code that it refuses."""
+    from ramify.compiler.change_impact import changed_parts
+    from ramify.compiler.frontend.python.workflow_reader import format_3_digests
+
+    now = _read_as_then(workflow, plan)
+    parts = changed_parts(plan.code, now.code) if plan.code else ()
+    digests = {step.name: step.code_digest for step in now.steps}
+    whole, each = (now.code_digest, digests) if plan.code else format_3_digests(workflow)
+    changed = whole != plan.code_digest
+    return Since(
+        tuple(f"{part.name} ({part.where})" for part in parts),
+        tuple(sorted({step for part in parts for step in part.steps})),
+        changed,
+        tuple(step.name for step in plan.steps if each.get(step.name, "") != step.code_digest),
+        digests,
+        now,
+        _unpatched(workflow, plan, now) if changed else None,
+    )
+
+
+def _read_as_then(workflow: Workflow[..., Any], plan: Plan) -> Spec:
+    """The code, digested as that of the plan was."""
+    now = read_code(workflow, plan)
+    if plan.version == PLAN_VERSION or now.code_digest == plan.code_digest:
+        return now
+    others = (read_code(workflow, plan, minor=minor) for minor in _MINORS)
+    return next((one for one in others if one.code_digest == plan.code_digest), now)
+
+
+def _unpatched(workflow: Workflow[..., Any], plan: Plan, now: Spec) -> Spec | None:
+    fresh = frozenset(now.patches) - frozenset(plan.patches)
+    if not fresh:
+        return None
+    before = read_code(workflow, plan, without=fresh)
+    return before if before.code_digest == plan.code_digest else None
+
+
+def read_code(
+    workflow: Workflow[..., Any],
+    plan: Plan,
+    *,
+    minor: int | None = None,
+    without: frozenset[str] = frozenset(),
+) -> Spec:
+    """A workflow as its code stands now, to be compared with that of a plan; of what it runs on nothing is asked,
+    which may have changed since."""
+    from ramify.compiler.frontend.python.workflow_reader import read_workflow
+
+    ref = workflow.__ramify_workflow__.ref
+    return read_workflow(workflow, ref=ref, version=plan.version, minor=minor, without=without)
+
+
+_MANY = 12  # lines of a kind in an error
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What becomes of a run's recorded results under the code as it is now. Each line: a step, where it stood, and
+    how many results. `refused`: nobody can tell whether these are the same calls, so the run cannot go on."""
+
+    parts: tuple[str, ...]  # functions, classes and constants that changed
+    kept: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    aside: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        said = (
+            ("changed", self.parts),
+            ("stays", self.kept),
+            ("runs again", self.again),
+            ("left aside", self.aside),
+            ("new", self.added),
+            ("cannot be told", self.refused),
+        )
+        return "\n".join(f"{name}: {line}" for name, lines in said for line in lines) or "nothing has changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A run's plan for the code as it is."""
+
+    plan: Plan
+    digests: dict[str, str]  # of the steps
+    found: Since
+    adopt: Adopt | None = None  # it is another plan than the run's own
+
+
+def standing(record: RunRecord, workflow: Workflow[..., Any], *, accept: bool = False) -> Standing:
+    """Raises `WorkflowChanged` where the code is another, and nobody has accepted that."""
+    plan = Plan.from_json(record.plan_json)
+    found = since(plan, workflow)
+    if not found.workflow:
+        return Standing(_where_it_stands(plan, found, record), found.digests, found)
+    if found.unpatched is not None:
+        return _patched(record, plan, workflow, found)
+    if not accept:
+        raise changed(record, plan, found)
+    now = _compiled(workflow)
+
+    def adopt(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> Adoption:
+        matched, taken = matched_with(record, plan, now, ops, llm, effects)
+        if matched.refused:
+            raise _not_certain(record, found, matched)
+        return _adoption(plan, now, matched, taken)
+
+    return Standing(now, {step.name: step.code_digest for step in now.steps}, found, adopt)
+
+
+def preview(
+    record: RunRecord,
+    workflow: Workflow[..., Any],
+    ops: Sequence[OpRecord],
+    llm: Sequence[LLMRecord],
+    effects: Sequence[EffectRecord],
+) -> Changes:
+    """What `standing(..., accept=True)` would do. Nothing is written."""
+    plan = Plan.from_json(record.plan_json)
+    found = since(plan, workflow)
+    if not found.workflow or found.unpatched is not None:
+        return Changes(found.parts if found.workflow else ())
+    matched, _ = matched_with(record, plan, _compiled(workflow), ops, llm, effects)
+    lines = (matched.kept, matched.again, matched.aside, matched.added, matched.refused)
+    return Changes(found.parts, *(tuple(map(str, each)) for each in lines))
+
+
+def placed(plan: Plan, workflow: Workflow[..., Any]) -> tuple[Plan, Since]:
+    """A plan that was made before, for a run that begins now: its operations where they stand in the code of now."""
+    from ramify.compiler.plan_matching import adapted_to_new_code, certain_pairs, current_sites, relocated
+
+    found = since(plan, workflow)
+    sites = None if found.workflow else current_sites(plan, found.spec)
+    if sites is not None:
+        return relocated(plan, sites), found
+    now = _compiled(workflow)
+    return adapted_to_new_code(plan, certain_pairs(plan, now), now), found
+
+
+def is_from_current_files(plan: Plan) -> bool:
+    """Whether the files in which a plan's operations stand are as they were, so that nothing has to be read."""
+    loaded = dict[str, set[str]]()
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str):
+            loaded.setdefault(site_file(path), set()).add(path)
+    for file, digest in plan.files:
+        paths = list(loaded.get(file, ()))
+        if len(paths) != 1 or text_digest("".join(linecache.getlines(paths[0]))) != digest:
+            return False
+    return bool(plan.files) or not any(op.site for op in plan.ops)
+
+
+def changed(record: RunRecord, plan: Plan, found: Since) -> WorkflowChanged:
+    named = f": {', '.join(found.parts)}" if found.parts else ""
+    may_be = ", ".join(found.affected) or ("none" if plan.code else "its plan does not say")
+    return WorkflowChanged(
+        f"{record.workflow} has changed since run {record.id} began{named}. Its journal no longer fits; "
+        f"steps that may be affected: {may_be}. {_way_on(record, plan)}",
+        parts=found.parts,
+        steps=found.affected,
+    )
+
+
+def _way_on(record: RunRecord, plan: Plan) -> str:
+    if plan.version < PLAN_VERSION:
+        return (
+            "An earlier version of Ramify began the run, and recorded too little to go on with other code. Bring the "
+            "code back as it was, or start anew with `ramify run`. If only Python was changed since, to a version "
+            f"that this Ramify does not know: `ramify resume {record.id}` under the old one"
+        )
+    return (
+        f"Bring the code back as it was; or see with `ramify resume {record.id} --show-changes` which recorded "
+        "results stay and which steps run again, and go on with `--accept-changes`; or start anew with `ramify run`"
+    )
+
+
+def _where_it_stands(plan: Plan, found: Since, record: RunRecord) -> Plan:
+    from ramify.compiler.plan_matching import current_sites, relocated
+
+    sites = current_sites(plan, found.spec)
+    if sites is None:
+        raise WorkflowChanged(
+            f"run {record.id} was begun by another version of Ramify, which read {record.workflow} in another way, "
+            "and lines of the code have moved since: which call is which cannot be told. Bring the file back as it "
+            "was when the run began, or start anew with `ramify run`"
+        )
+    return relocated(plan, sites)
+
+
+def _compiled(workflow: Workflow[..., Any]) -> Plan:
+    from ramify.compiler.pipeline import compile_workflow
+
+    info = workflow.__ramify_workflow__
+    return compile_workflow(workflow, ref=info.ref, deadline_s=info.deadline_s).plan
+
+
+def _patched(record: RunRecord, plan: Plan, workflow: Workflow[..., Any], found: Since) -> Standing:
+    """The code differs by blocks under `patched` alone: all that is not in them is as it was."""
+    from ramify.compiler.plan_matching import adopted, current_sites
+
+    assert found.unpatched is not None
+    before = current_sites(plan, found.unpatched)
+    if before is None:
+        raise changed(record, plan, found)
+    old = {(op.kind, before[op.id]): op.id for op in plan.ops if op.id in before}
+    now = _compiled(workflow)
+    same = {op.id: old[op.kind, op.site] for op in now.ops if op.site is not None and (op.kind, op.site) in old}
+    fresh = ", ".join(sorted(set(now.patches) - set(plan.patches)))
+
+    def adopt(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> Adoption:
+        taken = {op.id for op in plan.ops} | _ids(ops, llm, effects)
+        made = adopted(now, same, taken, plan.catch_all.id, how="patched")
+        return Adoption(made, f"patched: {fresh}", {"patches": fresh})
+
+    return Standing(now, {step.name: step.code_digest for step in now.steps}, found, adopt)
+
+
+def matched_with(
+    record: RunRecord,
+    plan: Plan,
+    now: Plan,
+    ops: Sequence[OpRecord],
+    llm: Sequence[LLMRecord],
+    effects: Sequence[EffectRecord],
+) -> tuple[Matching, set[str]]:
+    """What is certain, by what is recorded; and the ids of operations that are taken."""
+    from ramify.compiler.plan_matching import matching
+
+    there = recorded(ops, llm, effects)
+    if plan.version < PLAN_VERSION and there:
+        raise WorkflowChanged(f"{record.workflow} has changed since run {record.id} began. {_way_on(record, plan)}")
+    return matching(plan, now, there), {op.id for op in plan.ops} | _ids(ops, llm, effects)
+
+
+def _adoption(plan: Plan, now: Plan, matched: Matching, taken: Iterable[str]) -> Adoption:
+    from ramify.compiler.plan_matching import adopted
+
+    same = {new.id: old.id for old, new in matched.pairs}
+    made = adopted(now, same, taken, plan.catch_all.id if matched.catch_all_goes_on else None)
+    counts = (("kept", matched.kept), ("again", matched.again), ("aside", matched.aside), ("added", matched.added))
+    attrs = {name: "; ".join(map(str, lines)) for name, lines in counts}
+    again = f"; again: {_short(matched.again)}" if matched.again else ""
+    return Adoption(made, f"changed code accepted: {len(matched.kept)} places stay{again}", attrs)
+
+
+def _short(lines: Sequence[Line]) -> str:
+    more = f" and {len(lines) - _MANY} more" if len(lines) > _MANY else ""
+    return "; ".join(map(str, lines[:_MANY])) + more
+
+
+def _not_certain(record: RunRecord, found: Since, matched: Matching) -> WorkflowChanged:
+    return WorkflowChanged(
+        f"{record.workflow} has changed since run {record.id} began, and of some recorded results nobody can tell "
+        f"whether they belong to a call of the code as it is: {_short(matched.refused)}. Their steps may reach "
+        "outside, so they are neither taken nor run again. Bring that part of the code back as it was, keep it for "
+        "runs in flight under `if not ramify.patched(...)`, or start anew with `ramify run`",
+        parts=found.parts,
+        steps=tuple(line.what for line in matched.refused),
+    )
+
+
+def _ids(ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]) -> set[str]:
+    return {row.op_id for row in ops} | {row.op_id for row in llm} | {_op_of(effect.key) for effect in effects}
+
+
+def _op_of(key: str) -> OpId:
+    return OpId(key.split("|")[1])
+
+
+def recorded(
+    ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
+) -> Mapping[str, Recorded]:
+    """What the journal holds, by the ids of operations."""
+    from ramify.compiler.plan_matching import Recorded
+
+    steps: dict[str, Counter[str]] = defaultdict(Counter)
+    under: dict[str, Counter[str]] = defaultdict(Counter)
+    others, repeated = Counter[str](), set[str]()
+    done = [row for row in ops if row.status is OpStatus.DONE]
+    keys = {row.key for row in done}
+    results = [(row.key, row.op_id, row.branch, row.step or "") for row in done if row.kind is OpKind.RUN]
+    results += [
+        (effect.key, _op_of(effect.key), effect.branch, effect.step)
+        for effect in effects
+        if effect.key not in keys and effect.status in HAPPENED
+    ]
+    for key, op, branch, step in results:
+        steps[op][step] += 1
+        for fork in _forks_of(branch):
+            under[fork][step] += 1
+        if _is_repeated(key):
+            repeated.add(op)
+    asked = (OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
+    more = [(row.key, row.op_id) for row in done if row.kind in asked]
+    more += [(call.key, call.op_id) for call in llm if call.step_key is None]
+    for key, op in more:
+        others[op] += 1
+        if _is_repeated(key):
+            repeated.add(op)
+    every = {*steps, *under, *others}
+    return {
+        op: Recorded(dict(steps.get(op, {})), others[op], op in repeated, dict(under.get(op, {}))) for op in every
+    }
+
+
+def _is_repeated(key: str) -> bool:
+    last = key.rpartition("|")[2]
+    return last.isdigit() and int(last) > 0
+
+
+def _forks_of(branch: str) -> list[str]:
+    """The forks that a branch lies under: its path names each with its place and the number of the branch."""
+    return [part.rsplit(".", 2)[0] for part in branch.split("/")[1:]]

@@ -1,0 +1,227 @@
+"""What user code calls inside a run: `fork`, `llm`, `current_sandbox`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ramify.runtime.effects.fence import idempotency_key as key_of
+from ramify.runtime.errors import NotInARun
+from ramify.runtime.execution.forks import Fork, refuse_inside_step
+from ramify.runtime.execution.questions import begin_asking
+from ramify.runtime.execution.run import RunScope, is_patched
+from ramify.runtime.user_code.call_sites import CallSite, call_site
+from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
+from ramify.runtime.user_code.scope import current_scope
+from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
+from ramify.serving.letter_ranking import letter_request, letter_scores
+from ramify.serving.types import ChatRequest, ChatResult, Message, user
+
+T = TypeVar("T")
+
+
+class _Fork:
+    """`fork`, an object so that the compiler knows it by its mark whatever name it was imported under."""
+
+    __ramify_fork__ = True
+
+    def __call__(self, items: Sequence[T]) -> Fork[T]:
+        """`async with fork(items) as branches`: one copy-on-write world an item, each as this branch stands now.
+
+        In a workflow that is not async: `with fork(items) as branches`.
+        """
+        scope = current_scope("fork() was called")
+        if not isinstance(scope, RunScope):
+            raise NotInARun("fork() was called in a LangGraph node: return Sends, the graph forks the world for each")
+        return Fork(scope, items, call_site())
+
+
+fork = _Fork()
+
+
+def current_sandbox() -> Sandbox:
+    """The world of the step that runs: in a function that is not async its blocking face, a `SyncSandbox`.
+
+    Raises `NotInARun` outside a step, or in one declared pure.
+    """
+    scope = current_scope("current_sandbox() was called")
+    sandbox = scope.sandbox
+    if sandbox is None:
+        raise NotInARun("current_sandbox() was called outside a step, or in a step declared pure: it has no world")
+    loop = run_loop_of_thread() if isinstance(scope, RunScope) else None
+    return sandbox if loop is None else SyncSandbox(sandbox, loop)  # type: ignore[return-value]  # the same, blocking
+
+
+def interrupt(question: Any) -> Awaitable[Any]:
+    """Ask a person: `answer = await interrupt(...)`. The run stops with `RunWaiting`; its process may end. Resumed
+    with an answer (`runtime.resume(run, answer=...)`, `ramify resume RUN --answer JSON`) it goes on from here.
+
+    The question is any value that the journal can keep. Raises `NotInARun` inside a step: ask in the workflow.
+    """
+    scope = current_scope("interrupt() was called")
+    if not isinstance(scope, RunScope):
+        raise NotInARun("ramify.interrupt() was called in a LangGraph node: call LangGraph's own interrupt() there")
+    refuse_inside_step("interrupt() was called")
+    site = call_site()
+    return start_on_run_loop("interrupt() was called", lambda: begin_asking(scope, question, site))
+
+
+def patched(name: str) -> bool:
+    """Whether this run is on the new code: `if patched("name"): new code`, with the old code as its `else`.
+
+    True in a run that comes here for the first time. False in one that earlier processes took further than this, by
+    the code as it was before. The answer is kept: it is the same after a crash, and on the branches of a fork. A
+    workflow that differs from the code of its runs in flight by such blocks alone is resumed as it is. Drop the
+    block, and the old code, when no run in flight is on it. Raises `NotInARun` inside a step: ask in the workflow.
+    """
+    scope = current_scope("patched() was called")
+    if not isinstance(scope, RunScope):
+        raise NotInARun("ramify.patched() was called in a LangGraph node: a thread goes on with the graph as it is")
+    refuse_inside_step("patched() was called")
+    if run_loop_of_thread() is None:
+        return is_patched(scope, name)
+
+    async def ask() -> bool:
+        return is_patched(scope, name)
+
+    answer: bool = start_on_run_loop("patched() was called", ask)  # type: ignore[assignment]  # it waits here: decision 003
+    return answer
+
+
+def time_left() -> float | None:
+    """Seconds until the running workflow's deadline, negative past it; None where it has none.
+
+    Inside a step only, whose result is recorded: between steps a workflow must not ask for the time.
+    """
+    scope = current_scope("time_left() was called")
+    if not isinstance(scope, RunScope) or scope.step is None:
+        raise NotInARun("time_left() was called outside a step: a workflow that asks for the time cannot be resumed")
+    run = scope.run
+    return None if run.record.deadline_s is None else run.record.deadline_s - run.journal.consumed_s()
+
+
+def idempotency_key() -> str:
+    """A key for the receiver of the running step's effect: the same on every attempt, in every process, and no other
+    step's; another one where the effect was undone (`compensate=`) and is done anew. Raises `NotInARun` outside a
+    step."""
+    scope = current_scope("idempotency_key() was called")
+    if not isinstance(scope, RunScope) or scope.step is None:
+        raise NotInARun("idempotency_key() was called outside a step: call it where the effect is done")
+    effect = scope.run.journal.effect(scope.step.key)
+    return key_of(scope.run.record.id, scope.step.key) if effect is None else effect.idempotency_key
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A model's ranking. `scores` are log-probabilities in the order of the options; greater is better."""
+
+    scores: tuple[float, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Indices of the options, best first; equals keep their order."""
+        return tuple(sorted(range(len(self.scores)), key=lambda i: -self.scores[i]))
+
+    @property
+    def best(self) -> int:
+        return self.order[0]
+
+
+class LLM:
+    """Model calls of the running workflow: journalled, and tagged with what is left of its deadline."""
+
+    __ramify_llm__ = True
+
+    def chat(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        system: str | None = None,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        max_tokens: int = 256,
+        seed: int | None = None,
+        stop: Sequence[str] = (),
+        top_logprobs: int = 0,
+        model: str = "default",
+    ) -> Awaitable[ChatResult]:
+        """One completion. Raises an `LLMError` where there is none in the time left."""
+        request = ChatRequest(
+            messages=_messages(prompt, system),
+            model=model,
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_tokens,
+            seed=seed,
+            stop=tuple(stop),
+            top_logprobs=top_logprobs,
+        )
+        return _call([request], call_site(), "chat", _first)
+
+    def propose(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        n: int = 8,
+        system: str | None = None,
+        temperature: float = 0.8,
+        max_tokens: int = 256,
+        stop: Sequence[str] = (),
+        model: str = "default",
+    ) -> Awaitable[list[str]]:
+        """`n` samples of one prompt, asked for at once as one stage: one text each, in order."""
+        requests = [
+            ChatRequest(
+                messages=_messages(prompt, system),
+                model=model,
+                temperature=temperature,
+                max_tokens=max_tokens,
+                stop=tuple(stop),
+                seed=sample,
+                sample=sample,
+            )
+            for sample in range(n)
+        ]
+        return _call(requests, call_site(), "propose", _texts)
+
+    def choose(
+        self, question: str, options: Sequence[str], *, system: str | None = None, model: str = "default"
+    ) -> Awaitable[Choice]:
+        """Rank up to 20 options by the probability that the model gives to each one's letter."""
+        request = letter_request(question, options, system=system, model=model)
+        return _call([request], call_site(), "choose", lambda pending: _choice(pending, len(options)))
+
+
+llm = LLM()
+
+
+def _messages(prompt: str | Sequence[Message], system: str | None) -> tuple[Message, ...]:
+    if isinstance(prompt, str):
+        return user(prompt, system=system)
+    return (*((Message("system", system),) if system else ()), *prompt)
+
+
+def _call(
+    requests: list[ChatRequest],
+    site: CallSite,
+    method: str,
+    read: Callable[[Awaitable[list[ChatResult]]], Awaitable[T]],
+) -> Awaitable[T]:
+    what = f"llm.{method}() was called"
+    scope = current_scope(what)
+    if not isinstance(scope, RunScope):
+        return read(scope.call_llm(requests, site, method))
+    return start_on_run_loop(what, lambda: read(scope.call_llm(requests, site, method)))
+
+
+async def _first(pending: Awaitable[list[ChatResult]]) -> ChatResult:
+    return (await pending)[0]
+
+
+async def _texts(pending: Awaitable[list[ChatResult]]) -> list[str]:
+    return [result.text for result in await pending]
+
+
+async def _choice(pending: Awaitable[list[ChatResult]], count: int) -> Choice:
+    return Choice(letter_scores((await pending)[0], count))

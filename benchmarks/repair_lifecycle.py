@@ -1,0 +1,93 @@
+"""The repair example's whole life: killed at random, resumed, collected to nothing, checked, replayed.
+
+    python benchmarks/repair_lifecycle.py [--quick] [--json] [--sandbox NAME] [--kills N] [--seed N] [--folder DIR]
+
+A run of the repair over all programs is killed with SIGKILL at random moments and resumed until it is done. Then a
+collection lets go of all that can be computed again, fsck looks at what is left, and the workflow is replayed from
+its first checkpoint: every step, fork, merge and model call must be served from the journal. The model is scripted,
+so that the run is the same wherever it is killed. `--quick` takes one program and four kills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from _machine import machine
+
+ROOT = Path(__file__).resolve().parents[1]
+HARNESS = ROOT / "tests" / "apps" / "repair_harness.py"
+PROGRAMS = ROOT / "examples" / "repair" / "programs"
+QUICK = "order_pricing"  # its repair is two edits, merged
+
+
+def live(folder: Path, sandbox: str, kills: int, seed: int, *, quick: bool) -> dict[str, Any]:
+    """What the harness saw. Raises `subprocess.CalledProcessError` where it failed."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    names = [QUICK] if quick else sorted(path.name for path in PROGRAMS.iterdir() if path.is_dir())
+    for name in names:
+        shutil.copytree(PROGRAMS / name, folder / "programs" / name, ignore=ignored)
+    words = [sys.executable, str(HARNESS), str(folder), sandbox, str(kills), str(seed)]
+    shown = subprocess.run(words, stdout=subprocess.PIPE, text=True, cwd=ROOT, check=True,
+                           env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    found: dict[str, Any] = json.loads(shown.stdout.splitlines()[-1])
+    return found
+
+
+def table(life: dict[str, Any], kills: int) -> list[dict[str, Any]]:
+    twice = sum(count - 1 for count in Counter(life["keys"]).values())
+    repaired, broken = sum(life["repaired"]), len(life["repaired"])
+    return [
+        row("kills that hit the run", life["killed"], "kills", kills, life["killed"] == kills),
+        row("programs repaired all the same", repaired, "programs", broken, life["status"] == "done"),
+        row("operations done twice", twice, "rows", 0, twice == 0),
+        row("states that the collection let go of", life["evicted"], "snapshots", None, True),
+        row("problems that fsck finds", len(life["problems"]), "problems", 0, not life["problems"]),
+        row("replayed: rows served from the journal", life["heard"], "rows", None, life["heard"] > 0),
+        row("replayed: rows done anew", life["not_replayed"], "rows", 0, life["not_replayed"] == 0),
+    ]
+
+
+def row(name: str, ours: int, unit: str, target: int | None, met: bool) -> dict[str, Any]:
+    return {
+        "name": name, "ours": ours, "unit": unit, "peer": None, "peer_value": None, "ratio": None,
+        "target": target, "met": met,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one program, four kills")
+    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    parser.add_argument("--sandbox", default="namespaces", help="how worlds are made [default: namespaces]")
+    parser.add_argument("--kills", type=int, help="how often it is killed [default: 20, with --quick 4]")
+    parser.add_argument("--seed", type=int, default=11, help="of the moments of the kills [default: 11]")
+    parser.add_argument("--folder", type=Path, help="where to live [default: a temporary folder]")
+    asked = parser.parse_args()
+    kills = asked.kills or (4 if asked.quick else 20)
+    begun = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="ramify-life-", dir=asked.folder) as folder:
+        life = live(Path(folder), asked.sandbox, kills, asked.seed, quick=asked.quick)
+    rows = table(life, kills)
+    for one in rows:
+        met = "" if one["target"] is None else "met" if one["met"] else "MISSED"
+        print(f"{one['name']:<44} {one['ours']:>6} {one['unit']:<10} {met}")
+    for problem in life["problems"]:
+        print(problem)
+    if asked.json:
+        took_s = round(time.perf_counter() - begun, 1)
+        print(json.dumps({"rows": rows, "seconds": took_s, "machine": machine()}))
+    return 0 if all(one["met"] for one in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Who is held against whom: the baselines, and the forms of Concord."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from benchmarks.replay.baselines import BASELINES
+from benchmarks.replay.baselines.plas import RefusingPlas
+from benchmarks.replay.baselines.single_key import LearningToRank, fcfs, least_laxity, ltr_refusing
+from benchmarks.replay.errors import ReplayError
+from benchmarks.replay.types import Contender, Knowledge, Lengths, Structure
+from ramify.serving.policy.registry import make_policy
+
+_CONCORD = partial(make_policy, "concord")
+_TOKENS = partial(_CONCORD, goodput="token")
+
+_CALM = partial(make_policy, "calm-thesis", goodput="request")
+# The best of what was varied in simulation (docs/decisions/065). In replay the algorithm as written is (319).
+_TUNED = partial(
+    make_policy,
+    "calm-thesis",
+    goodput="request",
+    waiting_s=None,
+    starvation_step=0.0,
+    cutoff=1.0,
+    preempt_margin=float("inf"),
+)
+_TRUE = Knowledge().as_oracle()
+
+PATIENT = Contender(
+    "concord, nothing refused", partial(_CONCORD, refuse=False), ours=True, about="late work goes last"
+)
+OURS: tuple[Contender, ...] = (
+    Contender("concord", _CONCORD, ours=True, about="the default"),
+    Contender("concord-oracle", _CONCORD, _TRUE, ours=True, about="the same with true lengths and tool times"),
+    Contender("concord-tokens", _TOKENS, ours=True, about="the default for token goodput"),
+    Contender("concord-tokens-oracle", _TOKENS, _TRUE, ours=True, about="the same with true lengths and tool times"),
+    PATIENT,
+    Contender("calm-thesis", _CALM, ours=True, about="algorithm 4.1 for request goodput, as written", preempts=True),
+    Contender("calm-thesis-oracle", _CALM, _TRUE, ours=True, about="the same with true lengths", preempts=True),
+)
+HIDDEN = Contender(
+    "concord, stages hidden",
+    _CONCORD,
+    Knowledge(structure=Structure.HIDDEN),
+    ours=True,
+    about="the default without later stages: what the compiled plan is worth",
+)
+# What a prompt tells of its answer's length, on held-out prompts (docs/decisions/055), as the copula's correlation.
+_ANALYZER, _RANKER = 0.48, 0.51
+AS_MEASURED = "concord, lengths as measured"
+ABLATED: tuple[Contender, ...] = (
+    HIDDEN,
+    Contender(
+        AS_MEASURED,
+        _CONCORD,
+        Knowledge(correlation=_ANALYZER),
+        ours=True,
+        about="the default with lengths as well as the request analyzer told them of held-out prompts",
+    ),
+    Contender(
+        "ltr, lengths as measured",
+        LearningToRank,
+        Knowledge(structure=Structure.HIDDEN, correlation=_RANKER),
+        about="learning to rank with lengths as well as its head told them of held-out prompts",
+    ),
+    Contender(
+        "concord, mean lengths",
+        _CONCORD,
+        Knowledge(lengths=Lengths.MEAN),
+        ours=True,
+        about="the default without the request analyzer",
+    ),
+    Contender("concord, no floors", partial(_CONCORD, floors={}), ours=True, about="no share for a class"),
+    Contender(
+        "concord, density alone",
+        partial(_CONCORD, headroom=float("inf"), reserve=1e9, later_reserve=1e9),
+        ours=True,
+        about="never by laxity",
+    ),
+    Contender(
+        "concord, calls",
+        partial(_CONCORD, goodput="request"),
+        ours=True,
+        about="the default where goodput counts calls and not programs",
+    ),
+    Contender("concord, frames", partial(_CONCORD, frame_s=1.0), ours=True, about="displaces once a second"),
+    Contender(
+        "concord, paced streams",
+        partial(_CONCORD, pace_streams=True),
+        ours=True,
+        about="a stream ahead of its schedule may stand aside",
+    ),
+    Contender(
+        "calm-thesis, tuned",
+        _TUNED,
+        ours=True,
+        about="without the thesis's waiting limit, starvation step, cutoff and preemption",
+    ),
+    Contender(
+        "calm-thesis, tokens",
+        partial(make_policy, "calm-thesis"),
+        ours=True,
+        about="algorithm 4.1 for token goodput",
+        preempts=True,
+    ),
+)
+# What EDF has, given to those whose papers have no deadlines: to refuse by a call alone (`edf-feasible`), or by
+# the plan and medians (`edf-plan`). Each in a file of its own or by an option: the published form stays as its paper
+# has it. And least laxity by medians, and FCFS with a shorter wait until it drops (docs/decisions/065).
+_CALLS = Knowledge(structure=Structure.HIDDEN)
+REFUSING: tuple[Contender, ...] = (
+    Contender(
+        "ltr, refusing",
+        partial(LearningToRank, refuse=True),
+        _CALLS,
+        about="learning to rank that refuses what cannot be met",
+    ),
+    Contender(
+        "ltr-preempting, refusing",
+        partial(ltr_refusing, displace=True),
+        _CALLS,
+        about="the same, which displaces what runs",
+        preempts=True,
+    ),
+    Contender(
+        "ltr-plan, refusing",
+        partial(ltr_refusing, 0.5),
+        about="learning to rank that refuses by medians, stages included",
+    ),
+    Contender(
+        "ltr-plan-preempting, refusing",
+        partial(ltr_refusing, 0.5, displace=True),
+        about="the same, which displaces what runs",
+        preempts=True,
+    ),
+    Contender(
+        "plas, refusing", RefusingPlas, _CALLS, about="PLAS that is told lengths, to refuse what cannot be met"
+    ),
+    Contender(
+        "plas-plan, refusing",
+        partial(RefusingPlas, 0.5),
+        about="PLAS that is told lengths and the plan, to refuse by medians, stages included",
+    ),
+    Contender(
+        "least-laxity, by medians", partial(least_laxity, 0.5), about="least laxity first, which refuses by medians"
+    ),
+    *(
+        Contender(
+            f"fcfs-drop, {wait:g} s",
+            partial(fcfs, wait),
+            Knowledge(Lengths.NONE, Structure.HIDDEN),
+            about=f"FCFS; not admitted within {wait:g} s, dropped",
+        )
+        for wait in (1.0, 0.5, 0.25)
+    ),
+)
+# No scheduler: what the LP bound leaves out never comes to it. What it meets, a schedule of this very engine meets:
+# so much of the bound is there to be had (docs/decisions/066).
+# Nothing is kept for what may come: all of it is known to fit.
+CLAIRVOYANT = Contender(
+    "clairvoyant",
+    partial(_CONCORD, reserve=1.0),
+    _TRUE,
+    ours=True,
+    about="concord-oracle without a reserve, and only what the LP bound serves comes to it",
+)
+CLAIRVOYANT_CAPACITY = 0.98  # share of the GPU's time that its LP may fill: what is finer than a bin needs the rest
+ALL = (*BASELINES, *OURS, *ABLATED, *REFUSING, CLAIRVOYANT)
+
+
+def contender(name: str) -> Contender:
+    """Raises ReplayError, naming what there is."""
+    for one in ALL:
+        if one.name == name:
+            return one
+    raise ReplayError(f"no contender is called {name!r}: there are {', '.join(one.name for one in ALL)}")

@@ -1,0 +1,212 @@
+"""Arrivals and lengths from files of the shapes that are published, gzipped or not.
+
+| shape | told by | whose |
+|---|---|---|
+| CSV | a header with TIMESTAMP, ContextTokens, GeneratedTokens | Azure/AzurePublicDataset |
+| JSON lines | `timestamp` (ms), `input_length`, `output_length`, perhaps `hash_ids` (512-token blocks) | Mooncake |
+| JSON, or a folder of them | `requests` of one session, each with `t`, `in`, `out`, `hash_ids` | agent sessions |
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from benchmarks.replay.errors import BadTrace
+from benchmarks.replay.types import Call
+
+LONGEST = 10_000_000  # tokens of a call: what is above is a slip in the file, and would fill the memory
+# JSON, but not of the shape that is read.
+MISSHAPEN = (ValueError, OverflowError, TypeError, LookupError, AttributeError, RecursionError)
+
+
+def text(path: Path) -> str:
+    """Raises BadTrace."""
+    try:
+        data = path.read_bytes()
+        return (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise BadTrace(path, f"cannot be read: {error}") from error
+
+
+_MOONCAKE_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    at: float  # seconds since the first of its trace
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What one agent asked, in order: its turns, each of calls that ran beside each other."""
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    calls: tuple[Call, ...]
+    gap_s: float  # between the end of the turn before and its arrival: tools, and people
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    name: str
+    arrivals: tuple[Arrival, ...]  # by time; every call, of sessions too
+    sessions: tuple[Session, ...] = ()  # where the file says which calls are one agent's
+
+
+def read(path: Path) -> Trace:
+    """Raises BadTrace, with the line, for a file of none of these shapes."""
+    if path.is_dir():
+        files = sorted(p for p in path.iterdir() if p.name.endswith((".json", ".json.gz")))
+        if not files:
+            raise BadTrace(path, "a folder without a .json or .json.gz: agent sessions are one file each")
+        return _sessions(path, files)
+    whole = text(path)
+    is_json = whole.lstrip().startswith("{")
+    if is_json and _is_session(whole):
+        return _sessions(path, [path])
+    rows = list(_mooncake(path, whole) if is_json else _azure(path, whole))
+    if len(rows) < 2:
+        raise BadTrace(path, f"{len(rows)} arrivals: a trace needs two at least")
+    rows.sort(key=lambda row: row.at)
+    begin = rows[0].at
+    return Trace(path.name, tuple(Arrival(row.at - begin, row.call) for row in rows))
+
+
+def _azure(path: Path, whole: str) -> Iterator[Arrival]:
+    reader = csv.DictReader(whole.splitlines())
+    wanted = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    try:
+        names = [name.strip() for name in reader.fieldnames or []]
+    except csv.Error:  # a quote that is never closed
+        names = []
+    if not set(wanted) <= set(names):
+        raise BadTrace(path, f"neither JSON nor a CSV with the columns {', '.join(wanted)}")
+    reader.fieldnames = names
+    try:
+        for row in reader:
+            if None in row.values():
+                raise ValueError(f"fewer than the header's {len(names)} columns")
+            at = _clock(row["TIMESTAMP"])
+            yield Arrival(at, Call(_length(row["ContextTokens"]), _length(row["GeneratedTokens"])))
+    except csv.Error as error:  # of the line that it could not get
+        raise BadTrace(path, f"line {reader.line_num + 1}: {error}") from error
+    except ValueError as error:
+        raise BadTrace(path, f"line {reader.line_num}: {error}") from error
+
+
+_CLOCK = re.compile(r"(?P<second>[^.+Z]+?)(?P<fraction>\.\d+)?(?P<zone>Z|[+-]\d\d:?\d\d)?")
+
+
+def _clock(text: str) -> float:
+    """Seconds of `2023-11-16 18:15:46.6805900`, whose seventh decimal Python does not read. Without a zone: UTC."""
+    found = _CLOCK.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"not a time: {text!r}")
+    begin = datetime.fromisoformat(found["second"] + (found["zone"] or "+00:00").replace("Z", "+00:00"))
+    return begin.timestamp() + float(f"0{found['fraction']}" if found["fraction"] else 0)
+
+
+def _mooncake(path: Path, whole: str) -> Iterator[Arrival]:
+    for number, line in enumerate(whole.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            blocks = tuple(int(b) for b in row.get("hash_ids") or ())
+            call = Call(_length(row["input_length"]), _length(row["output_length"]), blocks, _MOONCAKE_BLOCK)
+            yield Arrival(_time(row["timestamp"]) / 1000, call)
+        except MISSHAPEN as error:
+            raise BadTrace(path, f"line {number}: {error!r}; an arrival has {_MOONCAKE_FIELDS}") from error
+
+
+_MOONCAKE_FIELDS = "timestamp (ms), input_length, output_length"
+
+
+def _is_session(whole: str) -> bool:
+    """Does it begin with one object that holds requests, wherever in it, and be it broken off?"""
+    try:
+        first, _ = json.JSONDecoder().raw_decode(whole.lstrip())
+    except (ValueError, RecursionError):
+        head = whole[:4096]
+        return '"requests"' in head and '"input_length"' not in head
+    return "requests" in first and "input_length" not in first
+
+
+def _sessions(path: Path, files: Sequence[Path]) -> Trace:
+    sessions, arrivals = [], list[Arrival]()
+    for number, file in enumerate(files):
+        whole = text(file)
+        try:
+            spans = sorted(_spans(json.loads(whole), number), key=lambda span: span[0])
+        except MISSHAPEN as error:
+            raise BadTrace(file, f"not an agent session: {error!r}") from error
+        arrivals += [Arrival(begin, call) for begin, _, call in spans]
+        sessions.append(Session(tuple(_turns(spans))))
+    if len(arrivals) < 2:
+        raise BadTrace(path, f"{len(arrivals)} calls: a trace needs two at least")
+    arrivals.sort(key=lambda arrival: arrival.at)
+    return Trace(path.name, tuple(arrivals), tuple(session for session in sessions if session.turns))
+
+
+def _length(raw: Any) -> int:
+    """Tokens; one where a trace has none."""
+    tokens = int(raw)
+    if not 0 <= tokens <= LONGEST:
+        raise ValueError(f"a length of {tokens} tokens")
+    return max(1, tokens)
+
+
+def _time(raw: Any) -> float:
+    at = float(raw)
+    if not isfinite(at) or at < 0:
+        raise ValueError(f"not a time: {raw!r}")
+    return at
+
+
+_Span = tuple[float, float, Call]  # begin, end
+
+
+def _spans(raw: Mapping[str, Any], number: int) -> Iterator[_Span]:
+    """Every call of a session, its sub-agents' too. Block names are local to a session: they get its number."""
+    size = int(raw.get("block_size", 64))
+    if size < 1:
+        raise ValueError(f"blocks of {size} tokens")
+    for request in raw["requests"]:
+        inner = request.get("requests")
+        offset = 0.0
+        if inner:  # a sub-agent's clock may begin with the sub-agent
+            offset = _time(request["t"]) if _time(inner[0]["t"]) < _time(request["t"]) else 0.0
+        for one in inner or [request]:
+            if "in" not in one or "out" not in one:
+                continue
+            begin = _time(one["t"]) + offset
+            blocks = tuple(number * 1_000_000 + int(b) for b in one.get("hash_ids") or ())
+            call = Call(_length(one["in"]), _length(one["out"]), blocks, size)
+            yield begin, begin + _time(one.get("api_time") or 0.0), call
+
+
+def _turns(spans: Sequence[_Span]) -> Iterator[Turn]:
+    """Calls that overlap in time are one turn: a fan-out of sub-agents."""
+    calls, ended, gap = list[Call](), 0.0, 0.0
+    for begin, end, call in spans:
+        if calls and begin >= ended:
+            yield Turn(tuple(calls), gap)
+            calls, gap = [], begin - ended
+        calls.append(call)
+        ended = max(ended, end)
+    if calls:
+        yield Turn(tuple(calls), gap)

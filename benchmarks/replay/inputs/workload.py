@@ -1,0 +1,173 @@
+"""Programs for a replay, from a trace: what arrives when, of which kind, with how much structure.
+
+One program arrives at each of the trace's times, stretched or squeezed so that as many come as the load asks for: the
+bursts stay. A load of 1 is the arrival rate at which the mean GPU time that comes in a second, by the
+true lengths in a full batch of all slots, is one second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from math import exp
+from random import Random
+from statistics import fmean
+
+from benchmarks.replay.inputs.traces import Session, Trace
+from benchmarks.replay.types import Call, Program, ProgramId, Setting, Stage
+from ramify.serving.policy.cost_model import decode_gpu_s, prefill_s
+from ramify.serving.policy.types import SloClass, StepModel
+
+_SAMPLE = 4000  # programs whose mean cost sets what a load of 1 is
+_STAGES = (2, 3, 3, 4, 5)
+_WIDTHS = (1, 1, 2, 3)
+_TOOL_MEDIAN_S, _TOOL_SPREAD = 0.7, 0.6  # log-normal
+_PERSON_S = 30.0  # a gap in a session that is longer is a person's: another program begins
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    ttft_s: float = 2.0
+    tbt_s: float = 0.1
+    deadline_s: float = 20.0
+    stage_s: float = 20.0  # of a compound program, for each stage
+
+    def scaled(self, by: float) -> Slo:
+        return Slo(self.ttft_s * by, self.tbt_s * by, self.deadline_s * by, self.stage_s * by)
+
+
+THESIS = Slo()  # §6.1: P95 of a public API
+ARTIFACT = Slo(0.8, 0.08, 8.0, 8.0)  # what its published code asks for
+SLOS = {"loose": THESIS, "tight": ARTIFACT}
+
+
+class Arrivals(StrEnum):
+    TRACE = "trace"
+    POISSON = "poisson"
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Shares of programs, by kind; they need not sum to 1."""
+
+    latency: float = 1.0
+    deadline: float = 1.0
+    compound: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    load: float = 1.1
+    seed: int = 0
+    slo: Slo = THESIS
+    mix: Mix = Mix()
+    arrivals: Arrivals = Arrivals.TRACE
+
+
+def programs(trace: Trace, workload: Workload, setting: Setting) -> list[Program]:
+    """Deterministic: the same trace, workload and setting give the same programs."""
+    rate = workload.load * setting.replicas / seconds_a_program(trace, workload.mix, setting)
+    count = max(1, round(rate * setting.seconds))
+    shapes = _shapes(trace, workload.mix, Random(f"shapes/{workload.seed}"))
+    times = _times(trace, workload, count, setting.seconds)
+    return [
+        _program(ProgramId(i), at, *next(shapes), workload.slo) for i, at in enumerate(times)
+    ]  # fmt: skip
+
+
+def seconds_a_program(trace: Trace, mix: Mix, setting: Setting) -> float:
+    """Mean GPU time of a program by its true lengths, in a full batch: 1 / capacity, in programs a second."""
+    shapes = _shapes(trace, mix, Random("capacity"))
+    return fmean(sum(gpu_seconds(stages, setting.step, setting.slots)) for _, stages in islice(shapes, _SAMPLE))
+
+
+def gpu_seconds(stages: Sequence[Stage], step: StepModel, slots: int) -> list[float]:
+    """GPU time of each call, in the order of the stages. A leading block that an earlier call of the program had is
+    taken as cached."""
+    seen: set[int] = set()
+    costs = []
+    for stage in stages:
+        for call in stage.calls:
+            hit = 0
+            for block in call.blocks:
+                if block not in seen:
+                    break
+                hit += call.block_tokens
+            seen.update(call.blocks)
+            costs.append(
+                prefill_s(step, max(1, call.prompt - hit)) + decode_gpu_s(step, slots, call.prompt, call.output)
+            )
+    return costs
+
+
+def _times(trace: Trace, workload: Workload, count: int, seconds: float) -> list[float]:
+    chance = Random(f"times/{workload.seed}")
+    if workload.arrivals is Arrivals.POISSON:
+        return sorted(chance.uniform(0, seconds) for _ in range(count))
+    at = [arrival.at for arrival in trace.arrivals]
+    length = at[-1] - at[0] + (at[-1] - at[0]) / (len(at) - 1)
+    begin = chance.randrange(len(at))
+    taken = [at[(begin + i) % len(at)] + length * ((begin + i) // len(at)) for i in range(count + 1)]
+    whole = (taken[-1] - taken[0]) or 1.0
+    return [(t - taken[0]) * seconds / whole for t in taken[:-1]]
+
+
+_Shape = tuple[SloClass, tuple[Stage, ...]]
+
+
+def _shapes(trace: Trace, mix: Mix, chance: Random) -> Iterator[_Shape]:
+    """Programs without a time, for ever: single calls with the trace's lengths, and workflows."""
+    kinds = (SloClass.LATENCY, SloClass.DEADLINE, SloClass.COMPOUND)
+    shares = (mix.latency, mix.deadline, mix.compound)
+    calls = _calls(trace, chance)
+    typical = fmean(a.call.prompt for a in trace.arrivals), fmean(a.call.output for a in trace.arrivals)
+    workflows = _of_sessions(trace.sessions, chance) if trace.sessions else _made_up(calls, typical, chance)
+    while True:
+        kind = chance.choices(kinds, shares)[0]
+        if kind is SloClass.COMPOUND:
+            yield kind, next(workflows)
+        else:
+            yield kind, (Stage((next(calls),), 0.0, *typical),)
+
+
+def _calls(trace: Trace, chance: Random) -> Iterator[Call]:
+    """The trace's calls in its order, from a place that chance gives."""
+    at = chance.randrange(len(trace.arrivals))
+    while True:
+        yield trace.arrivals[at].call
+        at = (at + 1) % len(trace.arrivals)
+
+
+def _made_up(calls: Iterator[Call], typical: tuple[float, float], chance: Random) -> Iterator[tuple[Stage, ...]]:
+    while True:
+        stages = []
+        for number in range(chance.choice(_STAGES)):
+            tool_s = _TOOL_MEDIAN_S * exp(_TOOL_SPREAD * chance.gauss(0, 1)) if number else 0.0
+            stages.append(Stage(tuple(next(calls) for _ in range(chance.choice(_WIDTHS))), tool_s, *typical))
+        yield tuple(stages)
+
+
+def _of_sessions(sessions: Sequence[Session], chance: Random) -> Iterator[tuple[Stage, ...]]:
+    """Pieces of real sessions: consecutive turns up to where a person was waited for."""
+    while True:
+        turns = chance.choice(sessions).turns
+        begin = chance.randrange(len(turns))
+        piece = [turns[begin]]
+        for turn in turns[begin + 1 : begin + chance.choice(_STAGES)]:
+            if turn.gap_s > _PERSON_S:
+                break
+            piece.append(turn)
+        prompt = fmean(call.prompt for turn in turns for call in turn.calls)
+        output = fmean(call.output for turn in turns for call in turn.calls)
+        yield tuple(
+            Stage(turn.calls, turn.gap_s if number else 0.0, prompt, output) for number, turn in enumerate(piece)
+        )
+
+
+def _program(id_: ProgramId, at: float, kind: SloClass, stages: tuple[Stage, ...], slo: Slo) -> Program:
+    if kind is SloClass.LATENCY:
+        return Program(id_, at, kind, stages, ttft_s=slo.ttft_s, tbt_s=slo.tbt_s)
+    due = slo.deadline_s if kind is SloClass.DEADLINE else slo.stage_s * len(stages)
+    return Program(id_, at, kind, stages, deadline_s=due)

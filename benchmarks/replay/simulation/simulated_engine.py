@@ -1,0 +1,251 @@
+"""vLLM's real scheduler and KV cache manager without weights or kernels, on a clock of ours.
+
+A step's tokens are made up and its time is handed in, so a minute of serving passes in seconds. This is what the
+plug-in's tests, its benchmark and replay drive. About 20 µs a request and step.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ramify.serving.policy.types import Policy, StepModel
+
+_TOKEN = 7  # what every request generates
+_TINY = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 1 << 24,  # none of a replay's calls is too long for the model; KV is what limits them
+    "vocab_size": 256,
+    "torch_dtype": "bfloat16",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedEngineSettings:
+    slots: int = 10  # max_num_active_seqs
+    room: int = 10  # paused requests beyond it
+    blocks: int = 4000
+    block_size: int = 16
+    step_tokens: int = 8192  # max_num_batched_tokens
+    context: int = 8192
+    concord: Mapping[str, object] | None = field(default_factory=dict)  # the plug-in's options; None: stock vLLM
+    policy: str = "fcfs"
+    prefix_cache: bool = True
+    chunked_prefill: bool = True
+    overlap: bool = (
+        False  # a step is scheduled while the one before it runs, as vLLM's engine does with --async-scheduling
+    )
+    brisk: bool = False  # the same results in less time, without vLLM's statistics (brisk.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    at: float
+    output: Any  # vLLM's EngineCoreOutput
+
+
+class SimulatedEngine:
+    """A scheduler and a clock. `folder` is where the made-up model's config may be written."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: SimulatedEngineSettings,
+        step: Callable[[Any, Any], float],
+        now: float = 0.0,
+        policy: Policy | None = None,
+    ) -> None:
+        """`step` gives the seconds that a step takes, from the scheduler and its output. `policy` decides instead of
+        the one that the plug-in's options name."""
+        self.settings, self.now, self.steps, self.generated = settings, now, 0, 0
+        self.tokens: dict[str, list[float]] = {}  # when each token came
+        self.ended: dict[str, Ended] = {}
+        self.scheduler, self._request = _scheduler(folder, settings)
+        self._step_s = step
+        self._flying: deque[tuple[Any, list[str], list[list[int]], float]] = deque()
+        self._hasher = _hasher(settings)
+        if settings.concord is not None:
+            self.scheduler.clock = self.scheduler.stamp = lambda: self.now
+            if policy is not None:
+                self.scheduler.decide_by(policy)
+
+    def add(
+        self,
+        name: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        tags: Mapping[str, object] | None = None,
+        priority: int = 0,
+        at: float | None = None,
+        limit: int | None = None,
+    ) -> None:
+        """A request arrives (now, if not `at`, while the last step ran), and will generate `max_tokens`.
+
+        `limit`: what its client asked for at most, where it ends sooner of itself: that tells nobody how long it
+        will be."""
+        from vllm import SamplingParams
+
+        asked = max_tokens if limit is None else max(limit, max_tokens)
+        params = SamplingParams(max_tokens=asked, ignore_eos=True, extra_args=dict(tags or {}))
+        self.tokens[name] = []
+        request = self._request(
+            name,
+            list(prompt),
+            params,
+            None,
+            arrival_time=self.now if at is None else at,
+            priority=priority,
+            block_hasher=self._hasher,
+        )
+        self.scheduler.add_request(request)
+        request.max_tokens = max_tokens  # made-up tokens have no end of text among them: here it ends
+
+    def step(self, count: int = 1) -> list[str]:
+        """The requests that have ended in these steps, well or not."""
+        over: list[str] = []
+        for _ in range(count):
+            self._schedule()
+            if self.settings.overlap and len(self._flying) == 1:
+                self._schedule()
+            over += self._land()
+        return over
+
+    def _schedule(self) -> None:
+        output = self.scheduler.schedule()
+        requests = self.scheduler.requests
+        names = list(output.num_scheduled_tokens)
+        sampled = [[] if requests[name].is_prefill_chunk else [_TOKEN] for name in names]
+        self._flying.append((output, names, sampled, self._step_s(self.scheduler, output)))
+
+    def _land(self) -> list[str]:
+        """The oldest step is done: its tokens are there."""
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        output, names, sampled, seconds = self._flying.popleft()
+        self.now += seconds
+        self.steps += 1
+        result = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
+        over = []
+        answers = self.scheduler.update_from_output(output, result)
+        if self.settings.brisk:
+            now, tokens, quiet = self.now, self.tokens, self.scheduler.quiet_ids
+            for name in quiet:
+                tokens[name].append(now)
+            self.generated += len(quiet)
+        for outputs in answers.values():
+            for one in outputs.outputs:
+                new = len(one.new_token_ids)
+                self.tokens[one.request_id] += [self.now] * new
+                self.generated += new
+                if one.finish_reason is not None:
+                    self.ended[one.request_id] = Ended(self.now, one)
+                    over.append(one.request_id)
+        return over
+
+    def cancel(self, names: Sequence[str]) -> None:
+        """Their client has gone."""
+        from vllm.v1.request import RequestStatus
+
+        self.scheduler.finish_requests(list(names), RequestStatus.FINISHED_ABORTED)
+
+    def until(self, condition: Callable[[], bool], most: int = 5000) -> None:
+        """Step until it holds. Raises AssertionError after `most` steps."""
+        for _ in range(most):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"not within {most} steps; ended: {sorted(self.ended)}")
+
+    @property
+    def running(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.running]
+
+    @property
+    def waiting(self) -> list[str]:
+        return [request.request_id for request in self.scheduler.waiting]
+
+
+def modelled(model: StepModel) -> Callable[[Any, Any], float]:
+    """Steps as long as the model says."""
+
+    def seconds(scheduler: Any, output: Any) -> float:
+        context = sum(scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens)
+        sequences = len(output.num_scheduled_tokens)
+        prefill = max(0, output.total_num_scheduled_tokens - sequences)
+        return model.step_ms(sequences, context, prefill) / 1000
+
+    return seconds
+
+
+def _hasher(settings: SimulatedEngineSettings) -> Any:
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+
+    if not settings.prefix_cache:
+        return None
+    init_none_hash(sha256)
+    return get_request_block_hasher(settings.block_size, _quick_hash if settings.brisk else sha256)
+
+
+def _quick_hash(block: tuple[bytes, tuple[int, ...], object]) -> bytes:
+    """128 bits of a block and of what stands before it. A tuple's hash will do where nobody is to be kept out."""
+    before, tokens, _ = block  # what else tells blocks apart (images, LoRA) is not here
+    parent = int.from_bytes(before, "little")
+    pair = hash((parent, tokens)), hash((tokens, parent, len(before)))
+    return b"".join([part.to_bytes(8, "little", signed=True) for part in pair])
+
+
+def _scheduler(folder: Path, settings: SimulatedEngineSettings) -> tuple[Any, Any]:
+    """A scheduler, and the class of its requests."""
+    import torch
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.structured_output import StructuredOutputManager
+
+    (folder / "config.json").write_text(json.dumps(_TINY))
+    model = ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", max_model_len=settings.context)
+    config = VllmConfig(
+        model_config=model,
+        cache_config=CacheConfig(block_size=settings.block_size, enable_prefix_caching=settings.prefix_cache),
+        scheduler_config=SchedulerConfig(
+            max_num_seqs=settings.slots + settings.room,
+            max_num_active_seqs=settings.slots,
+            max_num_batched_tokens=settings.step_tokens,
+            max_model_len=settings.context,
+            is_encoder_decoder=False,
+            enable_chunked_prefill=settings.chunked_prefill,
+            policy=settings.policy,
+            async_scheduling=True,
+        ),
+        additional_config={} if settings.concord is None else {"ramify": dict(settings.concord)},
+    )
+    config.cache_config.num_gpu_blocks = settings.blocks
+    attention = FullAttentionSpec(block_size=settings.block_size, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
+    kv = KVCacheConfig(settings.blocks, [], [KVCacheGroupSpec(["layer"], attention)])
+    scheduler, request = _kinds(settings)
+    structured = StructuredOutputManager(config)
+    made = scheduler(config, kv, structured, block_size=settings.block_size, log_stats=not settings.brisk)
+    return made, request
+
+
+def _kinds(settings: SimulatedEngineSettings) -> tuple[Any, Any]:
+    if settings.brisk:
+        from benchmarks.replay.simulation.fast_scheduler import FastConcordScheduler, FastRequest, FastScheduler
+
+        return (FastScheduler if settings.concord is None else FastConcordScheduler), FastRequest
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.request import Request
+
+    from ramify.serving.vllm_plugin.scheduler import ConcordScheduler
+
+    return (AsyncScheduler if settings.concord is None else ConcordScheduler), Request

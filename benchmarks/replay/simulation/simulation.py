@@ -1,0 +1,314 @@
+"""The replay itself: programs arrive on a virtual clock, vLLM's own scheduler and KV cache manager serve them.
+
+Everything that decides is the production code: `ConcordScheduler` with a policy, and the tags that a client would
+send, or vLLM's scheduler alone. Made up are only the tokens, and the time that a step takes, which is a step
+model's. A stage arrives when the stage before it has ended and its tools have run. Where a call of a program is
+refused, its client gives the program up: the siblings are cancelled and nothing further comes.
+
+Deterministic: no clock, no chance.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.replay.errors import Stuck, TooLong
+from benchmarks.replay.inputs.client_tags import Told, tags_of
+from benchmarks.replay.types import Call, CallOutcome, Contender, Outcome, Program, Setting, Stock
+from ramify.serving.policy.types import SloClass
+
+if TYPE_CHECKING:
+    from benchmarks.replay.simulation.simulated_engine import SimulatedEngine
+
+_CONTEXT_STEP = 1024
+_STUCK_STEPS = 5000  # with requests in the engine and no token from any
+_HASH = 1 << 40  # names of prompts' own tokens lie above those of shared blocks
+_PLACES = 24  # bits of a call's place in its program: no two calls have a token in common but by their blocks
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What came of all programs, and what the engine did."""
+
+    outcomes: list[Outcome]
+    simulated_s: float = 0.0
+    steps: int = 0
+    preemptions: int = 0
+    pauses: int = 0
+    generated: int = 0  # tokens, while programs still arrived
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A call in the engine."""
+
+    program: Program
+    stage: int
+    place: int  # among its program's calls
+    name: str
+    replica: int
+    arrived: float
+
+
+@dataclass(slots=True)
+class _Course:
+    """A program on its way."""
+
+    outcomes: dict[int, CallOutcome] = field(default_factory=dict)
+    open: set[str] = field(default_factory=set)
+    lost: bool = False
+    ended: float | None = None
+
+
+def replay(
+    programs: Sequence[Program],
+    contender: Contender,
+    setting: Setting,
+    told: Told,
+    folder: Path,
+    brisk: bool = True,
+) -> Replayed:
+    """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may
+    be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in four times
+    the time."""
+    quick = brisk and not contender.preempts
+
+    def made(cache: bool) -> _Replay:
+        return _Replay(programs, contender, setting, told, folder, brisk, cache)
+
+    return without_cache_first(programs, made, quick)
+
+
+def without_cache_first(programs: Sequence[Program], made: Callable[[bool], _Replay], quick: bool = True) -> Replayed:
+    """What comes of `made(cache)`: with vLLM's prefix cache where it is of any use: it is half of an engine's time.
+
+    Where no prompt names a block, only a call that lost its KV and is computed again can find anything there. So
+    without it all is the same until the first preemption (`test_engine.py` compares); then it is begun anew."""
+    if quick and not any(call.blocks for program in programs for call in program.calls):
+        with suppress(_Preempted):
+            return made(False).run()
+    return made(True).run()
+
+
+class _Preempted(Exception):
+    """There was something to be found in the prefix cache, and there is none."""
+
+
+class _Replay:
+    def __init__(
+        self,
+        programs: Sequence[Program],
+        contender: Contender,
+        setting: Setting,
+        told: Told,
+        folder: Path,
+        brisk: bool,
+        cache: bool,
+    ) -> None:
+        self._programs, self._contender, self._setting, self._told = programs, contender, setting, told
+        context = max((call.prompt + call.output for p in programs for call in p.calls), default=1) + 1
+        if context > setting.kv_tokens:
+            raise TooLong(context, setting.kv_tokens)
+        context = self._context = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
+        self._cache = cache
+        self._engines = [_engine(contender, setting, context, folder, brisk, cache) for _ in range(setting.replicas)]
+        self._due = [(p.at, i, 0) for i, p in enumerate(programs)]  # arrival, program, stage
+        heapq.heapify(self._due)
+        self._courses = [_Course() for _ in programs]
+        self._flights: dict[str, _Flight] = {}
+        self._inside = [0] * setting.replicas
+        self._generated = [0] * setting.replicas
+        self._over_at = max((p.due for p in programs), default=0.0)
+
+    def run(self) -> Replayed:
+        idle = 0
+        while True:
+            engine = min(self._busy() or self._engines, key=lambda engine: engine.now)
+            at = self._engines.index(engine)
+            if not self._inside[at]:
+                if not self._due:
+                    break
+                engine.now = max(engine.now, self._due[0][0])
+            self._arrive(engine.now)
+            if not self._inside[at]:
+                continue  # what came went elsewhere
+            if engine.now > self._over_at:
+                break  # nothing can be met any more
+            before = engine.generated
+            for name in engine.step():
+                self._end(name, engine)
+            if not self._cache and engine.scheduler.preempted:
+                raise _Preempted
+            idle = 0 if engine.generated > before else idle + 1
+            if engine.now <= self._setting.seconds:
+                self._generated[at] = engine.generated
+            if idle > _STUCK_STEPS:
+                raise Stuck(f"{self._contender.name}: {len(self._flights)} requests, no token in {idle} steps")
+        return self._replayed()
+
+    def _busy(self) -> list[SimulatedEngine]:
+        return [engine for engine, inside in zip(self._engines, self._inside, strict=True) if inside]
+
+    def _arrive(self, now: float) -> None:
+        while self._due and self._due[0][0] <= now:
+            at, number, stage = heapq.heappop(self._due)
+            self._add(number, stage, at)
+
+    def _add(self, number: int, stage: int, at: float) -> None:
+        program, course = self._programs[number], self._courses[number]
+        first = sum(len(s.calls) for s in program.stages[:stage])
+        for i, call in enumerate(program.stages[stage].calls):
+            place, name = first + i, f"{number}.{first + i}"
+            replica = min(range(len(self._engines)), key=lambda r: (self._inside[r], r))
+            flight = _Flight(program, stage, place, name, replica, at)
+            engine = self._contender.engine
+            tags, priority = {}, 0
+            if isinstance(engine, Stock):
+                priority = dict(engine.priorities).get(program.kind, 0)
+            else:
+                tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
+            # As vLLM has it where a client names no limit: all that the context has room for.
+            limit = self._context - call.prompt
+            self._engines[replica].add(name, _prompt(call, number, place), call.output, tags, priority, at, limit)
+            self._flights[name] = flight
+            self._inside[replica] += 1
+            course.open.add(name)
+
+    def _end(self, name: str, engine: SimulatedEngine) -> None:
+        flight = self._flights.get(name)
+        if flight is None:
+            return  # cancelled in this very step
+        ended = engine.ended[name]
+        course = self._courses[int(name.partition(".")[0])]
+        stopped = str(ended.output.finish_reason) in ("stop", "length")
+        self._close(flight, course, ended.at if stopped else None, None if stopped else _why(ended.output))
+        if not stopped:
+            self._give_up(course)
+        elif not course.open and not course.lost:
+            self._go_on(int(name.partition(".")[0]), flight.stage, ended.at)
+
+    def _go_on(self, number: int, stage: int, now: float) -> None:
+        program = self._programs[number]
+        if stage + 1 < len(program.stages):
+            heapq.heappush(self._due, (now + program.stages[stage + 1].tool_s, number, stage + 1))
+        else:
+            self._courses[number].ended = now
+
+    def _give_up(self, course: _Course) -> None:
+        course.lost = True
+        for name in sorted(course.open):
+            flight = self._flights[name]
+            self._engines[flight.replica].cancel([name])
+            self._close(flight, course, None, "its program was given up")
+
+    def _close(self, flight: _Flight, course: _Course, ended: float | None, refused: str | None) -> None:
+        times = self._engines[flight.replica].tokens.pop(flight.name)
+        self._engines[flight.replica].ended.pop(flight.name, None)
+        del self._flights[flight.name]
+        self._inside[flight.replica] -= 1
+        course.open.discard(flight.name)
+        course.outcomes[flight.place] = _outcome(flight, times, ended, refused)
+
+    def _replayed(self) -> Replayed:
+        for flight in list(self._flights.values()):
+            course = self._courses[int(flight.name.partition(".")[0])]
+            self._close(flight, course, None, None)
+        outcomes = []
+        for program, course in zip(self._programs, self._courses, strict=True):
+            calls = tuple(course.outcomes[place] for place in sorted(course.outcomes))
+            outcomes.append(Outcome(program, calls, _met(program, course, calls), course.ended))
+        traces = [engine.scheduler._trace for engine in self._engines if hasattr(engine.scheduler, "_trace")]
+        return Replayed(
+            outcomes,
+            max(engine.now for engine in self._engines),
+            sum(engine.steps for engine in self._engines),
+            sum(trace.preemptions for trace in traces),
+            sum(trace.pauses for trace in traces),
+            sum(self._generated),
+        )
+
+
+def _engine(
+    contender: Contender, setting: Setting, context: int, folder: Path, brisk: bool, cache: bool
+) -> SimulatedEngine:
+    from benchmarks.replay.simulation.simulated_engine import SimulatedEngine, SimulatedEngineSettings, modelled
+
+    stock = contender.engine if isinstance(contender.engine, Stock) else None
+    chunked = stock is None or stock.chunked_prefill
+    step = setting.step
+    model = {
+        "base_ms": step.base_ms,
+        "per_seq_ms": step.per_seq_ms,
+        "per_kctx_ms": step.per_kctx_ms,
+        "per_prefill_ms": step.per_prefill_ms,
+    }
+    settings = SimulatedEngineSettings(
+        slots=setting.slots,
+        room=0 if stock is not None else setting.pause_room,
+        blocks=setting.kv_tokens // setting.block_size,
+        block_size=setting.block_size,
+        step_tokens=setting.step_tokens if chunked else max(setting.step_tokens, context),
+        context=context,
+        concord=None if stock is not None else {"step": model},
+        policy="priority" if stock is not None and stock.priorities else "fcfs",
+        prefix_cache=cache,
+        chunked_prefill=chunked,
+        overlap=True,
+        brisk=brisk,
+    )
+    policy = None if isinstance(contender.engine, Stock) else contender.engine()
+    return SimulatedEngine(folder, settings, modelled(step), policy=policy)
+
+
+def _prompt(call: Call, number: int, place: int) -> list[int]:
+    """Token ids that two prompts share exactly where they share blocks."""
+    tokens: list[int] = []
+    for block in call.blocks:
+        tokens += [block] * call.block_tokens
+    own = call.prompt - len(tokens)
+    if own <= 0:
+        return tokens[: call.prompt]
+    return tokens + [_HASH + (number << _PLACES) + place] * own
+
+
+def _why(output: Any) -> str:
+    error = getattr(output, "error", None)
+    return str(getattr(error, "message", None) or output.stop_reason or "ended by the engine")
+
+
+def _outcome(flight: _Flight, times: list[float], ended: float | None, refused: str | None) -> CallOutcome:
+    program = flight.program
+    call = program.calls[flight.place]
+    in_time = 0
+    if program.kind is SloClass.LATENCY:
+        begin, tbt = program.at + (program.ttft_s or 0.0), program.tbt_s or 0.0
+        in_time = sum([at <= begin + n * tbt for n, at in enumerate(times)])
+    elif ended is not None and ended <= program.due:
+        in_time = len(times)
+    gaps = [b - a for a, b in pairwise(times)]
+    return CallOutcome(
+        flight.stage,
+        flight.arrived,
+        call.prompt,
+        call.output,
+        times[0] if times else None,
+        ended,
+        refused,
+        len(times),
+        in_time,
+        max(gaps, default=0.0),
+    )
+
+
+def _met(program: Program, course: _Course, calls: Sequence[CallOutcome]) -> bool:
+    if course.ended is None:
+        return False
+    if program.kind is SloClass.LATENCY:
+        return all(call.in_time == call.output for call in calls)
+    return course.ended <= program.due

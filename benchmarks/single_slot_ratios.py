@@ -1,0 +1,61 @@
+"""Policies on one slot beside the optimum: worst and mean ratio, by the spread of density and slack.
+
+    python benchmarks/single_slot_ratios.py [--quick] [--cases N] [--seed N] [--json]
+
+What docs/decisions/050 shows. Brute force, no model, no engine. Held to: nowhere is the default's worst below the
+worst of `calm-thesis`. With `--json` the last line is one object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from _machine import machine
+
+from benchmarks.replay.bounds.one_slot import POLICIES, Ratios, Spread, ratios
+
+DENSITIES, SLACKS = (1.0, 2.0, 10.0, 100.0), (1.0, 1.5, 2.0, 4.0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="200 cases for each spread")
+    parser.add_argument("--cases", type=int, help="for each spread (2000; 200 with --quick)")
+    parser.add_argument("--seed", type=int, default=0, help="other cases")
+    parser.add_argument("--json", action="store_true", help="the last line is one object")
+    given = parser.parse_args()
+    cases = given.cases or (200 if given.quick else 2000)
+    rows = []
+    print(f"{'density':>8}{'slack':>7}" + "".join(f"{name:>19}" for name in POLICIES))
+    for density in DENSITIES:
+        for slack in SLACKS:
+            found = ratios(Spread(density, slack), cases, given.seed)
+            shown = "".join(f"{of.worst:>12.3f}{of.mean:>7.3f}" for of in found.values())
+            rows.append(_row(Spread(density, slack), found, cases))
+            print(f"{density:>8g}{slack:>7g}{shown}" + ("" if rows[-1]["met"] else "  MISSED"), flush=True)
+    print(f"the default's worst is no worse than calm-thesis's in {sum(row['met'] for row in rows)} of {len(rows)}")
+    if given.json:
+        print(json.dumps({"rows": rows, "machine": machine()}))
+
+
+def _row(spread: Spread, found: Mapping[str, Ratios], cases: int) -> dict[str, Any]:
+    ours, theirs = found["concord"].worst, found["calm-thesis"].worst
+    others = ", ".join(f"{name} {of.worst:.3f} ({of.mean:.3f})" for name, of in found.items())
+    return {
+        "name": f"worst share of the optimum, densities within {spread.density:g}, slack up to {spread.slack:g}",
+        "ours": ours,
+        "unit": "share",
+        "peer": "calm-thesis",
+        "peer_value": theirs,
+        "ratio": ours / theirs if theirs else None,
+        "target": ">= calm-thesis",
+        "met": ours >= theirs,
+        "note": f"worst (mean) of {cases} cases: {others}",
+    }
+
+
+if __name__ == "__main__":
+    main()

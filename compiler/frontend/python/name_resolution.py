@@ -1,0 +1,159 @@
+"""What an expression in a workflow refers to, as far as that can be known without running it.
+
+Ramify's own objects are known by their attributes, so that the compiler imports nothing of the API.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from ramify.compiler.frontend.python.sources import Definition, Function
+from ramify.compiler.plan import StepInfo, WorkflowInfo
+
+
+class Unresolved:
+    """The one value that says: only a run can tell."""
+
+
+UNRESOLVED: Final = Unresolved()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFork:
+    depth: int  # 0: the outermost
+    line: int
+
+
+@dataclass(slots=True)
+class Scope:
+    """The names in a function that is being read."""
+
+    function: Function
+    outer: Scope | None = None
+    local: frozenset[str] = frozenset()
+    functions: dict[str, Definition] = field(default_factory=dict)  # defined inside this one
+    forks: dict[str, OpenFork] = field(default_factory=dict)  # names that hold branches, or what came from them
+
+    rebound: frozenset[str] = frozenset()  # globals that functions of the module bind anew: no value of now tells
+
+    @classmethod
+    def of(cls, function: Function, rebound: frozenset[str], outer: Scope | None = None) -> Scope:
+        return cls(function, outer, frozenset(_local_names(function.node)), rebound=rebound)
+
+    def definition(self, name: str) -> tuple[Scope, Definition] | None:
+        """The function that this name is, where it was defined inside this function or one around it."""
+        if name in self.functions:
+            return self, self.functions[name]
+        return None if name in self.local or self.outer is None else self.outer.definition(name)
+
+    def is_local(self, name: str) -> bool:
+        return name in self.local or (self.outer is not None and self.outer.is_local(name))
+
+    def fork_of(self, name: str) -> OpenFork | None:
+        if name in self.forks:
+            return self.forks[name]
+        return None if name in self.local or self.outer is None else self.outer.fork_of(name)
+
+    def resolve(self, node: ast.expr) -> object:
+        """The object, or UNRESOLVED."""
+        if isinstance(node, ast.Name):
+            if self.is_local(node.id) or node.id in self.rebound:
+                return UNRESOLVED
+            outer = self.function.outer
+            return outer[node.id] if node.id in outer else getattr(builtins, node.id, UNRESOLVED)
+        if isinstance(node, ast.Attribute):
+            return _attribute(self.resolve(node.value), node.attr)
+        return UNRESOLVED
+
+
+def _attribute(value: object, name: str) -> object:
+    if isinstance(value, Unresolved):
+        return UNRESOLVED
+    if isinstance(value, ModuleType):  # a module may make its names on demand
+        return getattr(value, name, UNRESOLVED)
+    return inspect.getattr_static(value, name, UNRESOLVED)
+
+
+def _mark(value: object, name: str) -> object:
+    if isinstance(value, ModuleType | Unresolved):
+        return None
+    found = inspect.getattr_static(value, name, None)
+    return getattr(value, name, None) if hasattr(type(found), "__get__") else found
+
+
+def step_info(value: object) -> StepInfo | None:
+    info = _mark(value, "__ramify_step__")
+    return info if isinstance(info, StepInfo) else None
+
+
+def workflow_info(value: object) -> WorkflowInfo | None:
+    info = _mark(value, "__ramify_workflow__")
+    return info if isinstance(info, WorkflowInfo) else None
+
+
+def is_fork(value: object) -> bool:
+    return _mark(value, "__ramify_fork__") is True
+
+
+def is_llm(value: object) -> bool:
+    return _mark(value, "__ramify_llm__") is True
+
+
+def is_world(value: object) -> bool:
+    """A step's world, or its class."""
+    return _mark(value, "__ramify_world__") is True
+
+
+def plain_function(value: object) -> Callable[..., Any] | None:
+    """The Python function that a call of this object runs, through wrappers that name it."""
+    if isinstance(value, staticmethod | classmethod | MethodType):
+        value = value.__func__
+    if isinstance(_mark(value, "__wrapped__"), FunctionType) and callable(value):
+        value = inspect.unwrap(value)
+    return value if isinstance(value, FunctionType) else None
+
+
+def is_wrapped(value: object) -> bool:
+    """Whether a call of this function or workflow goes through a decorator that is not Ramify's: it may catch what
+    fails inside, or call it again."""
+    while not isinstance(value, FunctionType):
+        inner = _mark(value, "__wrapped__")
+        if inner is None:
+            return False
+        value = inner
+    return hasattr(value, "__wrapped__")
+
+
+def _local_names(definition: Definition) -> Iterator[str]:
+    arguments = definition.args
+    every = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg)
+    yield from (argument.arg for argument in every if argument is not None)
+    todo: list[ast.AST] = [definition.body] if isinstance(definition, ast.Lambda) else list(definition.body)
+    elsewhere = set[str]()
+    bound = set[str]()
+    while todo:
+        node = todo.pop()
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                bound.add(node.name)
+                continue
+            case ast.Lambda():
+                continue
+            case ast.Global(names=names):
+                elsewhere.update(names)
+            case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                bound.add(name)
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                bound.update((alias.asname or alias.name).partition(".")[0] for alias in aliases)
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                bound.add(name)
+            case ast.MatchMapping(rest=str(name)):
+                bound.add(name)
+        todo += ast.iter_child_nodes(node)
+    yield from bound - elsewhere

@@ -1,0 +1,67 @@
+"""What a model call begins with, where that is known before it runs: texts that stand in the code.
+
+A text is named by its digest and by where a run finds it, and is not in the plan itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+
+from ramify.compiler.frontend.python.name_resolution import Scope, is_llm
+from ramify.compiler.frontend.python.sources import Function
+from ramify.compiler.spec import KnownText, Prefix
+
+_METHODS = ("chat", "propose", "choose")
+
+
+def prefix_of(node: ast.Call, scope: Scope) -> Prefix | None:
+    """Of a call `llm.chat(…)`; None where its model or its first message is only known when it runs."""
+    method = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+    given = {keyword.arg: keyword.value for keyword in node.keywords}
+    if method not in _METHODS or None in given or any(isinstance(each, ast.Starred) for each in node.args):
+        return None
+    model = "default" if "model" not in given else _text(given["model"], scope)
+    messages: list[KnownText] = []
+    if not _absent(given.get("system")):
+        system = _known("system", given["system"], scope)
+        if system is None:
+            return None
+        messages.append(system)
+    prompt = node.args[0] if node.args else given.get("prompt")
+    if prompt is not None and method != "choose":  # whose prompt is made of its question and its options
+        user = _known("user", prompt, scope)
+        messages += [] if user is None else [user]
+    return Prefix(model, tuple(messages)) if model and messages else None
+
+
+def first_prefix(function: Function, rebound: frozenset[str]) -> Prefix | None:
+    """Of the first model call in a step's own code."""
+    scope = Scope.of(function, rebound)
+    calls = [
+        node
+        for node in ast.walk(function.node)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and is_llm(scope.resolve(node.func.value))
+    ]
+    first = min(calls, key=lambda node: (node.lineno, node.col_offset), default=None)
+    return None if first is None else prefix_of(first, scope)
+
+
+def _known(role: str, node: ast.expr, scope: Scope) -> KnownText | None:
+    text = _text(node, scope)
+    if not text:
+        return None
+    name = "" if isinstance(node, ast.Constant) else ast.unparse(node)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+    return KnownText(role, scope.function.module, name, digest, len(text))
+
+
+def _text(node: ast.expr, scope: Scope) -> str | None:
+    value = node.value if isinstance(node, ast.Constant) else scope.resolve(node)
+    return value if isinstance(value, str) else None
+
+
+def _absent(node: ast.expr | None) -> bool:
+    return node is None or (isinstance(node, ast.Constant) and not node.value)

@@ -1,0 +1,96 @@
+"""Writing a graph block by block: fresh values, stable names for operations, worlds handed on by parameters."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from ramify.compiler.ir.graph import COPY, Block, Operation
+from ramify.compiler.ir.ops import FAMILY, WORLD, sort
+from ramify.compiler.plan import OpId, OpKind, Site, ValueId
+
+
+class OpenBlock:
+    """A block under construction. `worlds` are those now open: the root world, then the branches of each open fork,
+    outermost first."""
+
+    def __init__(self, name: str, params: tuple[ValueId, ...]) -> None:
+        self.name, self.params = name, params
+        self.worlds = list(params)
+        self.ops: list[Operation] = []
+        self.exits: dict[str, tuple[ValueId, ...]] = {}
+        self.entered = False
+
+    def freeze(self) -> Block:
+        return Block(self.name, self.params, tuple(self.ops), tuple(self.exits.items()))
+
+
+class BlockBuilder:
+    def __init__(self) -> None:
+        self._values = 0
+        self._blocks: list[OpenBlock] = []
+        self._names: dict[object, str] = {}
+        self._numbers: Counter[str] = Counter()
+        self._copies: Counter[str] = Counter()
+
+    def value(self, like: str) -> ValueId:
+        self._values += 1
+        return ValueId(f"{like}{self._values}")
+
+    def block(self, worlds: list[ValueId], name: str | None = None) -> OpenBlock:
+        """A new block that takes as many worlds, of the same sorts, as these."""
+        name = name or f"b{len(self._blocks)}"
+        made = OpenBlock(name, tuple(self.value(sort(world)) for world in worlds))
+        self._blocks.append(made)
+        return made
+
+    def jump(self, source: OpenBlock, target: OpenBlock) -> None:
+        """`target` may follow `source`, and is handed the worlds that it takes; later ones must have ended."""
+        source.exits[target.name] = tuple(source.worlds[: len(target.params)])
+        target.entered = True
+
+    def name(self, stem: str, key: object) -> OpId:
+        """The same name for the same key, marked as a copy from the second time on."""
+        if key not in self._names:
+            self._numbers[stem] += 1
+            self._names[key] = f"{stem}.{self._numbers[stem]}"
+        return self.named(self._names[key])
+
+    def named(self, name: str) -> OpId:
+        self._copies[name] += 1
+        copy = self._copies[name]
+        return OpId(name if copy == 1 else f"{name}{COPY}{copy}")
+
+    def add(
+        self,
+        block: OpenBlock,
+        op_id: OpId,
+        kind: OpKind,
+        on: tuple[int, ...] = (),
+        *,
+        site: Site | None = None,
+        step: str | None = None,
+        attrs: Mapping[str, Any] | None = None,
+    ) -> Operation:
+        """Append an operation on the open worlds at the places `on`. FORK opens one world more; RELEASE closes the
+        last; ENTER opens the first; every other one makes the next version of each."""
+        inputs = tuple(block.worlds[place] for place in on)
+        if kind is OpKind.RELEASE:
+            block.worlds.pop()
+            outputs: tuple[ValueId, ...] = ()
+        else:
+            outputs = tuple(self.value(sort(world)) for world in inputs)
+            for place, made in zip(on, outputs, strict=True):
+                block.worlds[place] = made
+            if kind in (OpKind.ENTER, OpKind.FORK):
+                fresh = self.value(WORLD if kind is OpKind.ENTER else FAMILY)
+                block.worlds.append(fresh)
+                outputs += (fresh,)
+        op = Operation(op_id, kind, inputs, outputs, site, step, attrs or {})
+        block.ops.append(op)
+        return op
+
+    def freeze(self) -> tuple[Block, ...]:
+        """The blocks that something leads to, entry first."""
+        return tuple(block.freeze() for i, block in enumerate(self._blocks) if i == 0 or block.entered)

@@ -1,0 +1,263 @@
+"""Walking a tree by open folders, so that no link and no renamed parent ever leads out of it.
+
+Every open is relative to an open folder with O_NOFOLLOW (openat). A folder or file of ours that its own mode keeps
+us from reading (000, 0o200) is opened by lending it the bits for as long as it takes; its mode is content and comes
+back.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PATH = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def split(path: str) -> tuple[str, str]:
+    """(folder, name) of a path inside a tree; the root folder is ""."""
+    folder, _, name = path.rpartition("/")
+    return folder, name
+
+
+def proc_path(fd: int) -> str:
+    """A path to exactly this open file, for calls that take no descriptor of an O_PATH open."""
+    return f"/proc/self/fd/{fd}"
+
+
+@dataclass(slots=True)
+class OpenFolder:
+    """An open folder and, where its mode was widened for us, the mode to give back."""
+
+    fd: int
+    restore: int | None = None
+
+    def close(self) -> None:
+        try:
+            if self.restore is not None:
+                os.fchmod(self.fd, self.restore)
+        finally:
+            os.close(self.fd)
+
+
+def open_folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) -> OpenFolder:
+    """Open a folder, never a link to one. `lend`: permission bits that it must give us, lent where it is ours.
+
+    Raises NotADirectoryError for a link or a file (ELOOP is turned into it), PermissionError where we may not.
+    """
+    try:
+        fd = os.open(name, _DIR, dir_fd=dir_fd)
+    except PermissionError:
+        return _open_closed_folder(name, dir_fd, lend)
+    try:
+        ours = os.geteuid()
+        if ours == 0:  # whom no mode keeps out
+            return OpenFolder(fd)
+        found = os.fstat(fd)
+        mode = stat.S_IMODE(found.st_mode)
+        if found.st_uid != ours or mode & lend == lend:
+            return OpenFolder(fd)
+        os.fchmod(fd, mode | lend)
+        return OpenFolder(fd, mode)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _open_closed_folder(name: str | Path, dir_fd: int | None, lend: int) -> OpenFolder:
+    """One whose mode keeps us out: lent through a descriptor that needs no right to read."""
+    pinned = os.open(name, _PATH, dir_fd=dir_fd)
+    try:
+        found = os.fstat(pinned)
+        mode = stat.S_IMODE(found.st_mode)
+        lent = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and mode & lend != lend
+        if lent:
+            Path(proc_path(pinned)).chmod(mode | lend)
+        return OpenFolder(os.open(".", _DIR, dir_fd=pinned), mode if lent else None)
+    finally:
+        os.close(pinned)
+
+
+@contextmanager
+def folder(name: str | Path, dir_fd: int | None = None, *, lend: int = 0o500) -> Iterator[int]:
+    opened = open_folder(name, dir_fd, lend=lend)
+    try:
+        yield opened.fd
+    finally:
+        opened.close()
+
+
+@contextmanager
+def file(name: str, dir_fd: int, *, lend: bool = True) -> Iterator[int]:
+    """A regular file open for reading. `lend`: also one of ours that its mode hides from us."""
+    try:
+        fd = os.open(name, _FILE, dir_fd=dir_fd)
+    except PermissionError:
+        if not lend:
+            raise
+        with _lent(name, dir_fd, stat.S_IRUSR) as pinned:
+            fd = os.open(proc_path(pinned), _FILE & ~os.O_NOFOLLOW)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _lent(name: str, dir_fd: int, bits: int) -> Iterator[int]:
+    """An O_PATH descriptor of a file that has `bits` for as long as this lasts."""
+    pinned = os.open(name, _PATH, dir_fd=dir_fd)
+    try:
+        mode = stat.S_IMODE(os.fstat(pinned).st_mode)
+        Path(proc_path(pinned)).chmod(mode | bits)
+        try:
+            yield pinned
+        finally:
+            Path(proc_path(pinned)).chmod(mode)
+    finally:
+        os.close(pinned)
+
+
+def set_mode(name: str, dir_fd: int, mode: int) -> None:
+    """Of a file or folder, never of what a link leads to."""
+    pinned = os.open(name, _PATH, dir_fd=dir_fd)
+    try:
+        Path(proc_path(pinned)).chmod(mode)
+    finally:
+        os.close(pinned)
+
+
+def set_xattrs(name: str, dir_fd: int, *, drop: Callable[[str], bool], add: Mapping[str, bytes]) -> None:
+    """Change attributes of one file or folder, which need not be writable by its mode."""
+    with _lent(name, dir_fd, stat.S_IRUSR | stat.S_IWUSR) as pinned:
+        for attribute in os.listxattr(proc_path(pinned)):
+            if drop(attribute):
+                os.removexattr(proc_path(pinned), attribute)
+        for attribute, value in add.items():
+            os.setxattr(proc_path(pinned), attribute, value)
+
+
+class OpenatWalker:
+    """The open folders from a root down to where we stand; moving to a neighbour reopens only what differs."""
+
+    def __init__(self, root: Path, *, lend: int = 0o500) -> None:
+        self._lend = lend
+        self._parts: list[str] = []
+        self._open = [open_folder(root.resolve(), lend=lend)]
+
+    def __enter__(self) -> OpenatWalker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def root(self) -> int:
+        return self._open[0].fd
+
+    def folder(self, path: str) -> int:
+        """The descriptor of the folder at `path`, valid until the next call."""
+        parts = path.split("/") if path else []
+        same = 0
+        while same < min(len(parts), len(self._parts)) and parts[same] == self._parts[same]:
+            same += 1
+        self._pop_to(same)
+        for part in parts[same:]:
+            self._open.append(open_folder(part, self._open[-1].fd, lend=self._lend))
+            self._parts.append(part)
+        return self._open[-1].fd
+
+    def parent(self, path: str) -> tuple[int, str]:
+        """The descriptor of the folder that holds `path`, and its name there."""
+        above, name = split(path)
+        return self.folder(above), name
+
+    def _pop_to(self, depth: int) -> None:
+        while len(self._parts) > depth:
+            self._parts.pop()
+            self._open.pop().close()
+
+    def close(self) -> None:
+        self._pop_to(0)
+        if self._open:
+            self._open.pop().close()
+
+
+@dataclass(slots=True)
+class _Emptying:
+    """A folder that is being removed: which one it is, and the folders that are left in it."""
+
+    inode: tuple[int, int]
+    folders: list[str]
+
+
+def remove_tree(
+    name: str | Path, dir_fd: int | None = None, *, seen: Callable[[os.stat_result], None] | None = None
+) -> None:
+    """Remove a folder and all below it, whatever its folders' modes are and however deep they lie: one is open at a
+    time. Files are unlinked, never chmodded: their inodes may be shared with a layer. `seen` gets the stat of each
+    file just before it goes."""
+    fd = open_folder(name, dir_fd, lend=0o700).fd
+    try:
+        levels = [_without_files(fd, seen)]
+        while True:
+            if levels[-1].folders:
+                fd = _instead(fd, open_folder(levels[-1].folders[-1], fd, lend=0o700).fd)
+                levels.append(_without_files(fd, seen))
+                continue
+            levels.pop()
+            if not levels:
+                break
+            fd = _instead(fd, os.open("..", _DIR, dir_fd=fd))
+            _check_still(fd, levels[-1].inode)
+            os.rmdir(levels[-1].folders.pop(), dir_fd=fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=dir_fd)
+
+
+def _instead(fd: int, other: int) -> int:
+    os.close(fd)
+    return other
+
+
+def _without_files(fd: int, seen: Callable[[os.stat_result], None] | None) -> _Emptying:
+    found, folders = os.fstat(fd), []
+    with os.scandir(fd) as entries:
+        children = list(entries)
+    for child in children:
+        if child.is_dir(follow_symlinks=False):
+            folders.append(child.name)
+            continue
+        if seen is not None:
+            seen(os.stat(child.name, dir_fd=fd, follow_symlinks=False))
+        os.unlink(child.name, dir_fd=fd)
+    return _Emptying((found.st_dev, found.st_ino), folders)
+
+
+def _check_still(fd: int, inode: tuple[int, int]) -> None:
+    """The way up must lead to where we came from."""
+    found = os.fstat(fd)
+    if (found.st_dev, found.st_ino) != inode:
+        raise OSError(errno.EBUSY, "a folder was moved while it was removed")
+
+
+def remove_any(name: str, dir_fd: int) -> None:
+    """Remove whatever is called so, if anything is."""
+    try:
+        os.unlink(name, dir_fd=dir_fd)
+    except FileNotFoundError:
+        return
+    except (IsADirectoryError, PermissionError):
+        remove_tree(name, dir_fd)

@@ -1,0 +1,198 @@
+"""A root file system from a tar, whoever made it.
+
+Members are written into an empty folder by open folders (descent.py), never by paths: no link in the tar leads a
+later member out of it, absolute names and links point into the world's own root, as they will when it runs. What no
+root file system has is refused: `..` in a name, a hard link to what is not in the tar, more bytes than there is room
+for. Devices and sockets are left out; owners are dropped.
+"""
+
+from __future__ import annotations
+
+import errno
+import lzma
+import os
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from decimal import Decimal
+from pathlib import Path
+from typing import IO, cast
+
+from ramify.fork_engine.errors import ImageError
+from ramify.fork_engine.filesystem.file_content import write_all
+from ramify.fork_engine.filesystem.openat import OpenatWalker, remove_any
+from ramify.fork_engine.filesystem.scan import MAX_DEPTH
+from ramify.fork_engine.view import above
+
+MAX_MEMBERS = 5_000_000
+_NO_SUCH_MEMBER = {
+    errno.ENAMETOOLONG, errno.EINVAL, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EOPNOTSUPP, errno.ERANGE,
+    errno.E2BIG, errno.EMLINK, errno.EOVERFLOW, errno.ENOTEMPTY, errno.EFBIG,
+}  # fmt: skip
+_CHUNK = 1 << 20
+_KEPT_XATTRS = "SCHILY.xattr.user."  # how pax headers spell an attribute of the user's
+
+
+@dataclass(slots=True)
+class _Unpacking:
+    tar: Path
+    tree: OpenatWalker
+    linked: OpenatWalker  # where hard links come from
+    room: int  # bytes that files may still have, holes with them: all is read again to be named
+    folders: dict[str, tuple[int, int]] = field(default_factory=dict)  # path → mode and time, set when all is there
+    count: int = 0
+
+
+def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
+    """Fill the empty folder `dest`. `room`: bytes of data that the tar may hold; the free space of the disk by
+    default. Raises `ImageError`; what was written until then stays in `dest`."""
+    status = os.statvfs(dest)
+    room = status.f_bavail * status.f_frsize if room is None else room
+    try:
+        with (
+            tarfile.open(tar, errorlevel=2) as opened,
+            OpenatWalker(dest, lend=0o700) as tree,
+            OpenatWalker(dest, lend=0o700) as linked,
+        ):
+            unpacking = _Unpacking(tar, tree, linked, room)
+            for member in opened:
+                _unpack(member, opened, unpacking)
+            for path in sorted(unpacking.folders, reverse=True):
+                mode, time_ns = unpacking.folders[path]
+                fd = tree.folder(path)
+                os.utime(fd, ns=(time_ns, time_ns))
+                os.fchmod(fd, mode)
+    except OSError as error:
+        if error.errno not in _NO_SUCH_MEMBER:
+            raise
+        raise ImageError(f"{tar}: a member that no file system holds ({error}). Make the tar anew") from None
+    except (tarfile.TarError, EOFError, UnicodeError, OverflowError, zlib.error, lzma.LZMAError) as error:
+        raise ImageError(f"{tar}: not a tar that can be read whole ({error}). Make it again with tar") from None
+
+
+def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpacking) -> None:
+    path = _inside(member.name, unpacking.tar)
+    unpacking.count += 1
+    if unpacking.count > MAX_MEMBERS:
+        raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members: no root file system has so many")
+    if member.ischr() or member.isblk():
+        return
+    if member.isdir():
+        _folder(path, unpacking)
+        unpacking.folders[path] = (stat.S_IMODE(member.mode), _time_ns(member))
+        return
+    if not path:
+        raise _refused(unpacking.tar, member.name, "it is the root itself, and no folder")
+    _holders(path, unpacking)
+    parent, name = unpacking.tree.parent(path)
+    remove_any(name, parent)
+    for lost in [known for known in unpacking.folders if known == path or known.startswith(path + "/")]:
+        del unpacking.folders[lost]
+    if member.issym():
+        os.symlink(member.linkname, name, dir_fd=parent)
+        os.utime(name, ns=(_time_ns(member),) * 2, dir_fd=parent, follow_symlinks=False)
+    elif member.islnk():
+        _link(path, member, unpacking)
+    elif member.isfifo():
+        os.mkfifo(name, 0o600, dir_fd=parent)
+        os.chmod(name, stat.S_IMODE(member.mode), dir_fd=parent)
+        os.utime(name, ns=(_time_ns(member),) * 2, dir_fd=parent)
+    elif member.isreg():
+        _file(member, opened, unpacking, parent, name)
+    else:
+        raise _refused(unpacking.tar, member.name, f"its type {member.type!r} is unknown")
+
+
+def _inside(name: str, tar: Path) -> str:
+    """A member's path below the root. An absolute one is meant so: tars of a root often begin with "/"."""
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in name:
+        raise _refused(tar, name, "its name leads out of the root file system")
+    if len(parts) > MAX_DEPTH:
+        raise _refused(tar, name, f"it lies more than {MAX_DEPTH} folders deep")
+    return "/".join(parts)
+
+
+def _holders(path: str, unpacking: _Unpacking) -> None:
+    for folder in reversed(list(above(path))):
+        _folder(folder, unpacking)
+
+
+def _folder(path: str, unpacking: _Unpacking) -> None:
+    """A folder at the path. A link there is followed by nobody: where a tar writes through one, it is refused."""
+    if not path or path in unpacking.folders:
+        return
+    _holders(path, unpacking)
+    parent, name = unpacking.tree.parent(path)
+    try:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    except FileExistsError:
+        if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            raise _refused(unpacking.tar, path, "another member made a link or a file of the folder") from None
+    unpacking.folders.setdefault(path, (0o755, 0))
+
+
+def _link(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
+    target = _inside(member.linkname, unpacking.tar)
+    try:
+        from_fd, from_name = unpacking.linked.parent(target)
+        found = os.stat(from_name, dir_fd=from_fd, follow_symlinks=False)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, not in the tar") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise _refused(unpacking.tar, member.name, f"it is a hard link to {target!r}, which is no file")
+    parent, name = unpacking.tree.parent(path)
+    os.link(from_name, name, src_dir_fd=from_fd, dst_dir_fd=parent, follow_symlinks=False)
+
+
+def _file(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpacking, parent: int, name: str) -> None:
+    unpacking.room -= member.size
+    if unpacking.room < 0:
+        raise _refused(unpacking.tar, member.name, "the tar claims more bytes than there is room for on the disk")
+    source = opened.extractfile(member)
+    assert source is not None
+    fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent)
+    try:
+        for offset, chunk in _data(source, member, unpacking):
+            write_all(fd, chunk, offset)
+        os.ftruncate(fd, member.size)
+        for key, value in member.pax_headers.items():
+            if key.startswith(_KEPT_XATTRS):
+                os.setxattr(fd, key.removeprefix("SCHILY.xattr."), value.encode("utf-8", "surrogateescape"))
+        os.fchmod(fd, stat.S_IMODE(member.mode))
+        os.utime(fd, ns=(_time_ns(member),) * 2)
+    except OverflowError:
+        raise _refused(unpacking.tar, member.name, f"its size, {member.size}, is no file's") from None
+    finally:
+        os.close(fd)
+
+
+def _data(source: IO[bytes], member: tarfile.TarInfo, unpacking: _Unpacking) -> Iterator[tuple[int, bytes]]:
+    """What is not a hole, by offset."""
+    ranges = cast("list[tuple[int, int]] | None", member.sparse)  # typeshed has it as bytes
+    ranges = [(0, member.size)] if ranges is None else ranges
+    for start, length in ranges:
+        if start < 0 or length < 0 or start + length > member.size:
+            raise _refused(unpacking.tar, member.name, "its map of holes makes no sense")
+        source.seek(start)
+        end = start + length
+        while start < end:
+            chunk = source.read(min(_CHUNK, end - start))
+            if not chunk:
+                raise _refused(unpacking.tar, member.name, "the tar ends before its bytes do")
+            yield start, chunk
+            start += len(chunk)
+
+
+def _time_ns(member: tarfile.TarInfo) -> int:
+    """Exact where the tar is (pax)."""
+    try:
+        return int(Decimal(member.pax_headers.get("mtime", str(member.mtime))) * 10**9)
+    except ArithmeticError:
+        return 0
+
+
+def _refused(tar: Path, name: str, why: str) -> ImageError:
+    return ImageError(f"{tar}: its member {name!r} is refused: {why}. Make the tar anew from a root file system")

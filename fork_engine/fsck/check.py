@@ -1,0 +1,283 @@
+"""Finding what is wrong in a store: everything in it is held against the digest that names it. Only reads.
+
+A tree is wrong where it shows anything that its manifest does not say, or the other way round: bytes, size, kind,
+mode, time, attributes, links, opaque folders, whiteouts. docs/snapshot-format.md says what may lie in a store.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Iterator, Set
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from pathlib import Path
+
+from ramify.fork_engine.errors import ForkEngineError, SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.filesystem.openat import folder
+from ramify.fork_engine.filesystem.scan import OPAQUE, Scan, scan_upper
+from ramify.fork_engine.fsck.permissions import faults, owner
+from ramify.fork_engine.importer import read_index
+from ramify.fork_engine.layers import Layers
+from ramify.fork_engine.manifest import Manifest
+from ramify.fork_engine.snapshots import Blobs, Snapshots
+from ramify.fork_engine.store_folder import StoreFolder
+from ramify.fork_engine.types import ContentKey, Entry, LayerId, Snapshot, SnapshotId
+
+ID = re.compile(r"[0-9a-f]{64}")
+
+
+class Part(StrEnum):
+    """The folders of a store, by name."""
+
+    LAYERS = "layers"
+    IMAGES = "images"
+    BLOBS = "blobs"
+    SNAPSHOTS = "snapshots"
+    INDEX = "index"
+    TMP = "tmp"
+    STORE = "store"  # the top folder itself
+
+
+class Damage(StrEnum):
+    MISSING = "missing"
+    EXTRA = "not the store's"
+    CHANGED = "changed"
+    UNREADABLE = "unreadable"
+    MANIFEST = "bad manifest"
+    RECORD = "bad record"
+    MODE = "not as the store makes it"  # mode or owner of its own files and folders: lets others in, or keeps us out
+    LEFTOVER = "left by a crash"  # harmless: takes only room
+    INDEX = "bad index"  # harmless: costs only time
+
+
+HARMLESS = frozenset({Damage.LEFTOVER, Damage.INDEX})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    part: Part
+    name: str  # a layer's id, a snapshot's, a file's name
+    damage: Damage
+    path: str = ""  # inside the layer; "." is its top folder
+    detail: str = ""
+
+    def __str__(self) -> str:
+        where = f"{self.part.value}/{self.name}" if self.part is not Part.STORE else self.name
+        inside = f": {self.path!r}" if self.path else ""
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{where}{inside}: {self.damage.value}{detail}"
+
+
+@dataclass(slots=True)
+class Findings:
+    problems: list[Problem] = field(default_factory=list)
+    checked: dict[Part, int] = field(default_factory=dict)
+    scans: dict[tuple[Part, str], Scan] = field(default_factory=dict)  # of each tree that can be read
+    manifests: dict[tuple[Part, str], Manifest] = field(default_factory=dict)
+    snapshots: dict[SnapshotId, Snapshot] = field(default_factory=dict)  # of each record whose digests are right
+    volatile: dict[SnapshotId, tuple[str, ...]] = field(default_factory=dict)  # what its content key leaves out
+
+    def bad(self, part: Part) -> set[str]:
+        """The names in a part that something is wrong with."""
+        return {p.name for p in self.problems if p.part is part}
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A store, opened up."""
+
+    folder: StoreFolder
+    layers: Layers
+    images: Layers
+    blobs: Blobs
+    snapshots: Snapshots
+
+    def trees(self) -> tuple[tuple[Part, Layers], ...]:
+        return ((Part.LAYERS, self.layers), (Part.IMAGES, self.images))
+
+
+_TOP = {part.value for part in Part if part is not Part.STORE} | {"unflushed", "damaged", "lock"}
+
+
+Key = Callable[[Snapshot, tuple[str, ...]], ContentKey]
+"""The content key of a snapshot, with these globs left out, from the layers themselves."""
+
+
+def check(parts: Parts, key: Key, expected: Collection[SnapshotId] = ()) -> Findings:
+    """All of a store. `expected`: snapshots that somebody still names. The caller holds the store's lock, so that
+    nothing is deleted meanwhile."""
+    found = Findings()
+    records = _names(parts.folder.root / Part.SNAPSHOTS)  # first: what they name is there before them
+    for part, layers in parts.trees():
+        names = _names(parts.folder.root / part)
+        found.checked[part] = len(names)
+        for name in names:
+            found.problems += _foreign(part, name) or check_tree(part, layers, LayerId(name), found)
+    names = _names(parts.folder.root / Part.BLOBS)
+    found.checked[Part.BLOBS] = len(names)
+    for name in names:
+        found.problems += _foreign(Part.BLOBS, name) or check_blob(parts, name)
+    found.checked[Part.SNAPSHOTS] = len(records)
+    for name in records:
+        found.problems += _foreign(Part.SNAPSHOTS, name, ".json") or check_record(parts, name, found)
+    for id in sorted(set(expected) - {SnapshotId(name.removesuffix(".json")) for name in records}):
+        found.problems.append(Problem(Part.SNAPSHOTS, id, Damage.MISSING))
+    found.problems += missing(parts, found)
+    found.problems += wrong_keys(found, key, {(problem.part, problem.name) for problem in found.problems})
+    found.problems += _indexes(parts)
+    found.problems += _modes(parts)
+    found.problems += [
+        Problem(Part.STORE, name, Damage.EXTRA) for name in sorted(set(_names(parts.folder.root)) - _TOP)
+    ]
+    found.problems += [Problem(Part.STORE, name, Damage.EXTRA) for name in parts.folder.strangers()]
+    found.problems += [Problem(Part.TMP, path.name, Damage.LEFTOVER) for path in parts.folder.leftovers()]
+    return found
+
+
+def _names(at: Path) -> list[str]:
+    return sorted(path.name for path in at.iterdir())
+
+
+def _modes(parts: Parts) -> Iterator[Problem]:
+    for kind, name, path, wrong in faults(parts.folder.root):
+        part = Part(kind) if kind else Part.STORE
+        known = name.removesuffix(".json") if part is Part.SNAPSHOTS else name
+        yield Problem(part, known, Damage.MODE, f"../{path}" if path else "", wrong)
+
+
+def _foreign(part: Part, name: str, ending: str = "") -> list[Problem]:
+    known = name.endswith(ending) and ID.fullmatch(name.removesuffix(ending))
+    return [] if known else [Problem(part, name, Damage.EXTRA)]
+
+
+def check_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -> list[Problem]:
+    """One layer or process image: its manifest against its name, its folder against the manifest."""
+    top = layers.folder.root / part / id
+    problems: list[Problem] = []
+    if top.is_symlink():
+        problems.append(Problem(part, id, Damage.EXTRA, ".", "a link in the layer's place"))
+    try:
+        if stat.S_IMODE(top.stat().st_mode) & 0o500 != 0o500:
+            problems.append(Problem(part, id, Damage.UNREADABLE, detail="closed by its mode"))
+        with folder(top.resolve()):
+            return problems + _check_open_tree(part, layers, id, found)
+    except OSError as error:
+        return [*problems, Problem(part, id, Damage.UNREADABLE, detail=error.strerror or "")]
+
+
+def _check_open_tree(part: Part, layers: Layers, id: LayerId, found: Findings) -> list[Problem]:
+    top = layers.folder.root / part / id
+    extra = sorted(set(_names(top)) - {"fs", "manifest.json"})
+    problems = [Problem(part, id, Damage.EXTRA, f"../{name}") for name in extra]
+    fs = top / "fs"
+    try:
+        if fs.is_symlink():
+            raise NotADirectoryError(errno.ENOTDIR, "a link")
+        scan = found.scans[part, id] = scan_upper(fs)
+    except (OSError, ForkEngineError) as error:
+        scan = None
+        problems.append(Problem(part, id, Damage.UNREADABLE, "." if fs.exists() else "", str(error)))
+    try:
+        manifest = found.manifests[part, id] = layers.read_manifest(id)
+    except (SnapshotCorrupt, OSError) as error:
+        return [*problems, Problem(part, id, Damage.MANIFEST, detail=str(error).split(". ")[0])]
+    return problems + (
+        [] if scan is None else [*_differences(part, id, manifest, scan), *_owners(part, id, scan, fs)]
+    )
+
+
+def _owners(part: Part, id: LayerId, scan: Scan, fs: Path) -> Iterator[Problem]:
+    """What another user owns, no world of an ordinary user can write over. Root's can, and give files away."""
+    mine, top = owner(fs.parent.parent.parent), fs.stat().st_uid
+    if mine == 0:
+        return
+    foreign = scan.owners.items() if top == mine else [(".", top)]
+    for path, uid in foreign:
+        if uid != mine:
+            yield Problem(part, id, Damage.CHANGED, path, f"owner {uid}, not {mine}")
+
+
+def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Iterator[Problem]:
+    if scan.root != manifest.root:
+        yield Problem(part, id, Damage.CHANGED, ".", changed(manifest.root, scan.root))
+    for path in sorted(manifest.entries.keys() | scan.entries.keys() | {skipped.path for skipped in scan.skipped}):
+        said, seen = manifest.entries.get(path), scan.entries.get(path)
+        if said is None:
+            yield Problem(part, id, Damage.EXTRA, path)
+        elif seen is None:
+            yield Problem(part, id, Damage.MISSING, path)
+        elif said != seen:
+            yield Problem(part, id, Damage.CHANGED, path, changed(said, seen))
+    for path, marks in scan.marked.items():
+        entry = manifest.entries.get(path)
+        if set(marks) != ({OPAQUE} if entry is not None and entry.opaque else set()):
+            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that no layer has")
+
+
+def changed(said: Entry, seen: Entry) -> str:
+    """Which fields differ, for people."""
+    words = {"digest": "bytes", "mtime_ns": "time", "xattrs": "attributes", "link": "hard links"}
+    differing = [f.name for f in fields(Entry) if getattr(said, f.name) != getattr(seen, f.name)]
+    return ", ".join(words.get(name, name) for name in differing)
+
+
+def check_blob(parts: Parts, digest: str) -> list[Problem]:
+    try:
+        parts.blobs.get(digest)
+    except (SnapshotCorrupt, OSError):
+        return [Problem(Part.BLOBS, digest, Damage.CHANGED, detail="bytes")]
+    return []
+
+
+def check_record(parts: Parts, name: str, found: Findings) -> list[Problem]:
+    id = SnapshotId(name.removesuffix(".json"))
+    try:
+        found.snapshots[id], found.volatile[id] = parts.snapshots.load(id)
+    except (SnapshotCorrupt, SnapshotNotFound, OSError) as error:
+        return [Problem(Part.SNAPSHOTS, id, Damage.RECORD, detail=str(error).split(". ")[0])]
+    return []
+
+
+def needs(snapshot: Snapshot) -> set[tuple[Part, str]]:
+    """All that a snapshot cannot be restored without."""
+    trees = {*snapshot.layers, *snapshot.outside, *((snapshot.image,) if snapshot.image else ())}
+    kept = {(Part.LAYERS, str(layer)) for layer in trees}
+    if snapshot.processes.image:
+        kept.add((Part.IMAGES, snapshot.processes.image))
+    if snapshot.processes.shell:
+        kept.add((Part.BLOBS, snapshot.processes.shell))
+    return kept
+
+
+def missing(parts: Parts, found: Findings) -> list[Problem]:
+    named = {one for snapshot in found.snapshots.values() for one in needs(snapshot)}
+    return [
+        Problem(part, name, Damage.MISSING)
+        for part, name in sorted(named)
+        if not os.path.lexists(parts.folder.root / part / name)
+    ]
+
+
+def wrong_keys(found: Findings, key: Key, bad: Set[tuple[Part, str]]) -> list[Problem]:
+    """A key that is not its snapshot's would give a step another one's result. Of those that need nothing `bad`."""
+    return [
+        Problem(Part.SNAPSHOTS, id, Damage.RECORD, detail="content key")
+        for id, snapshot in found.snapshots.items()
+        if id in found.volatile and not needs(snapshot) & bad
+        if key(snapshot, found.volatile[id]) != snapshot.content_key
+    ]
+
+
+def _indexes(parts: Parts) -> list[Problem]:
+    indexes = parts.folder.root / Part.INDEX
+    if not indexes.is_dir():
+        return [Problem(Part.STORE, Part.INDEX, Damage.EXTRA, detail="no folder")] if os.path.lexists(indexes) else []
+    names = _names(indexes)
+    return [
+        Problem(Part.INDEX, name, Damage.INDEX)
+        for name in names
+        if not ID.fullmatch(name.removesuffix(".json")) or read_index(indexes / name) is None
+    ]

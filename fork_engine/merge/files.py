@@ -1,0 +1,330 @@
+"""Three-way merge of two views over the paths that either side changed. Pure but for reading texts to merge.
+
+A path changed on one side only is taken from there; equal changes are taken once. A file changed on both sides is
+merged field by field: mode, attributes, contents, where contents are merged by line if all three are UTF-8. Times
+never conflict. What does not fit is a typed conflict, which the settler answers.
+
+In a view over an open base (see `HostOverlayView`) a whiteout stands for "removed", and is merged as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from ramify.fork_engine.filesystem.file_content import digest_file
+from ramify.fork_engine.merge.conflicts import ConflictHandler
+from ramify.fork_engine.merge.lines import merge_lines
+from ramify.fork_engine.snapshot_keys import Volatile
+from ramify.fork_engine.types import Conflict, ConflictKind, Entry, EntryKind, LayerId, MergeStrategy
+from ramify.fork_engine.view import LocatedEntry, View, above, differing
+
+T = TypeVar("T")
+NO_LAYER = LayerId("")  # where a file that the merge composed is located: it is in no layer yet
+
+
+@dataclass(slots=True)
+class Merged:
+    """What to change on `ours`. Composed files take their bytes from `texts` or from another place, `copies`."""
+
+    changes: dict[str, LocatedEntry | None] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
+    copies: dict[str, LocatedEntry] = field(default_factory=dict)
+    root: Entry = field(default_factory=lambda: Entry(EntryKind.DIR))
+
+    def drop(self, path: str) -> None:
+        """Ours stays as it is there."""
+        self.changes.pop(path, None)
+        self.texts.pop(path, None)
+        self.copies.pop(path, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What is merged, and how its conflicts are named and answered."""
+
+    base: View
+    ours: View
+    theirs: View
+    read: Callable[[View, str], bytes]
+    settler: ConflictHandler
+    volatile: Volatile
+    prefix: str = ""  # before the path in a conflict: "/" for what lies beside the workspace
+
+    def conflict(self, path: str, kind: ConflictKind, detail: str) -> Conflict:
+        return Conflict(self.prefix + path, kind, detail)
+
+    def answer(
+        self, path: str, conflict: Conflict, *, idle: MergeStrategy = MergeStrategy.OURS
+    ) -> bytes | MergeStrategy:
+        """`idle`: of a volatile path, where nobody says otherwise."""
+
+        def sides() -> tuple[bytes | None, bytes | None, bytes | None]:
+            return self.bytes_of(self.base, path), self.bytes_of(self.ours, path), self.bytes_of(self.theirs, path)
+
+        return self.settler.answer(conflict, sides, idle=idle if path in self.volatile else MergeStrategy.FAIL)
+
+    def bytes_of(self, view: View, path: str) -> bytes | None:
+        entry = view.get(path)
+        if entry is None or entry.kind not in (EntryKind.FILE, EntryKind.SYMLINK):
+            return None
+        return (
+            self.read(view, path) if entry.kind is EntryKind.FILE else entry.target.encode("utf-8", "surrogateescape")
+        )
+
+
+def merge_views(sides: Sides) -> Merged:
+    """What the settler leaves is the caller's to raise."""
+    merged = Merged()
+    for path in differing(sides.base, sides.theirs):
+        _merge_path(path, sides, merged)
+    _keep_links(sides, merged)
+    _link_composed(sides, merged)
+    _mend_additions(sides, merged)
+    _mend_removals(sides, merged)
+    _merge_root(sides, merged)
+    return merged
+
+
+def _same(one: Entry | None, other: Entry | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.content == other.content and one.xattrs == other.xattrs and one.opaque == other.opaque
+
+
+def _gone(entry: Entry | None) -> bool:
+    return entry is None or entry.kind is EntryKind.WHITEOUT
+
+
+def _time(base: Entry | None, ours: Entry, theirs: Entry) -> int:
+    """The one that changed; of two the later."""
+    changed = _three_way(base.mtime_ns if base else None, ours.mtime_ns, theirs.mtime_ns)
+    return max(ours.mtime_ns, theirs.mtime_ns) if changed is None else changed
+
+
+def _merge_path(path: str, sides: Sides, merged: Merged) -> None:
+    base, ours, theirs = sides.base.get(path), sides.ours.get(path), sides.theirs.get(path)
+    if _same(ours, theirs):
+        if ours is not None and theirs is not None and _time(base, ours, theirs) != ours.mtime_ns:
+            merged.changes[path] = sides.theirs.locate(path)
+    elif _same(ours, base):
+        merged.changes[path] = sides.theirs.locate(path)
+    elif not _same(theirs, base):
+        conflict = _merge_both(path, base, ours, theirs, sides, merged)
+        if conflict is not None:
+            _settle(path, conflict, sides, merged)
+
+
+def _settle(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> None:
+    """Both sides changed one path. OURS is what stands there already."""
+    merged.drop(path)
+    answer = sides.answer(path, conflict)
+    if answer is MergeStrategy.UNION:
+        answer = _union(path, conflict, sides, merged)
+    if isinstance(answer, bytes):
+        _compose(path, answer, sides, merged)
+    elif answer is MergeStrategy.THEIRS:
+        merged.changes[path] = sides.theirs.locate(path)
+
+
+def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes | MergeStrategy:
+    ours, theirs = sides.ours.get(path), sides.theirs.get(path)
+    if conflict.kind is ConflictKind.CHANGED_REMOVED:
+        return MergeStrategy.THEIRS if _gone(ours) else MergeStrategy.OURS
+    files = ours is not None and theirs is not None and ours.kind is theirs.kind is EntryKind.FILE
+    if conflict.kind is ConflictKind.BOTH_CHANGED and files and ours is not None and theirs is not None:
+        base = sides.bytes_of(sides.base, path) or b""
+        text = merge_lines(base, sides.read(sides.ours, path), sides.read(sides.theirs, path), union=True)
+        if text is not None and ours.xattrs == theirs.xattrs:
+            return text
+    if (
+        conflict.kind is ConflictKind.MODE
+        and ours is not None
+        and theirs is not None
+        and ours.digest == theirs.digest
+    ):
+        found = sides.ours.locate(path)
+        assert found is not None
+        merged.changes[path] = LocatedEntry(replace(found.entry, mode=ours.mode | theirs.mode, link=""), NO_LAYER)
+        if ours.kind is EntryKind.FILE:
+            merged.copies[path] = found
+        return MergeStrategy.OURS
+    return sides.settler.leave(conflict)
+
+
+def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
+    """A file of these bytes. All else is as ours has it, or theirs where ours has no file there."""
+    files = [
+        entry for view in (sides.ours, sides.theirs) if (entry := view.get(path)) and entry.kind is EntryKind.FILE
+    ]
+    like = files[0] if files else Entry(EntryKind.FILE, 0o644)
+    newest = max((entry.mtime_ns for entry in files), default=0)
+    entry = replace(like, size=len(data), digest=digest_file(data), mtime_ns=newest, link="")
+    merged.changes[path] = LocatedEntry(entry, NO_LAYER)
+    merged.texts[path] = data
+
+
+def _merge_root(sides: Sides, merged: Merged) -> None:
+    ours, theirs = sides.ours.root, sides.theirs.root
+    mode = _three_way(sides.base.root.mode, ours.mode, theirs.mode)
+    if mode is None:
+        conflict = sides.conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
+        answer = sides.settler.answer(conflict, lambda: (None, None, None))
+        if isinstance(answer, bytes):
+            answer = sides.settler.leave(conflict)
+        modes = {MergeStrategy.THEIRS: theirs.mode, MergeStrategy.UNION: ours.mode | theirs.mode}
+        mode = modes.get(answer, ours.mode)
+    merged.root = replace(ours, mode=mode, mtime_ns=_time(sides.base.root, ours, theirs))
+
+
+def _merge_both(
+    path: str, base: Entry | None, ours: Entry | None, theirs: Entry | None, sides: Sides, merged: Merged
+) -> Conflict | None:
+    """Both sides changed the path, differently. None where the two fit together after all."""
+    if ours is None or theirs is None or _gone(ours) is not _gone(theirs):
+        gone = "ours" if _gone(ours) else "theirs"
+        return sides.conflict(path, ConflictKind.CHANGED_REMOVED, f"removed by {gone}, changed by the other")
+    if ours.kind is not theirs.kind:
+        detail = f"a {ours.kind.value} in ours, a {theirs.kind.value} in theirs"
+        return sides.conflict(path, ConflictKind.TYPE, detail)
+    alike = base if base is not None and base.kind is ours.kind else None
+    mode = _three_way(alike.mode if alike else None, ours.mode, theirs.mode)
+    xattrs = _three_way(alike.xattrs if alike else None, ours.xattrs, theirs.xattrs)
+    digest = _three_way(alike.digest if alike else None, ours.digest, theirs.digest)
+    if mode is None:
+        return sides.conflict(path, ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
+    if xattrs is None:
+        return sides.conflict(path, ConflictKind.BOTH_CHANGED, "extended attributes")
+    if digest is None:
+        text = _merge_lines(path, alike, sides) if ours.kind is EntryKind.FILE else None
+        if text is None:
+            return sides.conflict(path, ConflictKind.BOTH_CHANGED, "contents")
+        merged.texts[path] = text
+        entry = replace(ours, size=len(text), digest=digest_file(text), mtime_ns=_time(base, ours, theirs))
+    else:
+        side = sides.ours if digest == ours.digest else sides.theirs
+        found = side.locate(path)
+        assert found is not None
+        entry = found.entry
+        if entry.kind is EntryKind.FILE:
+            merged.copies[path] = found
+    entry = replace(entry, mode=mode, xattrs=xattrs, link="", opaque=ours.opaque or theirs.opaque)
+    for side, before in ((sides.theirs, theirs), (sides.ours, ours)):
+        if _same(entry, before):  # one side has it all: nothing to compose
+            merged.texts.pop(path, None)
+            merged.copies.pop(path, None)
+            if side is sides.theirs:
+                merged.changes[path] = side.locate(path)
+            return None
+    merged.changes[path] = LocatedEntry(entry, NO_LAYER)
+    return None
+
+
+def _three_way(base: T | None, ours: T, theirs: T) -> T | None:
+    """None where both changed it, differently."""
+    if ours == theirs or theirs == base:
+        return ours
+    return theirs if ours == base else None
+
+
+def _merge_lines(path: str, base: Entry | None, sides: Sides) -> bytes | None:
+    if base is None:
+        return None
+    return merge_lines(*(sides.read(view, path) for view in (sides.base, sides.ours, sides.theirs)))
+
+
+def _keep_links(sides: Sides, merged: Merged) -> None:
+    """A file that theirs linked to one which did not change: take both, or they would be two."""
+    for path, located in list(merged.changes.items()):
+        manifest = sides.theirs.manifests.get(located.layer) if located is not None else None
+        for member in manifest.groups.get(path, ()) if manifest is not None else ():
+            there = sides.theirs.locate(member)
+            linked = there is not None and located is not None and there.layer == located.layer
+            if linked and member not in merged.changes and sides.ours.get(member) == sides.base.get(member):
+                merged.changes[member] = there
+
+
+def _link_composed(sides: Sides, merged: Merged) -> None:
+    """What is one file on both sides, and was composed the same at each of its paths, is one again."""
+    files: dict[tuple[str, str], str] = {}
+    for path in sorted(path for path, located in merged.changes.items() if located and located.layer == NO_LAYER):
+        ours, theirs, composed = sides.ours.get(path), sides.theirs.get(path), merged.changes[path]
+        if ours is None or theirs is None or composed is None:
+            continue
+        first = files.setdefault((ours.link or path, theirs.link or path), path)
+        same = merged.changes[first]
+        if first != path and same is not None and same.entry == composed.entry:
+            merged.changes[path] = LocatedEntry(replace(composed.entry, link=first), NO_LAYER)
+
+
+def _mend_additions(sides: Sides, merged: Merged) -> None:
+    """Theirs put something into a folder that ours removed or replaced: no single path shows that conflict."""
+    for path in sorted(path for path, located in merged.changes.items() if located is not None):
+        broken = [folder for folder in above(path) if not _is_folder(folder, sides, merged)]
+        if not broken or merged.changes.get(path) is None or _whiteout(merged.changes[path]):
+            continue
+        kind = ConflictKind.CHANGED_REMOVED if _result(broken[-1], sides, merged) is None else ConflictKind.TYPE
+        conflict = sides.conflict(path, kind, f"ours has no folder {broken[-1]} any more")
+        answer = sides.answer(path, conflict)
+        if answer is MergeStrategy.UNION and kind is ConflictKind.CHANGED_REMOVED:
+            answer = MergeStrategy.THEIRS
+        elif answer is MergeStrategy.UNION:
+            answer = sides.settler.leave(conflict)
+        if answer is MergeStrategy.OURS:
+            merged.drop(path)
+            continue
+        merged.changes.update((folder, sides.theirs.locate(folder)) for folder in broken)
+        if isinstance(answer, bytes):
+            _compose(path, answer, sides, merged)
+
+
+def _mend_removals(sides: Sides, merged: Merged) -> None:
+    """Theirs removed or replaced a folder in which ours has something of its own."""
+    for path in sorted(merged.changes):
+        if path not in merged.changes or _is_folder(path, sides, merged) or not sides.ours.is_folder(path):
+            continue
+        kind = ConflictKind.CHANGED_REMOVED if _removed(merged.changes[path]) else ConflictKind.TYPE
+        below = [child for child in sides.ours.below(path) if not _removed(_result(child, sides, merged))]
+        kept: set[str] = set()
+        for child in sorted(below, reverse=True):  # what is in a folder decides for the folder
+            if child in kept:
+                continue
+            holds = any(other.startswith(child + "/") for other in below)
+            if not holds and _keeps(child, kind, path, sides, merged):
+                kept.update((child, *above(child)))
+            else:
+                merged.changes[child] = None
+        if kept:
+            merged.drop(path)
+            for folder in kept & merged.changes.keys():
+                if merged.changes[folder] is None:
+                    merged.drop(folder)
+
+
+def _keeps(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:
+    """Whether what ours has in a folder that theirs removed stays."""
+    conflict = sides.conflict(child, kind, f"theirs has no folder {folder} any more")
+    answer = sides.answer(child, conflict, idle=MergeStrategy.THEIRS)
+    if answer is MergeStrategy.UNION and kind is ConflictKind.TYPE:
+        answer = sides.settler.leave(conflict)
+    if isinstance(answer, bytes):
+        _compose(child, answer, sides, merged)
+    return answer is not MergeStrategy.THEIRS
+
+
+def _removed(located: LocatedEntry | None) -> bool:
+    return located is None or located.entry.kind is EntryKind.WHITEOUT
+
+
+def _whiteout(located: LocatedEntry | None) -> bool:
+    return located is not None and located.entry.kind is EntryKind.WHITEOUT
+
+
+def _result(path: str, sides: Sides, merged: Merged) -> LocatedEntry | None:
+    return merged.changes[path] if path in merged.changes else sides.ours.locate(path)
+
+
+def _is_folder(path: str, sides: Sides, merged: Merged) -> bool:
+    located = _result(path, sides, merged)
+    return located is not None and located.entry.kind is EntryKind.DIR

@@ -1,0 +1,257 @@
+"""Turning what changed in a world into a layer: from an overlay's upper folder, from a plain tree, from a stack."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ramify.fork_engine.filesystem.file_content import wait_past_tick
+from ramify.fork_engine.filesystem.openat import OpenatWalker, folder, remove_tree, set_mode, set_xattrs, split
+from ramify.fork_engine.filesystem.scan import ACL, OPAQUE, Scan, Stamps, is_mark, scan_tree, scan_upper
+from ramify.fork_engine.filesystem.write import place_copy
+from ramify.fork_engine.layers import Layers, Reader
+from ramify.fork_engine.manifest import Manifest, link_groups
+from ramify.fork_engine.store_folder import write_new
+from ramify.fork_engine.types import Entry, EntryKind, Snapshot
+from ramify.fork_engine.view import View, above, differing, layer_between
+
+_WHITEOUT = Entry(EntryKind.WHITEOUT)
+_OUTSIDE_ROOT = Entry(EntryKind.DIR, 0o755)
+
+
+@dataclass(frozen=True, slots=True)
+class Upper:
+    """An overlay's upper folder, read: the layer that it is to become."""
+
+    folder: Path
+    scan: Scan
+    manifest: Manifest
+    view: View  # the parent's with the layer on it
+
+    def same(self, parent: View) -> bool:
+        """Whether it changes nothing."""
+        return self.view.root == parent.root and not differing(parent, self.view)
+
+
+def read_upper(upper: Path, parent: View, known: Stamps | None = None) -> Upper | None:
+    """None where it changes nothing. Nothing is written. `known`: see `scan_upper`."""
+    scan = scan_upper(upper, known)
+    for skipped in scan.skipped:
+        if skipped.path in parent:  # a socket in place of a file: the file must not come back
+            scan.entries[skipped.path] = _WHITEOUT
+    manifest = Manifest(scan.entries, scan.root)
+    stacked = parent.stacked(manifest)
+    read = Upper(upper, scan, manifest, stacked)
+    return None if read.same(parent) else read
+
+
+def read_outside(upper: Path, parent: View, known: Stamps | None = None) -> Upper | None:
+    """The same for the second stack, whose top folders are scaffolding: they count where something is in them."""
+    scan = scan_upper(upper, known)
+    scan.root = _OUTSIDE_ROOT
+    for skipped in scan.skipped:
+        if skipped.path in parent:
+            scan.entries[skipped.path] = _WHITEOUT
+    needed: set[str] = set()
+    for path, entry in scan.entries.items():
+        if not _is_scaffold(path, entry, scan, parent):
+            needed.update((path, *above(path)))
+    manifest = Manifest({path: scan.entries[path] for path in scan.entries if path in needed}, scan.root)
+    stacked = parent.stacked(manifest)
+    return Upper(upper, scan, manifest, stacked) if differing(parent, stacked) else None
+
+
+def _is_scaffold(path: str, entry: Entry, scan: Scan, parent: View) -> bool:
+    """A folder that whoever made the mounts may have made: it says nothing but its own mode and time.
+
+    What a world makes there itself is opaque, and what it changes is copied up.
+    """
+    if entry.kind is not EntryKind.DIR or entry.opaque or entry.xattrs or _copied_up(path, scan):
+        return False
+    before = parent.get(path)
+    if before is not None:
+        return before.kind is EntryKind.DIR and before.mode == entry.mode
+    return not any(scan.entries[holder].opaque for holder in above(path))
+
+
+def _copied_up(path: str, scan: Scan) -> bool:
+    return any(is_mark(mark, "origin") for mark in scan.marked.get(path, ()))
+
+
+def make_layer_from_upper(read: Upper, layers: Layers, *, move: bool) -> Manifest:
+    """Make the layer. With `move` the folder itself becomes it, and is gone; where that fails, it is as it was."""
+    manifest, upper = read.manifest, read.folder
+    if move and manifest.entries.keys() >= read.scan.entries.keys() and manifest.id not in layers:
+        with layers.folder.temporary() as aside:
+            fs = aside / "layer" / "fs"
+            fs.parent.mkdir()
+            write_new(fs.parent / "manifest.json", manifest.encoded)
+            if _rename(upper, fs):
+                try:
+                    _normalise(fs, read.scan)
+                    layers.place(manifest, fs.parent)
+                except BaseException:
+                    if fs.exists():
+                        fs.rename(upper)  # what the world wrote is not ours to lose
+                    raise
+                return manifest
+    _copied(manifest, upper, layers)
+    if move:
+        remove_tree(upper)
+    return manifest
+
+
+def _rename(upper: Path, fs: Path) -> bool:
+    """False across file systems."""
+    with folder(upper, lend=0o700):  # renaming a folder writes to it
+        try:
+            upper.rename(fs)
+        except OSError as error:
+            if error.errno == errno.EXDEV:
+                return False
+            raise
+    return True
+
+
+def _normalise(fs: Path, scan: Scan) -> None:
+    """Make a renamed upper folder what its entries say: no foreign attribute, nothing that cannot be kept.
+
+    First what may find no room, then what cannot be taken back.
+    """
+    opaque = {path for path in scan.marked if path in scan.entries and scan.entries[path].opaque}
+    with OpenatWalker(fs, lend=0o700) as tree:
+        for path in opaque:
+            if OPAQUE not in scan.marked[path]:
+                parent, name = tree.parent(path)
+                set_xattrs(name, parent, drop=_nothing, add={OPAQUE: b"y"})
+        for path, marks in scan.marked.items():
+            _unmark(path, [mark for mark in marks if mark != OPAQUE or path not in opaque], fs, tree)
+        for skipped in scan.skipped:
+            parent, name = tree.parent(skipped.path)
+            os.unlink(name, dir_fd=parent)
+            if skipped.path in scan.entries:
+                os.mknod(name, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)
+            holder = split(skipped.path)[0]
+            times = scan.entries[holder].mtime_ns if holder else scan.root.mtime_ns
+            os.utime(parent, ns=(times, times))
+    _set_modes(fs, {path: scan.entries[path].mode for path, marks in scan.marked.items() if path and ACL in marks})
+    fs.chmod(scan.root.mode)
+    os.utime(fs, ns=(scan.root.mtime_ns, scan.root.mtime_ns))
+
+
+def _set_modes(fs: Path, modes: Mapping[str, int]) -> None:
+    """Of what had an ACL: its mode spoke of that. A folder comes before what it holds, and no other descent is open:
+    it would give back the modes that it found."""
+    if modes:
+        with OpenatWalker(fs, lend=0o700) as tree:
+            for path, mode in modes.items():
+                parent, name = tree.parent(path)
+                set_mode(name, parent, mode)
+
+
+def _unmark(path: str, marks: list[str], fs: Path, tree: OpenatWalker) -> None:
+    """By name where that is allowed and short enough, which is ten times faster: nobody else has this folder now."""
+    try:
+        for mark in marks:
+            os.removexattr(f"{fs}/{path}", mark, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENODATA):
+            raise
+        parent, name = tree.parent(path) if path else (tree.folder(""), ".")
+        set_xattrs(name, parent, drop=marks.__contains__, add={})
+
+
+def _nothing(_: str) -> bool:
+    return False
+
+
+def layer_from_tree(tree: Path, parent: View, layers: Layers) -> Manifest | None:
+    """The layer by which a plain folder differs from the parent's view; None where it does not."""
+    scan = scan_tree(tree, parent)
+    now = scan.entries
+    changed = {path for path, entry in now.items() if entry != parent.get(path)}
+    newest = max((now[path].mtime_ns for path in changed), default=0)
+    changed.update(path for path in parent if path not in now)
+    groups = link_groups(now)
+    changed.update([member for path in changed for member in groups.get(path, ())])
+    if not changed and scan.root == parent.root:
+        return None
+    manifest = _copied(Manifest(layer_between(parent, now, changed), scan.root), tree, layers)
+    wait_past_tick(newest)
+    return manifest
+
+
+def _copied(manifest: Manifest, source: Path, layers: Layers) -> Manifest:
+    with OpenatWalker(source) as files:
+        return layers.write(
+            manifest,
+            lambda path, entry, parent, name: place_copy(files, path, entry, parent, name, verify=True),
+        )
+
+
+def squashed_layer(view: View, layers: Layers) -> Manifest | None:
+    """All layers above the view's base as one, files linked, not copied. None where they cancel each other out."""
+    base = type(view)(view.base)
+    if view.root == base.root and not differing(base, view):
+        return None
+    entries = layer_between(base, view, view.delta)
+    with Reader(layers) as reader:
+
+        def place(path: str, entry: Entry, parent: int, name: str) -> None:
+            located = view.locate(path)
+            assert located is not None
+            reader.link(path, located, parent, name)
+
+        return layers.write(Manifest(entries, view.root), place)
+
+
+@dataclass(slots=True)
+class LastSeal:
+    """What the last seal of a world's uppers made, where they last_seal. The world keeps it, and hands it in again."""
+
+    snapshot: Snapshot | None = None
+    _stamps: dict[Path, Stamps] = field(default_factory=dict)
+
+    def known(self, upper: Path) -> Stamps:
+        return self._stamps.get(upper, {})
+
+    def note(self, read: Upper | None) -> None:
+        if read is not None:
+            self._stamps[read.folder] = read.scan.stamps
+
+    def distrust(self) -> None:
+        """Files may be written without a later time: by a mapping that is there already."""
+        self._stamps.clear()
+
+    def forget(self) -> None:
+        """The uppers are gone, or sealed by moving them."""
+        self.snapshot = None
+        self._stamps.clear()
+
+
+def since(read: Upper, before: View) -> Upper | None:
+    """The same upper, as the layer that shows it over `before`: with no entries where nothing changed.
+
+    None where no such layer says the same, as after a folder became opaque: then it is to be taken whole.
+    """
+    changed = set(differing(before, read.view))
+    changed.update([member for path in changed for member in read.manifest.groups.get(path, ())])
+    made = Manifest(dict(_over(before, read.view, changed)), read.manifest.root)
+    if any(
+        entry.kind is EntryKind.FILE and path not in read.manifest.entries for path, entry in made.entries.items()
+    ):
+        return None
+    stacked = before.stacked(made)
+    if stacked.root != read.view.root or differing(stacked, read.view):
+        return None
+    return Upper(read.folder, read.scan, made, stacked)
+
+
+def _over(before: View, after: View, changed: set[str]) -> Iterator[tuple[str, Entry]]:
+    """A folder that is there already must not hide what it holds there."""
+    for path, entry in layer_between(before, after, changed).items():
+        yield path, replace(entry, opaque=False) if entry.opaque and before.is_folder(path) else entry

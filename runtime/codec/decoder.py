@@ -1,0 +1,347 @@
+"""The forms in which values are kept, from the side of who reads them: also what earlier versions wrote.
+
+No code of the stored classes runs where it can be helped: an object is made bare and given its state. Enums are asked
+for their members, pydantic for a model that its own JSON holds (`pydantic`), built-in exceptions for themselves.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import ipaddress
+import pathlib
+import re
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from types import FunctionType, NoneType
+from typing import Any, cast
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from ramify.runtime.codec.encoder import BASES, IPS, TAG, is_url
+from ramify.runtime.codec.type_names import resolve
+from ramify.runtime.errors import NotSerialisable
+
+Find = Callable[[str], Any]
+
+_BARE = 3  # `$`, `t` and `v`: a dataclass with nothing but its fields
+_SCALARS = frozenset((NoneType, bool, int, float, str))
+
+OWN_KINDS = frozenset({"str", "float", "bytes", "tuple", "set", "frozenset", "dict", "path", "dataclass", "enum"})
+"""What Ramify's own records are made of."""
+
+
+class Decoder:
+    """Reads one value. `find`: by which the names of types are looked up; `kinds`: the forms that may be met."""
+
+    def __init__(self, find: Find | None = None, kinds: frozenset[str] | None = None) -> None:
+        self._find = find
+        self._kinds = kinds
+
+    def decode(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [one if type(one) in _SCALARS else self.decode(one) for one in value]
+        if not isinstance(value, dict):
+            return value
+        kind = value.get(TAG)
+        if kind is None:
+            return {key: one if type(one) in _SCALARS else self.decode(one) for key, one in value.items()}
+        if self._kinds is not None and kind not in self._kinds:
+            raise NotSerialisable(
+                f"a stored value is of the kind {kind!r}, and not what Ramify itself recorded there"
+            )
+        if (read := _READERS.get(kind)) is not None:
+            return read(self, value["v"], value)
+        if (make := _OBJECTS.get(kind)) is not None:
+            return make(self, resolve(value["t"], self._find), value["v"], value)
+        raise NotSerialisable(f"a stored value is of the kind {kind!r}, which this version of Ramify does not know")
+
+    # Values
+
+    def _items(self, body: Any, _: Any = None) -> list[Any]:
+        return [self.decode(one) for one in body]
+
+    def _pairs(self, body: Any) -> list[tuple[Any, Any]]:
+        return [(self.decode(key), self.decode(one)) for key, one in body]
+
+    def _complex(self, body: Any, _: Any) -> complex:
+        return complex(*self._items(body))
+
+    def _defaultdict(self, body: Any, value: Any) -> Any:
+        made_by = None if value["f"] is None else resolve(value["f"], self._find)
+        return defaultdict(made_by, self._pairs(body))
+
+    def _datetime(self, body: str, value: Any) -> Any:
+        return self._placed(datetime.fromisoformat(body), value)
+
+    def _time(self, body: str, value: Any) -> Any:
+        return self._placed(time.fromisoformat(body), value)
+
+    def _placed(self, found: Any, value: Any) -> Any:
+        if "z" in value:
+            found = found.replace(tzinfo=_zone(value["z"]))
+        return found.replace(fold=1) if value.get("fold") else found
+
+    def _path(self, body: Any, _: Any) -> pathlib.Path:
+        return pathlib.Path(self.decode(body))
+
+    def _purepath(self, body: Any, value: Any) -> pathlib.PurePath:
+        windows = value["t"] == "PureWindowsPath"
+        return (pathlib.PureWindowsPath if windows else pathlib.PurePosixPath)(self.decode(body))
+
+    def _ip(self, body: str, value: Any) -> Any:
+        if value["t"] not in IPS:
+            raise NotSerialisable(f"a stored value names {value['t']!r} as an address, which it is not")
+        return getattr(ipaddress, value["t"])(body)
+
+    def _pattern(self, body: Any, value: Any) -> re.Pattern[Any]:
+        return re.compile(self.decode(body), value["n"])
+
+    def _range(self, body: Any, _: Any) -> range:
+        return range(*self._items(body))
+
+    def _slice(self, body: Any, _: Any) -> slice:
+        return slice(*self._items(body))
+
+    def _validation(self, body: Any, _: Any) -> Any:
+        from pydantic_core import PydanticCustomError, ValidationError
+
+        title, errors, mode, hide, *cause = self._items(body)
+        lines: list[Any] = [
+            line if isinstance(line["type"], str) else {**line, "type": PydanticCustomError(*line["type"])}
+            for line in errors
+        ]
+        error = ValidationError.from_exception_data(title, lines, mode, hide)
+        error.args = ()
+        if cause:
+            error.__cause__ = cause[0]
+        return error
+
+    # Objects
+
+    def _enum(self, cls: Any, body: Any, _: Any) -> Any:
+        return _is(cls, Enum, "enum")(self.decode(body))
+
+    def _member(self, cls: Any, body: str, _: Any) -> Any:
+        try:
+            return _is(cls, Enum, "enum")[body]
+        except KeyError:
+            raise NotSerialisable(
+                f"a stored value is {cls.__qualname__}.{body}, which it has not (any more)"
+            ) from None
+
+    def _namedtuple(self, cls: Any, body: Any, value: Any) -> Any:
+        fields = getattr(_is(cls, tuple, "namedtuple"), "_fields", None)
+        items = self._items(body)
+        if fields is None:
+            raise _not_any_more(cls, "namedtuple")
+        items += [cls._field_defaults[name] for name in fields[len(items) :] if name in cls._field_defaults]
+        if len(items) != len(fields):
+            raise NotSerialisable(f"a stored {cls.__qualname__} has {len(body)} fields, and the class {len(fields)}")
+        return self._given_state(tuple.__new__(cls, items), value)
+
+    def _sub(self, cls: Any, body: Any, value: Any) -> Any:
+        base: Any = BASES.get(value["b"])
+        if base is None or not isinstance(cls, type) or not issubclass(cls, base):
+            raise _not_any_more(cls, str(value["b"]))
+        items: Any = self._pairs(body) if base is dict else self.decode(body)
+        if base in (list, dict, set, bytearray):
+            made: Any = base.__new__(cls)
+            if base is bytearray:
+                bytearray.__init__(made, items)
+            else:
+                (list.extend if base is list else base.update)(made, items)
+        else:
+            made = base.__new__(cls, items)
+        return self._given_state(made, value)
+
+    def _given_state(self, made: Any, value: Any) -> Any:
+        for name, one in value.get("s", {}).items():
+            object.__setattr__(made, name, self.decode(one))
+        if "orig" in value:
+            object.__setattr__(made, "__orig_class__", resolve(value["orig"], self._find))
+        return made
+
+    def _dataclass(self, cls: Any, body: Any, value: Any) -> Any:
+        if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
+            raise _not_any_more(cls, "dataclass")
+        # not through __init__: a field may be init=False, and __post_init__ has had its say already
+        made: Any = object.__new__(cast(type, cls))
+        for name, one in self._fields(cls, body, value, _fields_of(cls), _dataclass_default).items():
+            object.__setattr__(made, name, one)
+        return made if len(value) == _BARE else self._given_state(made, {**value, "s": value.get("more", {})})
+
+    def _fields(
+        self,
+        cls: Any,
+        body: Mapping[str, Any],
+        value: Mapping[str, Any],
+        fields: Mapping[str, Any],
+        default: Callable[[Any], Any],
+    ) -> dict[str, Any]:
+        """The fields of an object, as the class has them now: what it has gained since is given its default."""
+        state = {
+            name: one if type(one) in _SCALARS else self.decode(one) for name, one in body.items() if name in fields
+        }
+        if len(state) < len(body) and not cls.__module__.startswith("ramify."):
+            lost = next(name for name in body if name not in fields)
+            raise NotSerialisable(f"a stored {cls.__qualname__} has {lost!r}, which is no field of it any more")
+        if len(state) == len(fields):
+            return state
+        for name in fields.keys() - state.keys() - set(value.get("unset", ())):
+            try:
+                state[name] = default(fields[name])
+            except LookupError:
+                why = (
+                    f"a stored {cls.__qualname__} lacks {name!r}, which the class requires: give the field a default"
+                )
+                raise NotSerialisable(why) from None
+        return state
+
+    def _model(self, cls: Any, body: Any, value: Any) -> Any:
+        from pydantic_core import PydanticUndefined
+
+        fields, private = _model_parts(cls)
+        made = cls.__new__(cls)
+        state = self._fields(cls, body, value, fields, _model_default)
+        state |= {name: self.decode(one) for name, one in value.get("more", {}).items()}
+        object.__setattr__(made, "__dict__", state)
+        object.__setattr__(made, "__pydantic_fields_set__", set(value.get("set", body)))
+        if cls.__pydantic_root_model__:  # it has no place for the rest
+            return made
+        object.__setattr__(made, "__pydantic_extra__", self.decode(value.get("extra")))
+        told: dict[str, Any] | None = self.decode(value.get("private"))
+        if private:
+            gained = {name: attr.get_default() for name, attr in private.items() if name not in (told or {})}
+            told = (told or {}) | {name: one for name, one in gained.items() if one is not PydanticUndefined}
+        object.__setattr__(made, "__pydantic_private__", told)
+        return made
+
+    def _pydantic(self, cls: Any, body: Any, value: Any) -> Any:
+        _model_parts(cls)
+        made = cls.model_validate(body)
+        if "set" in value:
+            object.__setattr__(made, "__pydantic_fields_set__", set(value["set"]))
+        return made
+
+    def _url(self, cls: Any, body: str, _: Any) -> Any:
+        if not isinstance(cls, type) or not is_url(cls):
+            raise _not_any_more(cls, "url")
+        made: Any = cls
+        return made(body)
+
+    def _error(self, cls: Any, body: Any, _: Any) -> Any:
+        _is(cls, BaseException, "error")
+        args, state, *more = self._items(body)  # rows of before had those two
+        # not through code of the user's, which may take other arguments than it hands on
+        base = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
+        error = base.__new__(cls, *args)
+        base.__init__(error, *args)
+        if not isinstance(cls.__init__, FunctionType) and cls.__init__ is not base.__init__:
+            cls.__init__(error, *args)
+        vars(error).update(state)
+        for name, one in (more[0] if more else {}).items():
+            setattr(error, name, one)
+        if more[1:]:
+            error.__cause__ = more[1]
+        return error
+
+
+def _zone(told: Mapping[str, Any]) -> tzinfo:
+    if "key" in told:
+        try:
+            return ZoneInfo(told["key"])
+        except Exception as error:
+            raise NotSerialisable(f"a stored time is in the zone {told['key']!r}: {error}") from error
+    if "pydantic" in told:
+        from pydantic_core import TzInfo
+
+        return TzInfo(told["pydantic"])
+    days, seconds, microseconds = told["offset"]
+    return timezone(timedelta(days, seconds, microseconds), *told["name"])
+
+
+@functools.lru_cache(maxsize=1024)
+def _fields_of(cls: Any) -> Mapping[str, Any]:
+    return {field.name: field for field in dataclasses.fields(cls)}
+
+
+def _dataclass_default(field: Any) -> Any:
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    raise LookupError(field.name)
+
+
+def _model_default(field: Any) -> Any:
+    if field.is_required():
+        raise LookupError
+    return field.get_default(call_default_factory=True)
+
+
+def _model_parts(cls: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    if not isinstance(cls, type) or not hasattr(cls, "__pydantic_validator__") or not hasattr(cls, "model_validate"):
+        raise _not_any_more(cls, "pydantic")
+    found: Any = cls
+    return found.model_fields, found.__private_attributes__
+
+
+def _is(cls: Any, base: type, kind: str) -> Any:
+    if not isinstance(cls, type) or not issubclass(cls, base):
+        raise _not_any_more(cls, kind)
+    return cls
+
+
+def _not_any_more(cls: Any, kind: str) -> NotSerialisable:
+    return NotSerialisable(f"a stored value names {cls!r} as a {kind}, which it is not (any more)")
+
+
+_READERS: Mapping[str, Callable[[Decoder, Any, Any], Any]] = {
+    "str": lambda _, v, __: "".join(map(chr, v)),
+    "float": lambda _, v, __: float(v),
+    "bytes": lambda _, v, __: base64.b64decode(v),
+    "bytearray": lambda _, v, __: bytearray(base64.b64decode(v)),
+    "decimal": lambda _, v, __: Decimal(v),
+    "uuid": lambda _, v, __: UUID(v),
+    "fraction": lambda _, v, __: Fraction(*v),
+    "complex": Decoder._complex,
+    "path": Decoder._path,
+    "purepath": Decoder._purepath,
+    "ip": Decoder._ip,
+    "range": Decoder._range,
+    "slice": Decoder._slice,
+    "pattern": Decoder._pattern,
+    "const": lambda _, v, __: {"Ellipsis": ..., "NotImplemented": NotImplemented}[v],
+    "date": lambda _, v, __: date.fromisoformat(v),
+    "datetime": Decoder._datetime,
+    "time": Decoder._time,
+    "timedelta": lambda _, v, __: timedelta(seconds=v),
+    "delta": lambda _, v, __: timedelta(*v),
+    "tz": lambda _, v, __: _zone(v),
+    "tuple": lambda self, v, _: tuple(self._items(v)),
+    "set": lambda self, v, _: set(self._items(v)),
+    "frozenset": lambda self, v, _: frozenset(self._items(v)),
+    "deque": lambda self, v, value: deque(self._items(v), value["n"]),
+    "dict": lambda self, v, _: dict(self._pairs(v)),
+    "ordered": lambda self, v, _: OrderedDict(self._pairs(v)),
+    "defaultdict": Decoder._defaultdict,
+    "validation": Decoder._validation,
+}
+
+_OBJECTS: Mapping[str, Callable[[Decoder, Any, Any, Any], Any]] = {
+    "enum": Decoder._enum,
+    "member": Decoder._member,
+    "namedtuple": Decoder._namedtuple,
+    "sub": Decoder._sub,
+    "dataclass": Decoder._dataclass,
+    "model": Decoder._model,
+    "pydantic": Decoder._pydantic,
+    "error": Decoder._error,
+    "url": Decoder._url,
+}

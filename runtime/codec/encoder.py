@@ -1,0 +1,550 @@
+"""The forms in which values are kept: what `{"$": kind, …}` holds, from the side of who writes it.
+
+| kind | what it holds |
+|---|---|
+| str, float | text with a pair of half characters in it; a number that JSON has none for |
+| bytes, bytearray, uuid, decimal, fraction, complex, path, purepath, ip, range, slice, pattern, const | itself |
+| datetime, time, date, timedelta, delta, tz | as ISO writes it; beside it `z`, its zone, and `fold` |
+| tuple, set, frozenset, deque, dict, ordered, defaultdict | its items, encoded; a dict's as pairs |
+| enum, member | a member by its value; by its name where the value does not find it |
+| dataclass, model | the fields; `more`, `extra`, `private`: other state; `set`: pydantic's fields that were set |
+| pydantic | a model's own JSON, for fields of types that pydantic alone knows how to write; `set` as above |
+| namedtuple, sub | the items, or the value of the built-in type `b` that the class stands on; `s`: its state |
+| error, validation, url | an exception; pydantic's ValidationError; pydantic's addresses |
+
+`t` names the type, as `typenames` has it.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
+from types import MemberDescriptorType, NoneType
+from typing import Any, NamedTuple, cast
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from ramify.runtime.codec.object_state import distinct_parts
+from ramify.runtime.codec.type_names import ref_of
+from ramify.runtime.errors import NotSerialisable
+
+TAG = "$"
+IPS = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
+_URLS = ("_BaseUrl", "_BaseMultiHostUrl", "Url", "MultiHostUrl")
+BASES: Mapping[str, type] = {
+    kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
+}
+"""What a class may stand on and be kept by its value."""
+
+_PLAIN = frozenset((NoneType, bool, int))
+_STR = frozenset((str,))
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
+_LOOK_AT, _MANY_TIMES = 1_000_000, 100
+_OF_ITS_RUN = ("__notes__", "__ramify_step__")
+"""Of an error: what the runtime wrote on it."""
+
+_BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
+    str: str.__str__,
+    bytes: lambda v: bytes.__getitem__(v, slice(None)),
+    bytearray: lambda v: bytearray.__getitem__(v, slice(None)),
+    int: int.__index__,
+    float: float.__float__,
+    complex: complex.__pos__,
+    list: lambda v: list(list.__iter__(v)),
+    tuple: lambda v: tuple(tuple.__iter__(v)),
+    dict: lambda v: dict(dict.items(v)),
+    set: lambda v: set(set.__iter__(v)),
+    frozenset: lambda v: frozenset(frozenset.__iter__(v)),
+}
+
+
+def _whole(texts: Iterable[str]) -> bool:
+    return not any(map(_PAIR.search, texts))
+
+
+def sort_encoded(encoded: list[Any]) -> list[Any]:
+    return sorted(encoded, key=lambda item: json.dumps(item, sort_keys=True))
+
+
+class Encoder:
+    """Writes one value. `unsure`: whether it holds an object whose own class has a say in what is read back."""
+
+    def __init__(self) -> None:
+        self.unsure = False
+        self._written, self._look_at = 0, _LOOK_AT
+        self._root: object = None
+
+    def encode(self, value: object, where: str) -> Any:
+        self._root = value
+        return self._any(value, where)
+
+    def _any(self, value: Any, where: str) -> Any:
+        kind = type(value)
+        if kind in _PLAIN:
+            return value
+        if kind is str:
+            return value if value.isascii() else self._str(value)
+        write = WRITERS.get(kind)
+        return write(self, value, where) if write is not None else self._object(value, where)
+
+    def _str(self, value: str, _: str = "") -> Any:
+        if _PAIR.search(value) is None:
+            return value
+        return {TAG: "str", "v": [ord(one) for one in value]}
+
+    def _float(self, value: float, _: str) -> Any:
+        return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
+
+    def _items(self, items: Iterable[Any], where: str) -> list[Any]:
+        self._count()
+        return [one if type(one) in _PLAIN else self._any(one, f"{where}[{at}]") for at, one in enumerate(items)]
+
+    def _count(self) -> None:
+        """One list shared in many places is written out in each of them: 2^n times for n that hold it twice."""
+        self._written += 1
+        if self._written > self._look_at:
+            if distinct_parts(self._root) * _MANY_TIMES < self._written:
+                raise NotSerialisable(
+                    "the value holds the same objects so many times over that it cannot be written out: pass each "
+                    "once, with names for what refers to it"
+                )
+            self._look_at *= 4
+
+    def _list(self, value: list[Any], where: str) -> Any:
+        return self._items(value, where)
+
+    def _tuple(self, value: tuple[Any, ...], where: str) -> Any:
+        return {TAG: "tuple", "v": self._items(value, where)}
+
+    def _set(self, value: set[Any] | frozenset[Any], where: str) -> Any:
+        items = [self._any(one, f"{where}{{}}") for one in value]
+        return {TAG: type(value).__name__, "v": sort_encoded(items)}
+
+    def _dict(self, value: dict[Any, Any], where: str) -> Any:
+        self._count()
+        if set(map(type, value)) <= _STR and TAG not in value and (all(map(str.isascii, value)) or _whole(value)):
+            return {
+                key: one if type(one) in _PLAIN else self._any(one, f"{where}[{key!r}]") for key, one in value.items()
+            }
+        return {TAG: "dict", "v": self._pairs(value.items(), where)}
+
+    def _pairs(self, items: Iterable[tuple[Any, Any]], where: str) -> list[Any]:
+        return [[self._any(key, f"{where} key"), self._any(one, f"{where}[{key!r}]")] for key, one in items]
+
+    def _ordered(self, value: OrderedDict[Any, Any], where: str) -> Any:
+        self._refuse_state(value, where)
+        return {TAG: "ordered", "v": self._pairs(value.items(), where)}
+
+    def _defaultdict(self, value: defaultdict[Any, Any], where: str) -> Any:
+        made_by = value.default_factory
+        if made_by is not None and not isinstance(made_by, type):
+            raise NotSerialisable(f"{where} is a defaultdict made by {made_by!r}: pass dict(it), or name a class")
+        by = None if made_by is None else ref_of(made_by, where)
+        return {TAG: "defaultdict", "f": by, "v": self._pairs(value.items(), where)}
+
+    def _refuse_state(self, value: object, where: str) -> None:
+        if vars(value):
+            raise NotSerialisable(f"{where} is a {type(value).__name__} with attributes of its own: pass a dataclass")
+
+    def _deque(self, value: deque[Any], where: str) -> Any:
+        return {TAG: "deque", "v": self._items(value, where), "n": value.maxlen}
+
+    def _bytes(self, value: bytes, _: str) -> Any:
+        return {TAG: type(value).__name__, "v": base64.b64encode(value).decode()}
+
+    def _text(self, value: object, _: str) -> Any:
+        return {TAG: type(value).__name__.lower(), "v": str(value)}
+
+    def _complex(self, value: complex, where: str) -> Any:
+        return {TAG: "complex", "v": [self._float(value.real, where), self._float(value.imag, where)]}
+
+    def _path(self, value: PurePath, _: str) -> Any:
+        return {TAG: "path", "v": self._str(str(value))}
+
+    def _purepath(self, value: PurePath, _: str) -> Any:
+        return {TAG: "purepath", "t": type(value).__name__, "v": self._str(str(value))}
+
+    def _fraction(self, value: Fraction, _: str) -> Any:
+        return {TAG: "fraction", "v": [value.numerator, value.denominator]}
+
+    def _range(self, value: range | slice, where: str) -> Any:
+        parts = [self._any(one, where) for one in (value.start, value.stop, value.step)]
+        return {TAG: type(value).__name__, "v": parts}
+
+    def _pattern(self, value: re.Pattern[Any], where: str) -> Any:
+        return {TAG: "pattern", "v": self._any(value.pattern, where), "n": value.flags & ~re.DEBUG}
+
+    def _const(self, value: object, _: str) -> Any:
+        return {TAG: "const", "v": repr(value)}
+
+    # Times
+
+    def _date(self, value: date, _: str) -> Any:
+        return {TAG: "date", "v": value.isoformat()}
+
+    def _datetime(self, value: datetime | time, where: str) -> Any:
+        zone = value.tzinfo
+        kept: dict[str, Any] = {TAG: "datetime" if isinstance(value, datetime) else "time"}
+        if zone is None or (type(zone) is timezone and len(cast(Any, zone).__getinitargs__()) == 1):
+            kept["v"] = value.isoformat()
+        else:
+            kept |= {"v": value.replace(tzinfo=None).isoformat(), "z": self._zone(zone, where)}
+            if type(zone) is ZoneInfo and ZoneInfo(zone.key) is not zone:  # one of its own, equal or not
+                self._refuse_other_zone(value, zone, where)
+        return {**kept, "fold": 1} if value.fold else kept
+
+    def _refuse_other_zone(self, value: datetime | time, zone: ZoneInfo, where: str) -> None:
+        known = value.replace(tzinfo=ZoneInfo(zone.key))
+        if known != value or known.utcoffset() != value.utcoffset():
+            raise NotSerialisable(
+                f"{where} has a time zone {zone.key!r} that differs from this machine's of that name"
+            )
+
+    def _zone(self, zone: tzinfo, where: str) -> Any:
+        if type(zone) is timezone:
+            offset, *name = cast(Any, zone).__getinitargs__()
+            return {"offset": [offset.days, offset.seconds, offset.microseconds], "name": name}
+        if type(zone) is ZoneInfo and zone.key is not None:
+            try:
+                ZoneInfo(zone.key)
+            except Exception as error:
+                raise NotSerialisable(f"{where} has the time zone {zone.key!r}: {error}") from error
+            return {"key": zone.key}
+        if type(zone).__module__.startswith("pydantic_core") and type(zone).__name__ == "TzInfo":
+            return {"pydantic": zone.__reduce__()[1][0]}
+        kind = f"{type(zone).__module__}.{type(zone).__qualname__}"
+        raise NotSerialisable(
+            f"{where} has a {kind} for its time zone: use zoneinfo.ZoneInfo or datetime.timezone in its place"
+        )
+
+    def _tz(self, value: tzinfo, where: str) -> Any:
+        return {TAG: "tz", "v": self._zone(value, where)}
+
+    def _timedelta(self, value: timedelta, _: str) -> Any:
+        seconds = value.total_seconds()
+        try:
+            exact = timedelta(seconds=seconds) == value
+        except OverflowError:
+            exact = False
+        if exact:
+            return {TAG: "timedelta", "v": seconds}
+        return {TAG: "delta", "v": [value.days, value.seconds, value.microseconds]}
+
+    # Objects
+
+    def _object(self, value: Any, where: str) -> Any:
+        cls = type(value)
+        if isinstance(value, Enum):
+            return self._enum(value, where)
+        if cls.__module__ == "ipaddress" and cls.__name__ in IPS:
+            return {TAG: "ip", "t": cls.__name__, "v": str(value)}
+        if is_url(cls):
+            self.unsure = True
+            return {TAG: "url", "t": ref_of(cls, where), "v": str(value)}
+        if cls.__module__.startswith("pydantic_core"):
+            return self._of_pydantic_core(value, where)
+        if isinstance(value, BaseException):
+            return self._error(value, where)
+        if hasattr(cls, "__pydantic_validator__") and hasattr(value, "model_dump"):
+            return self._model(cls, value, where)
+        if isinstance(value, tuple) and hasattr(cls, "_fields"):
+            return self._namedtuple(value, where)
+        base = next((kind for kind in cls.__mro__ if kind in _BASE_VALUE), None)
+        if base is not None:
+            return self._sub(base, value, where)
+        if dataclasses.is_dataclass(value):
+            return self._dataclass(value, where)
+        raise _refused(value, where)
+
+    def _enum(self, value: Enum, where: str) -> Any:
+        kind = type(value)
+        ref = ref_of(kind, where)
+        try:
+            if kind(value.value) is value:
+                inner = Encoder()
+                return {TAG: "enum", "t": ref, "v": inner._by_value(value, where)}
+        except (NotSerialisable, ValueError, TypeError):
+            pass
+        if value.name is None or kind.__members__.get(value.name) is not value:
+            raise NotSerialisable(f"{where} is a {kind.__qualname__} that neither its value nor its name finds")
+        return {TAG: "member", "t": ref, "v": value.name}
+
+    def _by_value(self, value: Enum, where: str) -> Any:
+        """A member's value, where what is read back finds the member."""
+        from ramify.runtime.codec.decoder import Decoder
+
+        encoded = self._any(value.value, where)
+        if type(value)(Decoder().decode(encoded)) is not value:
+            raise NotSerialisable(where)
+        return encoded
+
+    def _namedtuple(self, value: tuple[Any, ...], where: str) -> Any:
+        items = [self._any(one, f"{where}.{at}") for at, one in enumerate(tuple.__iter__(value))]
+        kept = {TAG: "namedtuple", "t": ref_of(type(value), where), "v": items}
+        return kept | self._state(value, where)
+
+    def _sub(self, base: type, value: Any, where: str) -> Any:
+        self.unsure = True
+        plain = _BASE_VALUE[base](value)
+        items = self._pairs(plain.items(), where) if base is dict else self._any(plain, where)
+        kept = {TAG: "sub", "t": ref_of(type(value), where), "b": base.__name__, "v": items}
+        return kept | self._state(value, where)
+
+    def _state(self, value: object, where: str) -> dict[str, Any]:
+        """What an object holds beside its items."""
+        state = {name: one for name, one in getattr(value, "__dict__", {}).items() if not _cached(type(value), name)}
+        state |= _slots(value)
+        origin = state.pop("__orig_class__", None)
+        kept = {} if origin is None else {"orig": ref_of(origin, where)}
+        if state:
+            kept["s"] = {name: self._any(one, f"{where}.{name}") for name, one in state.items()}
+        return kept
+
+    def _dataclass(self, value: Any, where: str) -> Any:
+        cls: Any = type(value)
+        ref, layout = ref_of(cls, where), _layout(cls)
+        self.unsure = self.unsure or not layout.plain
+        fields = {}
+        for name in layout.fields:
+            try:
+                one = getattr(value, name)
+            except AttributeError:  # init=False, and nobody gave it a value
+                continue
+            fields[name] = one if type(one) in _PLAIN else self._any(one, f"{where}.{name}")
+        kept: dict[str, Any] = {TAG: "dataclass", "t": ref, "v": fields}
+        if len(fields) < len(layout.fields):
+            kept["unset"] = sorted(layout.fields.keys() - fields.keys())
+        state = {name: getattr(value, name) for name in layout.slots if hasattr(value, name)}
+        if inside := getattr(value, "__dict__", None):
+            state |= {name: one for name, one in inside.items() if name not in fields}
+        if state:
+            kept |= self._more(cls, state, where)
+        return kept
+
+    def _more(self, cls: type, state: dict[str, Any], where: str) -> dict[str, Any]:
+        kept = {}
+        if (origin := state.pop("__orig_class__", None)) is not None:
+            kept["orig"] = ref_of(origin, where)
+        more = {name: one for name, one in state.items() if not _cached(cls, name)}
+        if more:
+            kept["more"] = {name: self._any(one, f"{where}.{name}") for name, one in more.items()}
+        return kept
+
+    def _model(self, cls: Any, value: Any, where: str) -> Any:
+        ref = ref_of(cls, where)
+        try:
+            return self._model_state(cls, value, where, ref)
+        except NotSerialisable as refused:
+            if (by_itself := _model_json(cls, value)) is None:
+                raise
+            del refused
+        kept = {TAG: "pydantic", "t": ref, "v": by_itself}
+        if value.model_fields_set != set(cls.model_fields):
+            kept["set"] = sorted(value.model_fields_set)
+        return kept
+
+    def _model_state(self, cls: Any, value: Any, where: str, ref: Any) -> Any:
+        names, state = set(cls.model_fields), dict(value.__dict__)
+        fields = {name: self._any(one, f"{where}.{name}") for name, one in state.items() if name in names}
+        kept: dict[str, Any] = {TAG: "model", "t": ref, "v": fields}
+        if names - state.keys():
+            kept["unset"] = sorted(names - state.keys())
+        more = {name: one for name, one in state.items() if name not in names and not _cached(cls, name)}
+        if more:
+            kept["more"] = {name: self._any(one, f"{where}.{name}") for name, one in more.items()}
+        if value.__pydantic_fields_set__ != names:
+            kept["set"] = sorted(value.__pydantic_fields_set__)
+        if value.__pydantic_extra__ is not None:
+            kept["extra"] = self._dict(value.__pydantic_extra__, where)
+        private = getattr(value, "__pydantic_private__", None)
+        if private is not None and not cls.__pydantic_root_model__:
+            told = {name: one for name, one in private.items() if type(one).__name__ != "PydanticUndefinedType"}
+            kept["private"] = self._dict(told, where)
+        return kept
+
+    # Errors
+
+    def _error(self, value: BaseException, where: str) -> Any:
+        self.unsure = True
+        args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # which lack its file names
+        state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
+        slots = _slots_of_error(value)
+        if "obj" in slots and isinstance(value, AttributeError):  # what lacked the attribute may be anything
+            try:
+                Encoder()._any(slots["obj"], where)
+            except NotSerialisable:
+                del slots["obj"]
+        parts = [args, state, slots, *([] if value.__cause__ is None else [value.__cause__])]
+        return {TAG: "error", "t": ref_of(type(value), where), "v": [self._any(one, where) for one in parts]}
+
+    def _of_pydantic_core(self, value: Any, where: str) -> Any:
+        cls = type(value)
+        if cls.__name__ == "TzInfo":
+            return self._tz(value, where)
+        if cls.__name__ != "ValidationError":
+            raise _refused(value, where)
+        self.unsure = True
+        title, errors, mode, hide = value.__reduce__()[1]
+        lines = [{**line, "type": _error_type(line["type"])} for line in errors]
+        parts = [title, lines, mode, hide, *([] if value.__cause__ is None else [value.__cause__])]
+        return {TAG: "validation", "v": [self._any(one, where) for one in parts]}
+
+
+WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
+    float: Encoder._float,
+    list: Encoder._list,
+    dict: Encoder._dict,
+    tuple: Encoder._tuple,
+    set: Encoder._set,
+    frozenset: Encoder._set,
+    deque: Encoder._deque,
+    OrderedDict: Encoder._ordered,
+    defaultdict: Encoder._defaultdict,
+    bytes: Encoder._bytes,
+    bytearray: Encoder._bytes,
+    Decimal: Encoder._text,
+    UUID: Encoder._text,
+    Fraction: Encoder._fraction,
+    complex: Encoder._complex,
+    range: Encoder._range,
+    slice: Encoder._range,
+    re.Pattern: Encoder._pattern,
+    type(...): Encoder._const,
+    type(NotImplemented): Encoder._const,
+    type(Path()): Encoder._path,
+    PurePosixPath: Encoder._purepath,
+    PureWindowsPath: Encoder._purepath,
+    date: Encoder._date,
+    datetime: Encoder._datetime,
+    time: Encoder._datetime,
+    timedelta: Encoder._timedelta,
+    timezone: Encoder._tz,
+    ZoneInfo: Encoder._tz,
+}
+
+
+def _error_type(told: Any) -> Any:
+    """What pydantic calls an error: a name of its own, or what a validator made up."""
+    return told if isinstance(told, str) else (told.type, told.message_template, told.context)
+
+
+def is_url(cls: type) -> bool:
+    return any(
+        kind.__module__ in ("pydantic.networks", "pydantic_core._pydantic_core") and kind.__name__ in _URLS
+        for kind in cls.__mro__
+    )
+
+
+def _refused(value: object, where: str) -> NotSerialisable:
+    cls = type(value)
+    if isinstance(value, Awaitable):
+        what = getattr(value, "__qualname__", cls.__qualname__)
+        if hasattr(cls, "__aenter__"):
+            return NotSerialisable(
+                f"{where} is something to enter ({what}), and not what is found inside: write `async with` around "
+                "the call, and hand over what comes of it there"
+            )
+        return NotSerialisable(f"{where} is something to await ({what}), and not what comes of it: write `await`")
+    if hasattr(cls, "get_secret_value"):
+        return NotSerialisable(
+            f"{where} is a {cls.__module__}.{cls.__qualname__}: the journal keeps no secrets. Have the step read it "
+            "where it is used"
+        )
+    return NotSerialisable(
+        f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "
+        "Pass JSON values, dataclasses, enums, paths, bytes, tuples, sets or pydantic models across a step"
+    )
+
+
+def _model_json(cls: Any, value: Any) -> Any:
+    """A model's own JSON; None where it does not bring back what was written."""
+    try:
+        body = value.model_dump(mode="json", by_alias=True)
+        back = cls.model_validate(body)
+        json.dumps(body)
+    except Exception:  # noqa: BLE001  a validator or a serialiser of the user's own
+        return None
+    if type(back) is not type(value) or not same(back.__dict__, value.__dict__):
+        return None
+    if (back.__pydantic_extra__ or {}) != (value.__pydantic_extra__ or {}):
+        return None
+    return (
+        body if getattr(back, "__pydantic_private__", None) == getattr(value, "__pydantic_private__", None) else None
+    )
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal and of the same types, all the way down."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if hasattr(type(one), "__pydantic_validator__") and hasattr(one, "model_dump"):
+        return same(one.__dict__, other.__dict__) and one.model_fields_set == other.model_fields_set
+    if dataclasses.is_dataclass(one):
+        names = [field.name for field in dataclasses.fields(one)]
+        return all(same(getattr(one, name, None), getattr(other, name, None)) for name in names)
+    if isinstance(one, float):
+        return repr(one) == repr(other)
+    if isinstance(one, datetime | time):
+        zones = [(type(each.tzinfo), str(each.tzinfo), each.fold) for each in (one, other)]
+        return one.replace(tzinfo=None) == other.replace(tzinfo=None) and zones[0] == zones[1]
+    return bool(one == other)
+
+
+def _slots(value: Any) -> dict[str, Any]:
+    cls: Any = type(value)
+    return {name: getattr(value, name) for name in _slot_names(cls) if hasattr(value, name)}
+
+
+@functools.lru_cache(maxsize=1024)
+def _slot_names(cls: Any) -> tuple[str, ...]:
+    return tuple(
+        name
+        for owner in cls.__mro__
+        for name, found in vars(owner).items()
+        if isinstance(found, MemberDescriptorType) and owner.__module__ != "builtins" and not name.startswith("__")
+    )
+
+
+def _slots_of_error(error: BaseException) -> dict[str, Any]:
+    """What is not in its `__dict__`: `__slots__`, and what built-in classes hold beside their arguments."""
+    classes = (cls for cls in type(error).__mro__ if cls not in (OSError, BaseExceptionGroup))  # theirs are arguments
+    names = {name for cls in classes for name, d in vars(cls).items() if isinstance(d, MemberDescriptorType)}
+    found = ((name, getattr(error, name, None)) for name in sorted(names) if not name.startswith("__"))
+    return {name: v for name, v in found if v is not None and not any(v is one for one in error.args)}
+
+
+def _cached(cls: type, name: str) -> bool:
+    return isinstance(getattr(cls, name, None), functools.cached_property)
+
+
+class _Layout(NamedTuple):
+    """Where the state of a dataclass lies. `slots`: those that are no fields. `plain`: setting the fields of a bare
+    instance is all that it takes, since no field is a descriptor of its own."""
+
+    fields: dict[str, None]
+    slots: tuple[str, ...]
+    plain: bool
+
+
+@functools.lru_cache(maxsize=1024)
+def _layout(cls: Any) -> _Layout:
+    names = dict.fromkeys(field.name for field in dataclasses.fields(cls))
+    found = [vars(owner)[name] for name in names for owner in cls.__mro__ if name in vars(owner)]
+    plain = not any(hasattr(one, "__set__") and not isinstance(one, MemberDescriptorType) for one in found)
+    slots = tuple(name for name in _slot_names(cls) if name not in names)
+    return _Layout(names, slots, plain and cls.__getattribute__ is object.__getattribute__)

@@ -1,0 +1,103 @@
+"""How earlier versions wrote values, so that what they recorded is met again: a key holds a digest of arguments.
+
+Those versions wrote a pydantic model as its own JSON, a zone as its offset, a duration as seconds, a `fold` not at
+all. Their text still reads (`read_forms`). Where a run's journal knows a value's digest in that form, the run goes on
+under it.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from ramify.runtime.codec import codec
+from ramify.runtime.codec.encoder import TAG, sort_encoded
+from ramify.runtime.user_code.workflow_loader import canonical_module
+
+if TYPE_CHECKING:
+    from ramify.runtime.journal.journal import Journal
+
+_CHANGED = re.compile(r'"\$":"(?:model|pydantic|delta|str|sub)"|"fold":1|"z":\{')
+
+_SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
+    bytes: ("bytes", lambda v: base64.b64encode(v).decode()),
+    datetime: ("datetime", datetime.isoformat),
+    date: ("date", date.isoformat),
+    timedelta: ("timedelta", timedelta.total_seconds),
+    Decimal: ("decimal", str),
+    UUID: ("uuid", str),
+    complex: ("complex", lambda v: [v.real, v.imag]),
+}
+
+
+def digest_in_journal(journal: Journal, value: object, text: str) -> str:
+    """The digest of a value, whose text is `text`, under which this run's journal is to be asked."""
+    now = codec.digest_text(text)
+    if not journal.has_digests or journal.has_digest(now) or _CHANGED.search(text) is None:
+        return now
+    before = _digest_before(value)
+    return before if before is not None and journal.has_digest(before) else now
+
+
+def _digest_before(value: object) -> str | None:
+    """None where those versions refused the value."""
+    try:
+        text = json.dumps(_encode(value), separators=(",", ":"), ensure_ascii=True)
+        return codec.digest_text(text)
+    except Exception:  # noqa: BLE001  whatever a class of the user's raises: it has no such form
+        return None
+
+
+def _encode(value: Any) -> Any:
+    kind: Any = type(value)
+    if value is None or kind in (bool, int, str):
+        return value
+    if isinstance(value, Enum):
+        return {TAG: "enum", "t": _name(kind), "v": _encode(value.value)}
+    if kind is float:
+        return value if math.isfinite(value) else {TAG: "float", "v": repr(value)}
+    if kind is list:
+        return [_encode(one) for one in value]
+    if kind is dict:
+        if all(isinstance(key, str) and not isinstance(key, Enum) for key in value) and TAG not in value:
+            return {str(key): _encode(one) for key, one in value.items()}
+        return {TAG: "dict", "v": [[_encode(key), _encode(one)] for key, one in value.items()]}
+    if kind is tuple:
+        return {TAG: "tuple", "v": [_encode(one) for one in value]}
+    if kind in (set, frozenset):
+        return {TAG: kind.__name__, "v": sort_encoded([_encode(one) for one in value])}
+    if isinstance(value, Path):
+        return {TAG: "path", "v": str(value)}
+    if (simple := _SIMPLE.get(kind)) is not None:
+        return {TAG: simple[0], "v": simple[1](value)}
+    return _encode_object(value, kind)
+
+
+def _encode_object(value: Any, kind: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return {TAG: "namedtuple", "t": _name(kind), "v": [_encode(one) for one in value]}
+    if hasattr(kind, "__pydantic_validator__") and hasattr(value, "model_dump"):
+        body = value.model_dump(mode="json", by_alias=True)
+        if kind.model_validate(body) != value:
+            raise ValueError("it was refused")
+        return {TAG: "pydantic", "t": _name(kind), "v": body}
+    if dataclasses.is_dataclass(value):
+        fields = {field.name: _encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {TAG: "dataclass", "t": _name(kind), "v": fields}
+    raise ValueError("it was refused")
+
+
+@functools.lru_cache(maxsize=256)
+def _name(kind: Any) -> str:
+    return f"{canonical_module(kind.__module__)}:{kind.__qualname__}"

@@ -1,0 +1,120 @@
+"""Whether a declared return type tells already that no result could be kept.
+
+It is asked before an irreversible step begins, and before a run is made: after it, what was done is done. Where the
+declaration leaves it open (no annotation, `Any`, an abstract class, a name that is not there at run time), the result
+itself is looked at when it is there.
+"""
+
+from __future__ import annotations
+
+import collections.abc as abc
+import dataclasses
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable
+from datetime import tzinfo
+from enum import Enum
+from pathlib import PurePath
+from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
+
+from ramify.runtime.codec.encoder import BASES, IPS, WRITERS, is_url
+from ramify.runtime.errors import NotSerialisable
+
+_ITEMS = (list, tuple, set, frozenset, dict, abc.Sequence, abc.Mapping, abc.Set, abc.Collection, abc.MutableMapping)
+_NEVER = (
+    abc.Iterator,
+    abc.Generator,
+    abc.AsyncIterator,
+    abc.AsyncIterable,
+    abc.AsyncGenerator,
+    abc.Awaitable,
+    abc.Coroutine,
+    abc.Callable,
+    type,
+    types.FunctionType,
+    types.ModuleType,
+)
+
+
+def refuse_unstorable_return(function: Callable[..., Any], what: str) -> None:
+    """Raise `NotSerialisable` where no value of the declared return type could be kept. `what` returns it."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return
+    if (why := _why_not(function)) is not None:
+        raise NotSerialisable(
+            f"{what} was not begun, since its result could not be kept: it is declared to return {why}. "
+            "Return JSON values, a dataclass or a pydantic model, and annotate that"
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def _why_not(function: Callable[..., Any]) -> str | None:
+    try:
+        declared = typing.get_type_hints(function).get("return")
+        return _cannot(declared, frozenset())
+    except Exception:  # noqa: BLE001  an annotation that is no type, or names what is there for type checkers alone
+        return None
+
+
+def _cannot(declared: Any, seen: frozenset[Any]) -> str | None:
+    origin, args = get_origin(declared), get_args(declared)
+    if declared is None or declared is types.NoneType or origin is Literal or declared in seen:
+        return None
+    if isinstance(declared, NewType):
+        return _cannot(declared.__supertype__, seen)
+    if origin is Annotated:
+        return _cannot(args[0], seen)
+    if origin in (Union, types.UnionType):
+        told = [_cannot(each, seen) for each in args if each is not types.NoneType]
+        return told[0] if told and all(told) else None
+    if origin in _NEVER or declared in _NEVER:
+        return f"{_shown(declared)}, which is no data"
+    if origin in _ITEMS:
+        return _first(_cannot(each, seen) for each in args if each is not ...)
+    if not isinstance(declared, type):
+        return None if not isinstance(origin, type) else _cannot(origin, seen)
+    return _cannot_class(declared, seen | {declared})
+
+
+def _cannot_class(cls: Any, seen: frozenset[Any]) -> str | None:
+    if cls in (object, Any) or inspect.isabstract(cls) or getattr(cls, "_is_protocol", False):
+        return None
+    if "<locals>" in cls.__qualname__:
+        return f"{cls.__qualname__}, which is defined inside a function: move it to the module's top level"
+    if hasattr(cls, "get_secret_value"):
+        return f"the secret {_shown(cls)}"
+    if typing.is_typeddict(cls):
+        return _of_fields(cls, typing.get_type_hints(cls), seen)
+    if hasattr(cls, "__pydantic_validator__") and hasattr(cls, "model_fields"):
+        secrets = {
+            name: field.annotation
+            for name, field in cls.model_fields.items()
+            if hasattr(field.annotation, "get_secret_value") or hasattr(field.annotation, "model_fields")
+        }  # of other fields, pydantic may know how they are written
+        return _of_fields(cls, secrets, seen)
+    if cls in WRITERS or issubclass(cls, (Enum, BaseException, PurePath, tzinfo, *BASES.values())):
+        return None
+    if is_url(cls) or (cls.__module__ == "ipaddress" and cls.__name__ in IPS) or cls is types.NoneType or cls is bool:
+        return None
+    if dataclasses.is_dataclass(cls):
+        return _of_fields(cls, typing.get_type_hints(cls), seen)
+    if any(_cannot(sub, seen) is None for sub in cls.__subclasses__()):
+        return None
+    return f"{_shown(cls)}, which the journal cannot keep"
+
+
+def _of_fields(cls: Any, fields: dict[str, Any], seen: frozenset[Any]) -> str | None:
+    for name, declared in fields.items():
+        if (why := _cannot(declared, seen)) is not None:
+            return f"{_shown(cls)}, whose {name!r} is {why}"
+    return None
+
+
+def _first(told: Iterable[str | None]) -> str | None:
+    return next((one for one in told if one is not None), None)
+
+
+def _shown(declared: Any) -> str:
+    return f"a {declared.__module__}.{declared.__qualname__}" if isinstance(declared, type) else f"{declared}"

@@ -1,0 +1,182 @@
+"""What a person does with a run that stands still: settle a doubt, go back to a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ramify.compiler.plan import OpId, OpKind
+from ramify.runtime.effects.fence import compensate
+from ramify.runtime.errors import AmbiguousRef, RunError, RunNotFound
+from ramify.runtime.execution.driver import Services
+from ramify.runtime.journal.journal import Journal
+from ramify.runtime.records import (
+    DOUBTFUL,
+    ROOT,
+    CheckpointRecord,
+    EffectRecord,
+    EffectStatus,
+    OpRecord,
+    OpStatus,
+    RunId,
+    RunRecord,
+    RunStatus,
+    RunUpdate,
+    checkpoint_id,
+)
+from ramify.runtime.store import RunStore
+from ramify.runtime.store.run_locks import hold_run
+
+if TYPE_CHECKING:
+    from ramify.runtime.execution.step_call import StepDef
+
+OPEN = DOUBTFUL | {EffectStatus.APPROVED, EffectStatus.AGAIN}
+
+
+async def approve(
+    store: RunStore,
+    locks: Path,
+    run: RunId,
+    step: str,
+    verdict: EffectStatus,
+    result_json: str | None = None,
+    *,
+    clock: Callable[[], float],
+) -> EffectRecord:
+    """Say what became of an effect in doubt: APPROVED, with the result that the step would have given, or AGAIN.
+
+    `step` is the step's name, or the beginning of the effect's idempotency key. Raises `RunNotFound`,
+    `AmbiguousRef`, and `RunLocked` while a process works on the run.
+    """
+    async with hold_run(locks, store, run):
+        effect = _doubtful(await store.effects(run), step, run)
+        settled = replace(
+            effect, status=verdict, result_json=result_json, settled_at=clock(), note="a person said so"
+        )
+        await store.commit(run, effects=[settled])
+        return settled
+
+
+def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRecord:
+    named = [e for e in ledger if e.step == step or e.idempotency_key.startswith(step)]
+    found = [e for e in named if e.status in OPEN or e.lacks_result]
+    doubts = [e for e in found if e.status in DOUBTFUL or e.lacks_result] or found
+    if not doubts:
+        raise RunNotFound(
+            f"run {run} has no effect of step {step!r} in doubt: `ramify effects {run}` lists what it did outside"
+        )
+    if len(doubts) > 1:
+        listed = ", ".join(f"{e.idempotency_key[:8]} on {e.branch}" for e in doubts)
+        raise AmbiguousRef(f"step {step!r} is in doubt {len(doubts)} times: name one by its key ({listed})")
+    return doubts[0]
+
+
+async def go_back(services: Services, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, StepDef]) -> None:
+    """Take a run back to one of its root branch's checkpoints: what it did later counts as not done.
+
+    Effects done since are to be compensated where their step has a hook: `undo` does it. The others stay done, and
+    their recorded results are what a resume sees. All of it is one transaction. The rows stay to be read.
+    """
+    if to.branch != ROOT or to.run_id != record.id:
+        raise RunError(f"checkpoint {to.id} is not on the root branch of run {record.id}: name one that is")
+    async with hold_run(services.locks, services.store, record.id):
+        ops = await services.store.ops(record.id)
+        ledger = await services.store.effects(record.id)
+        kept = {row.key for row in ops if row.seq <= to.seq}
+        later = [e for e in ledger if e.key not in kept and e.status is EffectStatus.DONE]
+        recalled = [
+            replace(e, status=EffectStatus.COMPENSATING)
+            for e in later
+            if _step_of(e, steps).outside.compensate is not None
+        ]
+        await _restore(services, record, to, ops, recalled)
+
+
+async def undo(services: Services, record: RunRecord, steps: Mapping[str, StepDef]) -> None:
+    """Compensate what a run did outside after the checkpoint that it went back to, the last first.
+
+    To be called before the run goes on: killed half way, or where a hook raised (`CompensationFailed`), the next call
+    does the rest.
+    """
+    if not _recalled(await services.store.effects(record.id)):
+        return
+    async with hold_run(services.locks, services.store, record.id):
+        ops = await services.store.ops(record.id)
+        ledger = await services.store.effects(record.id)
+        journal = Journal(
+            services.store,
+            record,
+            ops=ops,
+            llm=(),
+            effects=ledger,
+            flush=services.snapshots.flush,
+            clock=services.clock,
+            emit=services.emit,
+        )
+        done_at = {row.key: row.seq for row in ops}
+        try:
+            for effect in sorted(_recalled(ledger), key=lambda e: done_at.get(e.key, math.inf), reverse=True):
+                hook = _step_of(effect, steps).outside.compensate
+                if hook is None:
+                    raise RunError(
+                        f"step {effect.step!r} of run {record.id} is to be undone and has no compensate hook any "
+                        f"more: give it one, then `ramify resume {record.id}`"
+                    )
+                await compensate(journal, effect, hook, services.clock)
+        finally:
+            journal.close()
+
+
+def _recalled(ledger: Sequence[EffectRecord]) -> list[EffectRecord]:
+    return [effect for effect in ledger if effect.status is EffectStatus.COMPENSATING]
+
+
+def _step_of(effect: EffectRecord, steps: Mapping[str, StepDef]) -> StepDef:
+    if effect.step not in steps:
+        raise RunError(
+            f"step {effect.step!r} did something outside after that checkpoint, and is not found in the workflow's "
+            "module, so nobody knows how to undo it: import the step there"
+        )
+    return steps[effect.step]
+
+
+async def _restore(
+    services: Services,
+    record: RunRecord,
+    to: CheckpointRecord,
+    ops: Sequence[OpRecord],
+    recalled: Sequence[EffectRecord],
+) -> None:
+    """The rows after the checkpoint are undone, and one says where the run stands now: one transaction."""
+    llm = await services.store.llm(record.id)
+    seq = max([row.seq for row in ops] + [row.seq for row in llm] + [to.seq]) + 1
+    now = services.clock()
+    row = OpRecord(
+        run_id=record.id,
+        seq=seq,
+        key=f"restore|{seq}",
+        op_id=OpId("restore"),
+        kind=OpKind.RESTORE,
+        branch=ROOT,
+        status=OpStatus.DONE,
+        snapshot_in=to.snapshot_id,
+        snapshot_out=to.snapshot_id,
+        started_at=now,
+        ended_at=now,
+        summary=f"back to checkpoint {to.id[:12]}",
+        attrs={"to": to.id},
+    )
+    at = replace(
+        to, id=checkpoint_id(record.id, seq), seq=seq, parents=(to.id,), created_at=now, label=f"back to {to.label}"
+    )
+    await services.store.commit(
+        record.id,
+        undone_after=to.seq,
+        ops=[row],
+        checkpoints=[at],
+        effects=recalled,
+        update=RunUpdate(status=RunStatus.RUNNING),
+    )

@@ -1,0 +1,286 @@
+"""What recorded runs say of a workflow, as the compiler asks for it (`ramify.compiler.estimates.Estimates`)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ramify.compiler.plan import OpId, OpKind, StagePlan
+from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, Volatile
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot
+from ramify.runtime.codec import codec
+from ramify.runtime.records import LLMRecord, OpRecord, OpStatus, RunId, RunRecord, RunStatus
+from ramify.serving.types import ChatResult
+
+if TYPE_CHECKING:
+    from ramify.runtime.store import RunStore
+    from ramify.runtime.store.reader import Reader
+
+FILES = "wrote_files"  # a JSON list
+CHANNELS = "wrote_channels"  # one a line
+
+MOST = 16
+"""Paths of one row. A step that changed more says nothing of which: the plan has no use for a list of thousands."""
+
+
+def files_written(snapshots: SnapshotStore, before: Snapshot, after: Snapshot) -> dict[str, str]:
+    """Attributes of a row; none where no one layer says it."""
+    if after.layers[:-1] != before.layers or not after.layers:
+        return {}
+    paths = snapshots.layer_files(after.layers[-1])
+    return {FILES: json.dumps(paths)} if len(paths) <= MOST else {}
+
+
+def written(rows: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
+    """All that rows of one step say: files, channels."""
+    found: dict[str, set[str]] = {}
+    for attrs in rows:
+        if FILES in attrs:
+            found.setdefault("files", set()).update(json.loads(attrs[FILES]))
+        if CHANNELS in attrs:
+            found.setdefault("channels", set()).update(attrs[CHANNELS].split("\n"))
+    return {kind: tuple(sorted(names)) for kind, names in found.items() if names}
+
+
+LATEST = 10
+"""Runs of a workflow that are looked at, the newest first."""
+
+RECENT = 100
+"""Among how many runs, the newest of any workflow, these are looked for."""
+
+MOST_STAGES = 200
+"""Of one run, in their order: what the tag `plan_rest` can hold."""
+
+_VOLATILE = Volatile(DEFAULT_VOLATILE)
+
+LEARN_AFTER = 3
+"""Finished runs before a plan is made by them: of fewer, one odd run is the median."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallStage:
+    """Model calls that were made at once: `calls` of them, and the seconds until the last had answered."""
+
+    op: OpId
+    calls: int
+    prefill: float
+    output: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """What a run's plan was compiled from: digests of the workflow and of its steps; and which step an operation
+    runs."""
+
+    workflow: str
+    steps: Mapping[str, str]
+    runs: Mapping[str, str | None]
+
+    @classmethod
+    def of(cls, plan_json: str) -> Code:
+        """Not by `Plan.from_json`, which takes ten times as long and refuses the plans of earlier versions."""
+        plan = json.loads(plan_json)
+        steps = {step["name"]: step["code_digest"] for step in plan["steps"]}
+        return cls(plan["code_digest"], steps, {op["id"]: op["step"] for op in plan["ops"]})
+
+
+class RecordedEstimates:
+    """The medians of what was recorded; None of what was not. `codes`: what each run was compiled from; a run without
+    an entry counts for whatever code there is."""
+
+    def __init__(
+        self,
+        ops: Iterable[OpRecord],
+        llm: Iterable[LLMRecord] = (),
+        codes: Mapping[RunId, Code] = MappingProxyType({}),
+    ) -> None:
+        self._recorded = ops, llm, codes = tuple(ops), tuple(llm), codes
+        self._workspace: Path | None = None
+        steps: dict[str, list[float]] = defaultdict(list)
+        code: dict[str, list[float]] = defaultdict(list)
+        widths: dict[OpId, list[int]] = defaultdict(list)
+        wrote: dict[str, list[Mapping[str, str]]] = defaultdict(list)
+        seals: list[float] = []
+        for row in ops:
+            if row.status is not OpStatus.DONE or row.reused_from is not None:
+                continue
+            if row.kind is OpKind.RUN and row.step is not None:
+                took = max(0.0, row.ended_at - row.started_at)
+                around_ms = sum(float(row.attrs.get(name, 0.0)) for name in ("seal_ms", "fork_ms"))
+                steps[row.step].append(took)
+                code[row.step].append(max(0.0, took - around_ms / 1000))
+                wrote[row.step].append(row.attrs)
+                if "seal_ms" in row.attrs:
+                    seals.append(float(row.attrs["seal_ms"]) / 1000)
+            elif row.kind is OpKind.FORK and row.result_json is not None:
+                widths[row.op_id].append(int(codec.decode_own(row.result_json, dict)["children"]))
+        self._steps = {name: median(found) for name, found in steps.items()}
+        self._again = {name: median(found) for name, found in code.items()}
+        self._widths = {op: max(found) for op, found in widths.items()}
+        self._wrote = {name: written(found) for name, found in wrote.items()}
+        self._seal_s = median(seals) if seals else None
+        self._stages: dict[OpId, list[CallStage]] = defaultdict(list)
+        for stage in call_stages(llm):
+            self._stages[stage.op].append(stage)
+        self._ways = _ways(ops, llm)
+
+    def valid_for_code(self, workflow: str, steps: Mapping[str, str]) -> RecordedEstimates:
+        ops, llm, codes = self._recorded
+
+        def holds(run: RunId, step: str | None, *, placed: bool) -> bool:
+            """`placed`: what was recorded is of a place in the workflow, and not of the step wherever it stands."""
+            code = codes.get(run)
+            if code is None:
+                return True
+            same_step = step is None or code.steps.get(step) == steps.get(step)
+            return same_step and not (placed and code.workflow != workflow)
+
+        def caller(row: LLMRecord) -> str | None:
+            return codes[row.run_id].runs.get(row.op_id) if row.run_id in codes else None
+
+        return RecordedEstimates(
+            [row for row in ops if holds(row.run_id, row.step, placed=row.kind is not OpKind.RUN)],
+            [row for row in llm if holds(row.run_id, caller(row), placed=True)],
+        ).on(self._workspace)
+
+    def on(self, workspace: str | Path | None) -> RecordedEstimates:
+        """The same, for runs that begin with the files of that folder."""
+        same = copy(self)
+        same._workspace = None if workspace is None else Path(workspace).expanduser()
+        return same
+
+    def step_s(self, step: str) -> float | None:
+        return self._steps.get(step)
+
+    def rerun_s(self, step: str) -> float | None:
+        return self._again.get(step)
+
+    def calls(self, op: OpId) -> CallStage | None:
+        found = self._stages.get(op)
+        if not found:
+            return None
+        return CallStage(
+            op,
+            round(median(stage.calls for stage in found)),
+            median(stage.prefill for stage in found),
+            median(stage.output for stage in found),
+            median(stage.seconds for stage in found),
+        )
+
+    def stages(self) -> tuple[StagePlan, ...]:
+        """Medians over the runs, of as many stages as each of them had: a longer run's others may not come."""
+        return tuple(_middle(same) for same in zip(*self._ways, strict=False))
+
+    def width(self, fork: OpId) -> int | None:
+        return self._widths.get(fork)
+
+    def seal_s(self) -> float | None:
+        return self._seal_s
+
+    def wrote(self, step: str) -> Mapping[str, tuple[str, ...]]:
+        return self._wrote.get(step, {})
+
+    def begins_without(self, path: str) -> bool:
+        if path in _VOLATILE:
+            return False  # of such a path a merge keeps one side
+        if self._workspace is None:
+            return True
+        parents = list(Path(path).parents)[:-1]  # below a link, the file has another name
+        linked = any((self._workspace / parent).is_symlink() for parent in parents)
+        return not linked and not os.path.lexists(self._workspace / path)
+
+
+def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:
+    """The stages of runs, in the order in which each began."""
+    together: dict[tuple[RunId, OpId, object], list[LLMRecord]] = defaultdict(list)
+    for row in llm:
+        if row.reused_from is None:
+            stage = codec.decode_own(row.tags_json, dict).get("compound_stage")
+            together[row.run_id, row.op_id, row.key if stage is None else stage].append(row)
+    found = [(min(row.started_at for row in rows), _stage(rows)) for rows in together.values()]
+    return [stage for _, stage in sorted(found, key=lambda pair: pair[0])]
+
+
+def _stage(rows: Sequence[LLMRecord]) -> CallStage:
+    results = [codec.decode_own(row.result_json, ChatResult) for row in rows]
+    took = max(row.ended_at for row in rows) - min(row.started_at for row in rows)
+    return CallStage(
+        rows[0].op_id,
+        len(rows),
+        fmean(result.prompt_tokens for result in results),
+        float(median(result.completion_tokens for result in results)),
+        max(0.0, took),
+    )
+
+
+def _ways(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StagePlan]]:
+    """Each run's stages in their order, up to the first that was not asked of the model, or not by this code."""
+    spans: dict[RunId, list[float]] = defaultdict(list)
+    for row in ops:
+        spans[row.run_id] += (row.started_at, row.ended_at)
+    runs: dict[RunId, dict[int, list[LLMRecord]]] = defaultdict(lambda: defaultdict(list))
+    for call in llm:
+        stage = codec.decode_own(call.tags_json, dict).get("compound_stage")
+        if call.reused_from is None and stage is not None:
+            spans[call.run_id] += (call.started_at, call.ended_at)
+            runs[call.run_id][stage].append(call)
+    return [_way(rows, min(spans[run]), max(spans[run])) for run, rows in runs.items() if 0 in rows]
+
+
+def _way(rows: Mapping[int, Sequence[LLMRecord]], began: float, ended: float) -> list[StagePlan]:
+    found: list[StagePlan] = []
+    at = began  # when the latest stage so far was over; stages of branches may overlap
+    while len(found) in rows and len(found) < MOST_STAGES:
+        same = rows[len(found)]
+        stage, start = _stage(same), min(row.started_at for row in same)
+        tools_s, at = max(0.0, start - at), max(at, start + stage.seconds)
+        share = (at - began) / (ended - began) if ended > began else 1.0
+        found.append(StagePlan(stage.op, stage.calls, stage.prefill, stage.output, tools_s, stage.seconds, share))
+    return found
+
+
+def _middle(same: Sequence[StagePlan]) -> StagePlan:
+    return StagePlan(
+        same[0].op,
+        round(median(stage.calls for stage in same)),
+        median(stage.prefill for stage in same),
+        median(stage.output for stage in same),
+        median(stage.tools_s for stage in same),
+        median(stage.seconds for stage in same),
+        median(stage.share for stage in same),
+    )
+
+
+async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None = None) -> RecordedEstimates:
+    """From the latest runs of that workflow, one of them left out if wanted."""
+    return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
+
+
+async def learned(store: RunStore | Reader, workflow: str, workspace: str | Path | None = None) -> RecordedEstimates:
+    """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few. The
+    `workspace` is what it will begin with."""
+    runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
+    return (await _observed(store, runs if len(runs) >= LEARN_AFTER else ())).on(workspace)
+
+
+async def _latest(store: RunStore | Reader, workflow: str) -> list[RunRecord]:
+    return [run for run in await store.runs(RECENT) if run.workflow == workflow]
+
+
+async def _observed(store: RunStore | Reader, runs: Sequence[RunRecord]) -> RecordedEstimates:
+    ops: list[OpRecord] = []
+    llm: list[LLMRecord] = []
+    for run in runs[:LATEST]:
+        ops += await store.ops(run.id)
+        llm += await store.llm(run.id)
+    return RecordedEstimates(ops, llm, {run.id: Code.of(run.plan_json) for run in runs[:LATEST]})

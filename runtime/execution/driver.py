@@ -1,0 +1,410 @@
+"""Starting, resuming and ending runs of the decorator front end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ramify.compiler.plan import ACCEPTED, ADDED, OpId, OpKind, Plan, site_file
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Imported, Skipped
+from ramify.runtime.codec import codec
+from ramify.runtime.errors import EffectInDoubt, ResultNotKept, RunCancelled, RunError, RunFailed, StepFailed
+from ramify.runtime.estimates.cost_model import CostModel
+from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
+from ramify.runtime.execution.model_calls import LLMCalls, LLMProvider
+from ramify.runtime.execution.prefix_hints import send_prefix_hint
+from ramify.runtime.execution.question_waits import Asked
+from ramify.runtime.execution.questions import asking_of, waiting
+from ramify.runtime.execution.run import Run, RunScope
+from ramify.runtime.execution.streaming import outcome
+from ramify.runtime.journal.forked_runs import ancestor_runs
+from ramify.runtime.journal.journal import Journal, base_checkpoint
+from ramify.runtime.records import (
+    DOUBTFUL,
+    ROOT,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
+    OpStatus,
+    RunId,
+    RunRecord,
+    RunStatus,
+    RunUpdate,
+    Settings,
+    checkpoint_id,
+)
+from ramify.runtime.reuse.fingerprints import world_fingerprint
+from ramify.runtime.reuse.reuse import Answers, Reuse, Sampler, model_of
+from ramify.runtime.store import RunStore
+from ramify.runtime.store.run_locks import hold_run, take_cancel_request
+from ramify.runtime.user_code.fork_guard import InOneProcess
+from ramify.runtime.user_code.scope import entered
+from ramify.runtime.user_code.workflow_loader import register_target
+from ramify.runtime.worlds.gc_pins import Pins
+from ramify.runtime.worlds.recovery import Made, Recovery
+from ramify.runtime.worlds.world_pool import Branch, WorldPool
+from ramify.sandboxes.contract import Backend, WorldSpec
+
+DEFAULT_MOUNT = Path("/tmp/workspace")
+"""Where the tree stands in the worlds of a run that has no workspace."""
+
+_CHANGE = OpId("change")
+_LISTEN_S = 0.25  # how often a run looks whether somebody wants it stopped
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What runs are made of. Opened and closed by the caller; shared by all its runs."""
+
+    store: RunStore
+    snapshots: SnapshotStore
+    backend: Callable[[], Awaitable[Backend]]  # started when the first world is needed
+    llm: LLMProvider
+    locks: Path
+    clock: Callable[[], float]
+    emit: Callable[[Event], None]
+    settings: Settings
+    check_reuse: float = 0.0  # the share of what is taken over that is computed again and compared
+    reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """The plan with which a run goes on after its code was changed, and what is said of that in its journal."""
+
+    plan: Plan
+    summary: str
+    attrs: Mapping[str, str]
+
+
+Adopt = Callable[[Sequence[OpRecord], Sequence[LLMRecord], Sequence[EffectRecord]], Adoption]
+"""Makes it of what the run has recorded by then. Raises `WorkflowChanged`."""
+
+
+def new_run_id() -> RunId:
+    return RunId(secrets.token_hex(6))
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A run to be started: what, on which folder, with which arguments."""
+
+    plan: Plan
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    workspace: Path | None
+    deadline_s: float | None
+    run_id: RunId | None = None  # None: a new one
+    thread_id: str | None = None  # LangGraph's
+
+
+async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[Skipped, ...]]:
+    """Import the workspace and write the run's first rows. From here on it can be resumed."""
+    args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
+    workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
+    async with Pins(services.locks).held():  # until the run names what is imported
+        imported = await asyncio.to_thread(_import, services, workspace)
+        base = imported.snapshot
+        now = services.clock()
+        record = RunRecord(
+            id=launch.run_id or new_run_id(),
+            name=launch.plan.name,
+            workflow=launch.plan.workflow,
+            frontend=launch.plan.frontend,
+            workspace=str(workspace or ""),
+            base_snapshot=base.id,
+            plan_json=launch.plan.to_json(),
+            args_json=args_json,
+            settings=services.settings,
+            status=RunStatus.RUNNING,
+            created_at=now,
+            updated_at=now,
+            deadline_s=launch.deadline_s,
+            thread_id=launch.thread_id,
+        )
+        await services.store.create_run(record, base_checkpoint(record.id, base, now))
+    return record, imported.skipped
+
+
+def _import(services: Services, workspace: Path | None) -> Imported:
+    if workspace is not None:  # which may hold the database: no command is to read it
+        return services.snapshots.import_tree(workspace, without=services.store.address.files)
+    with tempfile.TemporaryDirectory(prefix="ramify-empty-") as empty:
+        return services.snapshots.import_tree(Path(empty))
+
+
+async def drive(
+    services: Services,
+    record: RunRecord,
+    function: Callable[..., Any],
+    *,
+    skipped: tuple[Skipped, ...] = (),
+    new_deadline_s: float | None = None,
+    code: Mapping[str, str] = MappingProxyType({}),
+    adopt: Adopt | None = None,
+) -> Any:
+    """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
+
+    `new_deadline_s`: a new deadline from now. `code`: the digests of steps that have changed since the plan was made:
+    what they do now is not taken for what they did. `adopt`: gives the plan of changed code, which is the run's own
+    from then on. Raises `RunWaiting` where the workflow asks what nobody has answered.
+    """
+    async with hold_run(services.locks, services.store, record.id):
+        waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
+        record, resumed = await _reopen(services, record, new_deadline_s)
+        ops = await services.store.ops(record.id)
+        llm = await services.store.llm(record.id)
+        ledger = await services.store.effects(record.id)
+        elsewhere = [e for run in ancestor_runs(ops) for e in await services.store.effects(run)]
+        if adopt is not None:
+            record, ops = await _adopted(services, record, ops, llm, adopt(ops, llm, ledger))
+        journal = Journal(
+            services.store,
+            record,
+            ops=ops,
+            llm=llm,
+            effects=ledger,
+            elsewhere=elsewhere,
+            caught=[row for row in ops if waited and row.status is OpStatus.FAILED],
+            flush=services.snapshots.flush,
+            clock=services.clock,
+            emit=services.emit,
+        )
+        services.emit(RunStarted(record, resumed=resumed or bool(ops or llm or ledger), skipped=skipped))
+        plan = _with_code(Plan.from_json(record.plan_json), code)
+        recovery = Recovery(record.id, services.snapshots, Pins(services.locks), services.emit)
+        first = next(one for one in await services.store.checkpoints(record.id) if one.seq == 0)
+        base = await recovery.get(record.base_snapshot, first.content_key)
+        reuse = reuse_of(services, record, journal)
+        run = Run(
+            record=record,
+            plan=plan,
+            journal=journal,
+            snapshots=services.snapshots,
+            worlds=WorldPool(services.backend, world_spec(record)),
+            calls=LLMCalls(record, plan, journal, services.llm, services.clock, _answers(services, record, reuse)),
+            clock=services.clock,
+            root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[Made(base, "the workspace")]),
+            reuse=reuse,
+            recovery=recovery,
+            costs=CostModel().learn(ops),
+            careful=any(row.kind is OpKind.RUN and row.status is OpStatus.FAILED for row in ops),
+            was_changed=was_changed(plan, ops),
+        )
+        run.worlds.recovery = recovery
+        run.asking = asking_of(run, services.store, ops, await services.store.answers(record.id))
+        try:
+            answered = {row.op_id for row in llm}
+            return await _unless_cancelled(_call(run, function, services, answered), services, record.id)
+        finally:
+            journal.close()  # before the lock is let go: from then on the run may be another process's
+            await run.worlds.close()
+            run.reuse.close()
+            recovery.close()
+
+
+async def _adopted(
+    services: Services, record: RunRecord, ops: list[OpRecord], llm: Sequence[LLMRecord], made: Adoption
+) -> tuple[RunRecord, list[OpRecord]]:
+    """The run with another plan, and the journal that says so."""
+    seq = 1 + max([row.seq for row in ops] + [call.seq for call in llm], default=0)
+    now = services.clock()
+    row = OpRecord(
+        run_id=record.id,
+        seq=seq,
+        key=f"code changed|{seq}",
+        op_id=_CHANGE,
+        kind=OpKind.CHANGE,
+        branch=ROOT,
+        status=OpStatus.DONE,
+        started_at=now,
+        ended_at=now,
+        summary=made.summary,
+        attrs=made.attrs,
+    )
+    text = made.plan.to_json()
+    await services.store.commit(record.id, ops=[row], update=RunUpdate(plan_json=text))
+    return replace(record, plan_json=text), [*ops, row]
+
+
+def was_changed(plan: Plan, ops: Iterable[OpRecord]) -> bool:
+    """Whether a change of a run's code was accepted since it began; blocks under `patched` are none."""
+    accepted = any(row.op_id == _CHANGE and "patches" not in row.attrs for row in ops)
+    return accepted or any(op.attrs.get(ADDED) == ACCEPTED for op in plan.ops)  # before it was forked
+
+
+def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
+    steps = tuple(replace(step, code_digest=code.get(step.name, step.code_digest)) for step in plan.steps)
+    return replace(plan, steps=steps)
+
+
+def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
+    """The reuse of one run. Close it with the run."""
+    seen = world_fingerprint(world_spec(record), services.settings.sandbox)
+    model = model_of(record, services.settings)
+    check = Sampler(services.check_reuse)
+    return Reuse(services.store, journal, services.snapshots, services.locks, seen, model, check)
+
+
+def _answers(services: Services, record: RunRecord, reuse: Reuse) -> Answers:
+    check, asked = Sampler(services.check_reuse), services.reuse_answers
+    return Answers(services.store, record, services.settings, reuse.flights, check, asked=asked)
+
+
+async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, run: RunId) -> Any:
+    """Await `work`, and stop it where `ramify cancel` asks for that."""
+    take_cancel_request(services.locks, run)  # one that came too late for the process before us
+    task = asyncio.ensure_future(work)
+    asked = False
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LISTEN_S)
+            if not task.done() and (
+                take_cancel_request(services.locks, run) or await services.store.stop_requested(run)
+            ):
+                asked = True
+                task.cancel()
+    except BaseException:  # cancelled, or no database to ask
+        task.cancel()
+        await asyncio.wait({task})
+        raise
+    if asked and task.cancelled():
+        raise RunCancelled(f"run {run} was cancelled: `ramify resume {run}` goes on with it", run_id=run)
+    return task.result()
+
+
+async def _reopen(services: Services, record: RunRecord, new_deadline_s: float | None) -> tuple[RunRecord, bool]:
+    """The run's row, running again; and whether it had stopped."""
+    if new_deadline_s is not None:
+        record = replace(record, deadline_s=record.consumed_s + new_deadline_s)
+    resumed = record.status is not RunStatus.RUNNING
+    mixed = mixing(record, services.settings)
+    if resumed or new_deadline_s is not None or mixed is not None:
+        change = RunUpdate(status=RunStatus.RUNNING, deadline_s=record.deadline_s, settings=mixed)
+        await services.store.commit(record.id, update=change)
+        record = replace(record, status=RunStatus.RUNNING, settings=mixed or record.settings)
+    return record, resumed
+
+
+def mixing(record: RunRecord, settings: Settings) -> Settings | None:
+    """What is to be kept of a run that goes on with another model than it began with; None where it does not."""
+    goes_on = settings.whom == record.settings.whom
+    return None if goes_on or record.settings.mixed else replace(record.settings, mixed=True)
+
+
+async def _call(run: Run, function: Callable[..., Any], services: Services, answered: set[OpId]) -> Any:
+    register_target(function.__module__)
+    args, kwargs = codec.decode(run.record.args_json)
+    try:
+        send_prefix_hint(run, function, answered, services.llm, services.emit)
+        result_json = codec.encode(await _outcome(run, function, args, kwargs), "its result")
+        left = await run.end_abandoned_steps()
+        run.journal.refuse_when_stopped()
+        result = codec.decode(result_json)
+    except BaseException as error:
+        await asyncio.shield(_stopped(run, error, services))
+        if isinstance(run.journal.stopped, Asked):
+            raise waiting(run, run.journal.stopped) from None
+        if isinstance(error, Exception):
+            raise _failure(run, error) from error
+        raise
+    await run.settle(ROOT)
+    if left:
+        said = "left by those who waited, so cancelled as the workflow returned"
+        services.emit(Noticed(run.record.id, f"{said}: {_each(str(row.step) for row in left)}"))
+    _tell_left_aside(run, services, ended=True)
+    _tell_doubts(run, services)
+    await run.journal.finish(RunUpdate(status=RunStatus.DONE, result_json=result_json, error=""))
+    services.emit(RunEnded(run.record, RunStatus.DONE))
+    return result
+
+
+async def _outcome(run: Run, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    assert run.asking is not None
+    run.asking.begin()
+    try:
+        with entered(RunScope(run, run.root)):
+            return await InOneProcess(outcome(function, args, kwargs), f"workflow {run.record.name!r}")
+    finally:
+        await asyncio.shield(run.asking.end())
+
+
+async def _stopped(run: Run, error: BaseException, services: Services) -> None:
+    """The workflow did not come to its end: stop what it left running, and write down why."""
+    await run.settle(ROOT)
+    _tell_left_aside(run, services, ended=False)
+    unasked: Sequence[str] = ()
+    if isinstance(run.journal.stopped, Asked) and run.asking is not None:
+        status, why, unasked = RunStatus.WAITING, "", run.asking.not_met
+    elif isinstance(error, asyncio.CancelledError):
+        status, why = RunStatus.CANCELLED, "cancelled"
+    else:
+        status, why = RunStatus.FAILED, f"{type(error).__name__}: {error}"
+    await run.journal.finish(RunUpdate(status=status, error=why), unasked=unasked)
+    services.emit(RunEnded(run.record, status))
+
+
+def _tell_left_aside(run: Run, services: Services, *, ended: bool) -> None:
+    left = run.journal.unused_results(ended=ended)
+    if left:
+        said = _each(f"{row.step} ({why})" for row, why in left)
+        services.emit(Noticed(run.record.id, f"recorded, but left aside: {said}"))
+
+
+def _tell_doubts(run: Run, services: Services) -> None:
+    """What a workflow went on from by itself, as from a step whose time was up."""
+    doubts = [one.step for one in run.journal.effects_under(ROOT) if one.status in DOUBTFUL]
+    if doubts:
+        services.emit(Noticed(run.record.id, f"nobody knows whether this happened outside: {_each(doubts)}"))
+
+
+def _each(names: Iterable[str]) -> str:
+    return ", ".join(f"{name}{f' x {times}' if times > 1 else ''}" for name, times in Counter(names).items())
+
+
+def _failure(run: Run, error: Exception) -> RunError:
+    hint = (
+        f"The run is kept (`ramify show {run.record.id}`). If the cause lies outside the code, "
+        f"`ramify resume {run.record.id}` goes on from here. After a change of the code, add --show-changes first"
+    )
+    if isinstance(error, EffectInDoubt | ResultNotKept):  # to resume before a person has said it only asks again
+        hint = f"The run is kept: `ramify effects {run.record.id}` lists what it did outside"
+    where = getattr(error, "__ramify_step__", None)
+    shown = f"{type(error).__name__}: {error}"
+    if where is None:
+        said = f"workflow {run.record.name!r} raised {shown}{_awaited_twice(error)}"
+        return RunFailed(f"{said}\n{hint}", run_id=run.record.id)
+    notes = "\n".join(getattr(error, "__notes__", ()))
+    return StepFailed(f"{shown}\n{notes}\n{hint}", step=where[0], branch=where[1], run_id=run.record.id)
+
+
+def _awaited_twice(error: Exception) -> str:
+    """Python's own words for it name neither the place nor the mend."""
+    if not isinstance(error, RuntimeError) or str(error) != "cannot reuse already awaited coroutine":
+        return ""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return (
+        f"\n{site_file(at.filename)}:{at.lineno}: what a step or a model call gave is awaited a second time. "
+        "Await it once and keep its result, or hand it to `asyncio.create_task`: a task may be awaited again"
+    )
+
+
+def world_spec(record: RunRecord) -> WorldSpec:
+    """Worlds look like this machine, with this process's Python first on the path, and none of its secrets."""
+    here = Path(sys.executable).parent
+    path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
+    env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
+    visible = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
+    mount_at = Path(record.workspace) if record.workspace else DEFAULT_MOUNT
+    return WorldSpec(mount_at=mount_at, env=env, visible=tuple(sorted(visible)))

@@ -1,0 +1,497 @@
+"""Forking a branch into copy-on-write worlds, running steps on them, and merging what is worth keeping."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
+
+from ramify.compiler.plan import OpKind, PlanOp
+from ramify.fork_engine.types import MergeStrategy, Resolver, Snapshot, SnapshotId
+from ramify.runtime.codec import codec
+from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.effects.fence import compensate
+from ramify.runtime.errors import BranchReleased, EffectUndone, NotInARun
+from ramify.runtime.execution.run import RunScope, new_row
+from ramify.runtime.execution.step_call import StepDef
+from ramify.runtime.execution.steps import begin_step
+from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
+from ramify.runtime.user_code.call_sites import CallSite, call_site
+from ramify.runtime.user_code.scope import current_scope, entered
+from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
+from ramify.runtime.worlds.recovery import Made
+from ramify.runtime.worlds.world_pool import Branch as Line
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Strategy = Literal["fail", "ours", "theirs", "union"] | Resolver
+"""What becomes of a conflict: `MergeStrategy` says what the words mean. A function is asked for each (`Resolver`); it
+is called in a thread, and again where a lost merge is made again, so it must answer alike."""
+
+
+class HasStep(Protocol):
+    """What `map` and `run` take: a function under `@step`."""
+
+    @property
+    def definition(self) -> StepDef: ...
+
+
+class Fork(Generic[T]):
+    """`async with fork(items) as branches`: one branch an item; on the way out the worlds are released. In a
+    workflow that is not async: `with fork(items) as branches`."""
+
+    def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
+        refuse_inside_step("fork() was called")
+        self._scope = scope
+        self._items = _listed(items, site)
+        self._where = site.where
+        self.op = scope.run.op(OpKind.FORK, site)
+        encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
+        self._digest = digest_in_journal(scope.run.journal, self._items, encoded)
+        self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
+        self._place = ""  # "op.place": names the children, apart from those of the operation's other forks here
+        self.base: Line = scope.branch  # as it stands where the children begin
+        self._branches: list[Branch[T]] | None = None
+
+    async def __aenter__(self) -> Branches[T]:
+        if self._branches is not None:
+            raise BranchReleased("a fork is entered once: call fork() again")
+        run, parent = self._scope.run, self._scope.branch
+        async with run.busy(), parent.lock:
+            if parent.released:
+                raise BranchReleased(f"branch {parent.path} was released, so it cannot be forked")
+            if (
+                row := run.journal.served(self._key, at=parent.snapshot)
+            ) is not None and row.snapshot_out is not None:
+                self._place = codec.decode(row.result_json or "{}")["place"]
+                if row.snapshot_out != parent.snapshot.id:
+                    sealed = await run.recovery.get(row.snapshot_out, "")
+                    parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
+            else:
+                self._place = f"{self.op.id}.{run.journal.next_place(parent.path, self.op.id)}"
+                await self._perform(parent)
+            self.base = replace(parent, made=list(parent.made), world=None)
+        self._branches = []
+        for index, item in enumerate(self._items):
+            path = BranchPath(f"{parent.path}/{self._place}.{index}")
+            line = Line(path, self.base.snapshot, parent.checkpoint, made=list(parent.made))
+            self._branches.append(Branch(self, self._scope, line, index, item))
+        return Branches(self._branches)
+
+    if not TYPE_CHECKING:  # a type checker is to refuse them itself
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{self._unentered()} Its {name!r} is asked for")
+
+        def __iter__(self) -> NoReturn:
+            raise TypeError(f"{self._unentered()} It is gone through as a list is")
+
+        def __await__(self) -> NoReturn:
+            raise TypeError(f"{self._unentered()} It is awaited")
+
+    def _unentered(self) -> str:
+        where = self.__dict__.get("_where", "")
+        return f"{where}: fork() has no branches before it is entered: write `async with fork(...) as branches`."
+
+    def __enter__(self) -> Branches[T]:
+        return _waited("a fork was entered", self.__aenter__)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _waited("a fork was left", lambda: self.__aexit__(kind, error, trace))
+
+    async def _perform(self, parent: Line) -> None:
+        """A fork costs nothing but this row: the children's worlds are mounted when a step first needs them."""
+        run = self._scope.run
+        begun = run.clock()
+        before = parent.snapshot.id
+        if parent.unsealed and parent.world is not None:
+            # the plan seals nothing before this fork, but children can only stand on a sealed state
+            sealed = await parent.world.seal(flush=False)
+            parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
+            parent.unsealed = False
+        count = len(self._items)
+        await run.journal.record(
+            new_row(
+                self._scope,
+                OpKind.FORK,
+                self.op.id,
+                self._key,
+                args_digest=self._digest,
+                result_json=codec.encode({"children": count, "place": self._place}),
+                result_digest=codec.digest(count),
+                snapshot_in=before,
+                snapshot_out=parent.snapshot.id,
+                started_at=begun,
+                summary=f"{count} branch{'' if count == 1 else 'es'}",
+            )
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        async with self._scope.run.busy():
+            await self._leave(kind)
+
+    async def _leave(self, kind: type[BaseException] | None) -> None:
+        run, branches = self._scope.run, self._branches or []
+        for branch in branches:
+            branch.line.released = True
+            await run.settle(branch.line.path)
+            await run.worlds.drop(branch.line)
+        await run.worlds.end_ready(self._scope.branch.path)
+        if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
+            return  # cancelled, or stopped: the run goes on from here another time
+        release = run.plan.release_of(self.op) or self.op
+        key = f"{self._key}|RELEASE"
+        for branch in branches:  # also where it was left before: by an error, and what was resumed did more since
+            if not branch.adopted:
+                await self._compensate(branch.line.path)
+        if run.journal.served(key) is not None:
+            return
+        adopted = sum(b.adopted for b in branches)
+        now = run.clock()
+        count = len(branches)
+        await run.journal.record(
+            new_row(
+                self._scope,
+                OpKind.RELEASE,
+                release.id,
+                key,
+                result_json=codec.encode({"children": count, "place": self._place}),
+                result_digest=codec.digest(count),
+                started_at=now,
+                summary=f"{count - adopted} released" + (f", {adopted} merged" if adopted else ""),
+            )
+        )
+
+    async def _compensate(self, branch: BranchPath) -> None:
+        """Undo what a branch that is thrown away did outside, the last first, where its steps say how."""
+        run = self._scope.run
+        for effect in reversed(run.journal.effects_under(branch)):
+            step = run.steps.get(effect.step)
+            if effect.status is EffectStatus.DONE and step is not None and step.outside.compensate is not None:
+                await compensate(run.journal, effect, step.outside.compensate, run.clock)
+
+
+def _listed(items: Iterable[T], site: CallSite) -> list[T]:
+    """Raises `TypeError` for what has no items, or none in an order that a resumed run would see again."""
+    if isinstance(items, set | frozenset):
+        raise TypeError(
+            f"{site.where}: fork() was given a set, whose order is another one in the next process: give it "
+            "`sorted(...)`"
+        )
+    if not isinstance(items, Iterable):
+        raise TypeError(
+            f"{site.where}: fork() was given a {type(items).__name__}: give it a list with an item for each branch "
+            "(what is async has to be awaited before)"
+        )
+    return list(items)
+
+
+def _check_step(step: object, site: CallSite) -> None:
+    if not hasattr(step, "definition"):
+        name = getattr(step, "__qualname__", repr(step))
+        raise TypeError(f"{site.where}: branches run steps, and {name} is none: put @step on it")
+
+
+class Branch(Generic[T]):
+    """One branch of a fork: its item, and what can be done on its world."""
+
+    def __init__(self, fork: Fork[T], scope: RunScope, line: Line, index: int, item: T) -> None:
+        self._fork = fork
+        self.parent = scope
+        self.line = line
+        self.index = index
+        self.item = item
+        self.adopted = False
+
+    @property
+    def path(self) -> str:
+        return self.line.path
+
+    def run(self, step: HasStep, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        """Run a step on this branch."""
+        return self.begin(step, call_site(), args, kwargs)
+
+    def begin(
+        self, step: HasStep, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
+    ) -> Awaitable[Any]:
+        """As `run`, called from elsewhere than the user's own line."""
+        _check_step(step, site)
+        what = f"step {step.definition.name!r} was started on a branch"
+        refuse_inside_step(what)
+        op = self.parent.run.op(OpKind.RUN, site)
+        return start_on_run_loop(what, lambda: begin_step(self.scope, step.definition, op, args, dict(kwargs)))
+
+    def enter(self) -> Entered[T]:
+        """`async with branch.enter()`: steps, forks and model calls inside apply to this branch. In a workflow that
+        is not async: `with branch.enter()`."""
+        return Entered(self)
+
+    @property
+    def scope(self) -> RunScope:
+        return replace(self.parent, branch=self.line)
+
+    def adopt(self, *, strategy: Strategy = "fail") -> Awaitable[None]:
+        """Three-way merge of this branch's world into the one that forked. Raises `MergeConflict`."""
+        return self.merge_in(call_site(), strategy)
+
+    def merge_in(self, site: CallSite, strategy: Strategy) -> Awaitable[None]:
+        """As `adopt`, called from elsewhere than the user's own line."""
+        refuse_inside_step("adopt() was called")
+        asked = MergeStrategy(strategy) if isinstance(strategy, str) else strategy
+        op = self.parent.run.op(OpKind.MERGE, site)
+        return start_on_run_loop("adopt() was called", lambda: self._adopt(op, asked))
+
+    async def _adopt(self, op: PlanOp, strategy: MergeStrategy | Resolver) -> None:
+        run, parent = self.parent.run, self.parent.branch
+        key = run.journal.key(parent.path, op.id, self.line.path, _said(strategy))
+        async with run.busy(), parent.lock, self.line.lock:
+            if self.line.released or parent.released:
+                raise BranchReleased(f"branch {self.path} was released: adopt it inside its fork's block")
+            row = run.journal.served(key, at=parent.snapshot)
+            if row is not None and row.snapshot_out is not None and row.attrs["theirs_at"] == self.line.snapshot.id:
+                merged = await run.recovery.get(row.snapshot_out, row.result_digest)
+                parent.stands(self._made(merged, strategy))
+                parent.checkpoint = run.journal.checkpoint_of(row)
+            else:
+                self._refuse_what_was_undone()
+                await self._merge(op, key, strategy)
+            parent.adopted |= {self.line.path, *self.line.adopted}
+        self.adopted = True
+
+    def _refuse_what_was_undone(self) -> None:
+        """An error left the fork, so the branch was thrown away and its effects undone; a resumed run would take
+        their results from the journal, and the branch with them."""
+        run, mine = self.parent.run, {self.line.path, *self.line.adopted}
+        undone = [
+            effect
+            for effect in run.journal.effects_under(self.line.path)
+            if effect.status is EffectStatus.COMPENSATED and effect.branch in mine and run.journal.knows(effect.key)
+        ]
+        if undone:
+            raise EffectUndone(
+                f"branch {self.path} cannot be adopted: what step {undone[0].step!r} did on it was undone when an "
+                "error left the fork, and its recorded result says that it is done. `ramify log "
+                f"{run.record.id}` shows the checkpoints: `ramify resume {run.record.id} --from` one before the fork "
+                "does the branch anew"
+            )
+
+    async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy | Resolver) -> None:
+        run, parent = self.parent.run, self.parent.branch
+        begun, before, theirs_at = run.clock(), parent.snapshot.id, self.line.snapshot.id
+        for line in (parent, self.line):  # a plan may have left a side unsealed: a merge needs both frozen
+            if line.unsealed and line.world is not None:
+                sealed = Made(
+                    await line.world.seal(flush=False),
+                    "what the merge sealed",
+                    refused="the plan seals nothing there",
+                )
+                line.stands(sealed)
+                line.unsealed = False
+        three = await self._three(await run.worlds.state(parent))
+        async with run.reuse.pins.held():
+            merged = await asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy, flush=False)
+            row = self._row(op, key, strategy, merged, begun, before, theirs_at)
+            await run.journal.record(row, checkpoint=(parent, merged, f"merge {self.line.path}"))
+        parent.stands(self._made(merged, strategy))
+
+    def _row(
+        self,
+        op: PlanOp,
+        key: str,
+        strategy: MergeStrategy | Resolver,
+        merged: Snapshot,
+        begun: float,
+        before: SnapshotId,
+        theirs_at: SnapshotId,
+    ) -> OpRecord:
+        return new_row(
+            self.parent,
+            OpKind.MERGE,
+            op.id,
+            key,
+            args_digest=codec.digest([self.line.path, _said(strategy)]),
+            result_digest=merged.content_key,
+            snapshot_in=before,
+            snapshot_out=merged.id,
+            started_at=begun,
+            summary=f"merged {self.line.path}",
+            attrs={
+                "base": self._fork.base.snapshot.id,
+                "theirs_at": theirs_at,
+                "theirs": self.line.snapshot.id,
+                "theirs_branch": self.line.path,
+                "theirs_checkpoint": self.line.checkpoint,
+            },
+        )
+
+    async def _three(self, ours: Snapshot) -> tuple[Snapshot, Snapshot, Snapshot]:
+        """Base, ours and theirs as they can be merged: what is lost of them is made again."""
+        worlds = self.parent.run.worlds
+        return await worlds.state(self._fork.base), ours, await worlds.state(self.line)
+
+    def _made(self, merged: Snapshot, strategy: MergeStrategy | Resolver) -> Made:
+        run = self.parent.run
+
+        async def again(ours: Snapshot) -> Snapshot:
+            three = await self._three(ours)
+            return await run.recovery.sealed(
+                lambda: asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy)
+            )
+
+        return Made(merged, f"the merge of {self.line.path}", again)
+
+
+class Entered(Generic[T]):
+    """What `branch.enter()` gives: a context, in which the branch is the current one."""
+
+    def __init__(self, branch: Branch[T]) -> None:
+        self._branch = branch
+        self._inside = entered(branch.scope)
+
+    def __enter__(self) -> Branch[T]:
+        self._inside.__enter__()
+        return self._branch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside.__exit__(kind, error, trace)
+
+    async def __aenter__(self) -> Branch[T]:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+def _waited(what: str, begin: Callable[[], Awaitable[R]]) -> R:
+    """For `with` in a function that has a thread of its own."""
+    if run_loop_of_thread() is None:
+        raise TypeError(f"{what} by `with` in async code: write `async with`")
+    return start_on_run_loop(what, begin)  # type: ignore[return-value]  # there it is the result itself
+
+
+def _said(strategy: MergeStrategy | Resolver) -> str:
+    """A strategy's name, for keys: equal in a resumed run."""
+    if isinstance(strategy, MergeStrategy):
+        return strategy.value
+    return (
+        f"by {getattr(strategy, '__module__', '')}.{getattr(strategy, '__qualname__', type(strategy).__qualname__)}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[T, R]):
+    """What a step gave on one branch. `error` is set, and `value` is not, where it raised."""
+
+    branch: Branch[T]
+    _value: R | None = None
+    error: Exception | None = None
+
+    @property
+    def item(self) -> T:
+        return self.branch.item
+
+    @property
+    def index(self) -> int:
+        return self.branch.index
+
+    @property
+    def value(self) -> R:
+        """The step's result. Raises the step's own error where there is none."""
+        if self.error is not None:
+            raise self.error
+        return self._value  # type: ignore[return-value]  # None is a legal result
+
+    def enter(self) -> Entered[T]:
+        return self.branch.enter()
+
+    def adopt(self, *, strategy: Strategy = "fail") -> Awaitable[None]:
+        """As `Branch.adopt`."""
+        return self.branch.merge_in(call_site(), strategy)
+
+
+class Outcomes(list[Outcome[T, R]]):
+    """The outcomes of `map`, in the order of the items."""
+
+    def best(self, key: Callable[[R], Any]) -> Outcome[T, R]:
+        """The outcome with the greatest `key(value)`, the first of equals. Raises `ValueError` where all failed, and
+        where there was nothing to fork for."""
+        if not self:
+            raise ValueError("there is no best branch of none: the fork was given no items; fork over some")
+        good = [o for o in self if o.error is None]
+        if not good:
+            raise ValueError(f"no branch has a result: all {len(self)} failed")
+        return max(good, key=lambda o: key(o.value))
+
+
+class Branches(Generic[T]):
+    """The branches of a fork."""
+
+    def __init__(self, branches: Sequence[Branch[T]]) -> None:
+        self._branches = branches
+
+    def __iter__(self) -> Iterator[Branch[T]]:
+        return iter(self._branches)
+
+    def __len__(self) -> int:
+        return len(self._branches)
+
+    def __getitem__(self, index: int) -> Branch[T]:
+        return self._branches[index]
+
+    def map(
+        self,
+        step: HasStep,
+        *extra: Any,
+        concurrency: int | None = None,
+        errors: Literal["raise", "return"] = "raise",
+    ) -> Awaitable[Outcomes[T, Any]]:
+        """Run `step(item, *extra)` on every branch, `concurrency` at a time (default: one a core).
+
+        Waits for all. `errors="raise"` then raises the first failed branch's error, by index.
+        """
+        site, width = call_site(), concurrency or os.cpu_count() or 1
+        _check_step(step, site)
+        what = f"step {step.definition.name!r} was started on branches"
+        refuse_inside_step(what)
+        return start_on_run_loop(what, lambda: _map(self._branches, step, site, extra, width, errors))
+
+
+async def _map(
+    branches: Sequence[Branch[T]], step: HasStep, site: CallSite, extra: tuple[Any, ...], width: int, errors: str
+) -> Outcomes[T, Any]:
+    gate = asyncio.Semaphore(width)
+
+    async def one(branch: Branch[T]) -> Outcome[T, Any]:
+        async with gate:
+            try:
+                return Outcome(branch, await branch.begin(step, site, (branch.item, *extra)))
+            except Exception as error:  # noqa: BLE001  handed back, and raised below unless asked for
+                return Outcome(branch, error=error)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(branch)) for branch in branches]
+    outcomes = Outcomes(task.result() for task in tasks)
+    if errors == "raise":
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise outcome.error
+    return outcomes
+
+
+def refuse_inside_step(what: str) -> None:
+    """A step is one operation on one world: it neither forks nor merges nor starts others elsewhere."""
+    scope = current_scope(what)
+    if isinstance(scope, RunScope) and scope.step is not None:
+        raise NotInARun(f"{what} inside step {scope.step.name!r}: do it in the workflow")

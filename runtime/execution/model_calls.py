@@ -1,0 +1,200 @@
+"""Model calls: journalled one by one, tagged with what is left of the workflow's deadline, sent as one stage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, replace
+
+from ramify.compiler.plan import STAGES, OpId, Plan
+from ramify.fork_engine import crash_points
+from ramify.runtime.codec import codec
+from ramify.runtime.journal.journal import Journal
+from ramify.runtime.records import BranchPath, LLMRecord, RunRecord
+from ramify.runtime.reuse.reuse import Answers, compare_answers
+from ramify.serving.client import LLMClient
+from ramify.serving.errors import DeadlineInfeasible
+from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.types import ChatRequest, ChatResult
+
+LLMProvider = Callable[[], Awaitable[LLMClient]]
+"""Gives the run's client, starting an engine where there is none yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """Calls that are made at once. `siblings`: all ask one prompt, which an engine need read only once."""
+
+    index: int
+    width: int
+    siblings: bool
+
+
+class LLMCalls:
+    """The model calls of one run. A stage is the calls that are made at once; it waits for all of them."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        plan: Plan,
+        journal: Journal,
+        provider: LLMProvider,
+        clock: Callable[[], float],
+        answers: Answers | None = None,
+    ) -> None:
+        self._answers = answers  # None: every call is asked of the model
+        self._record = record
+        self._plan = plan
+        self._journal = journal
+        self._provider = provider
+        self._clock = clock
+        self._stage = 0
+        self.under_way = 0  # stages that have begun and not ended
+
+    def stage(
+        self, requests: list[ChatRequest], *, op_id: OpId, place: str, branch: BranchPath, step_key: str | None
+    ) -> Awaitable[list[ChatResult]]:
+        """Results in the order of the requests. Raises the first `LLMError`; what did succeed is journalled."""
+        index, self._stage = self._stage, self._stage + 1
+        digests = [codec.digest(request) for request in requests]
+        rows = [
+            LLMRecord(
+                run_id=self._record.id,
+                seq=0,
+                key=self._journal.key(place, "llm", digest[:16]),
+                op_id=op_id,
+                branch=branch,
+                step_key=step_key,
+                request_json=codec.encode(request),
+                request_digest=digest,
+                result_json="",
+                result_digest="",
+            )
+            for request, digest in zip(requests, digests, strict=True)
+        ]
+        return self._send_all(requests, rows, index)
+
+    def deadline_left(self) -> float | None:
+        """Seconds, negative where it is past; None without a deadline."""
+        if self._record.deadline_s is None:
+            return None
+        return self._record.deadline_s - self._journal.consumed_s()
+
+    async def _send_all(self, requests: list[ChatRequest], rows: list[LLMRecord], index: int) -> list[ChatResult]:
+        pairs = zip(requests, rows, strict=True)
+        prompts = {(request.model, request.messages) for request in requests}
+        stage = _Stage(index, len(rows), siblings=len(prompts) == 1 < len(rows))
+        sent = [self._send(request, row, stage) for request, row in pairs]
+        self.under_way += 1
+        try:
+            outcomes = await asyncio.gather(*sent, return_exceptions=True)
+        finally:
+            self.under_way -= 1
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return [outcome for outcome in outcomes if isinstance(outcome, ChatResult)]
+
+    async def _send(self, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
+        if (known := self._journal.served_llm(row.key)) is not None:
+            result: ChatResult = codec.decode(known.result_json)
+            return result
+        if row.step_key is None:  # a step that has begun goes on: its effect may have happened
+            self._journal.refuse_when_stopped()
+        self._refuse_when_late()
+        client = await self._provider()
+        self._refuse_when_late()
+        if self._answers is None or not self._answers.reusable(request, honours_seed=client.honours_seed):
+            return await self._ask(client, request, row, stage)
+        async with self._answers.alone(request):
+            source = await self._answers.find(request)
+            if source is not None and not self._answers.to_be_checked():
+                return await self._take_over(row, source)
+            result = await self._ask(client, request, row, stage)
+            if source is not None and (wrong := compare_answers(source, result)) is not None:
+                raise self._journal.stop(wrong)
+            return result
+
+    async def _take_over(self, row: LLMRecord, source: LLMRecord) -> ChatResult:
+        now = self._clock()
+        taken = replace(
+            row,
+            result_json=source.result_json,
+            result_digest=source.result_digest,
+            reused_from=f"{source.run_id}#{source.seq}",
+            started_at=now,
+            ended_at=now,
+        )
+        await self._journal.record_llm(taken)
+        result: ChatResult = codec.decode(source.result_json)
+        return result
+
+    async def _ask(self, client: LLMClient, request: ChatRequest, row: LLMRecord, stage: _Stage) -> ChatResult:
+        tags = self._tags(stage)
+        begun = self._clock()
+        crash_points.point("about to ask")
+        result = await client.chat(request, tags=tags, deadline_s=tags.slo_deadline_s)
+        crash_points.point("answer there")
+        await self._journal.record_llm(
+            replace(
+                row,
+                result_json=codec.encode(result),
+                result_digest=codec.digest(replace(result, ledger=None)),
+                tags_json=codec.encode({k: v for k, v in asdict(tags).items() if v is not None}),
+                started_at=begun,
+                ended_at=self._clock(),
+            )
+        )
+        return result
+
+    def tags(self) -> SLOTags:
+        """Of a call that a step makes by a client of its own: the run's deadline, and no place among its stages."""
+        left = self.deadline_left()
+        at = None if left is None else self._clock() + max(0.0, left)
+        return SLOTags(
+            slo_class="compound", compound_id=self._record.id, compound_deadline_at=at, app_id=self._record.name
+        )
+
+    def _refuse_when_late(self) -> None:
+        left = self.deadline_left()
+        if left is not None and left <= 0:
+            raise DeadlineInfeasible(
+                f"the deadline of {self._record.deadline_s:g} s passed {-left:.1f} s ago, so the model is not asked. "
+                f"Resume with more time: `ramify resume {self._record.id} --deadline 60s`",
+                earliest_feasible_s=None,
+            )
+
+    def _tags(self, stage: _Stage) -> SLOTags:
+        left = self.deadline_left()
+        grouped = stage.siblings and STAGES in self._plan.passes
+        return SLOTags(
+            slo_deadline_s=left,
+            slo_class="compound",
+            compound_id=self._record.id,
+            compound_stage=stage.index,
+            compound_stages=self._plan.stages,
+            compound_width=stage.width,
+            plan_rest=self._plan.rest_after(stage.index) or None,
+            fork_group=f"{self._record.id}.{stage.index}" if grouped else None,
+            fork_size=stage.width if grouped else None,
+            compound_deadline_at=None if left is None else self._clock() + left,
+            compound_due_s=self._stage_left(stage.index),
+            app_id=self._record.name,
+        )
+
+    def _stage_left(self, index: int) -> float | None:
+        """Seconds until this stage is due by its share φ of the deadline, 0 where that is past; None without a
+        deadline, or under a plan without stages. One that the plan does not expect has its part of the time left."""
+        left = self.deadline_left()
+        if self._record.deadline_s is None or left is None or STAGES not in self._plan.passes:
+            return None
+        expected = self._plan.expected
+        if index < len(expected):
+            return max(0.0, expected[index].share * self._record.deadline_s - self._journal.consumed_s())
+        return max(0.0, left) / self._still(index)
+
+    def _still(self, index: int) -> int:
+        """Among how many stages, this one and later ones, the time left is split where none was measured: as many as
+        the code says, and where it does not say, one more than there have been by the end of this one."""
+        known = self._plan.stages
+        return known - index if known is not None and known > index else index + 2

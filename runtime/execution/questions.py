@@ -1,0 +1,115 @@
+"""Asking a person in the middle of a workflow: the run waits, and goes on when the question is answered.
+
+The question is a row of the journal (ASKED), the answer the row that is honoured ever after (DONE). What a person
+answers is stored beside the journal, under the question's key (`inbox`), and becomes that row when a process of the
+run meets the question. Between the two nothing of the run needs to live: its process ends, and a resume meets the
+same question at the same place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Collection, Sequence
+from typing import Any
+
+from ramify.compiler.plan import OpId, OpKind
+from ramify.runtime.codec import codec
+from ramify.runtime.codec.legacy_digests import digest_in_journal
+from ramify.runtime.errors import RunWaiting
+from ramify.runtime.events import Noticed
+from ramify.runtime.execution.question_waits import Asked, Asking, Surroundings
+from ramify.runtime.execution.run import Run, RunScope, new_row, seal_before
+from ramify.runtime.journal.inbox import OpenQuestion, as_question, listed, unanswered_rows
+from ramify.runtime.records import AnswerRecord, OpRecord, OpStatus, RunId
+from ramify.runtime.store import RunStore
+from ramify.runtime.user_code.call_sites import CallSite
+
+
+def begin_asking(scope: RunScope, question: Any, site: CallSite) -> Awaitable[Any]:
+    """Give out the question's key now, in program order, and return what asks it."""
+    op = scope.run.op(OpKind.INTERRUPT, site)
+    encoded = codec.encode(question)
+    key = scope.run.journal.key(
+        scope.branch.path, op.id, "ask", digest_in_journal(scope.run.journal, question, encoded)[:16]
+    )
+    return _ask(scope, op.id, key, encoded)
+
+
+async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:
+    run = scope.run
+    assert run.asking is not None, "a run of the decorators"
+    async with run.busy():
+        async with scope.branch.lock:  # the process may be about to end: what stands is not to be done again
+            await seal_before(scope, key)
+        answer = run.asking.answer(key)
+        if (known := run.journal.served(key)) is not None:
+            return codec.decode(known.result_json or "null")
+        run.journal.refuse_when_stopped()
+        if answer is None and run.asking.is_new(key):
+            row = _row(scope, op, key, question, question, OpStatus.ASKED)
+            await run.journal.record(row)
+            run.questions[key] = row
+    if answer is None:
+        answer = await run.asking.wait(key)
+    async with run.busy():
+        await run.journal.record(_row(scope, op, key, question, answer, OpStatus.DONE))
+    return codec.decode(answer)
+
+
+def _row(scope: RunScope, op: OpId, key: str, question: str, result: str, status: OpStatus) -> OpRecord:
+    return new_row(
+        scope,
+        OpKind.INTERRUPT,
+        op,
+        key,
+        status=status,
+        args_digest=codec.digest_text(question),
+        result_json=result,
+        result_digest=codec.digest_text(result),
+        started_at=scope.run.clock(),
+        summary=str(codec.decode(result)).partition("\n")[0][:80],
+    )
+
+
+def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Sequence[AnswerRecord]) -> Asking:
+    """How a run asks, from its journal and the answers that people have stored. Fills `run.questions`."""
+    rows = [row for row in ops if row.kind is OpKind.INTERRUPT]
+    run.questions.update((row.key, row) for row in unanswered_rows(rows))
+
+    async def look() -> dict[str, str]:
+        return {one.key: one.answer_json for one in await store.answers(run.record.id)}
+
+    def waits_on(keys: Collection[str]) -> None:
+        said = listed(as_question(row) for key, row in run.questions.items() if key in keys)
+        run.recovery.emit(
+            Noticed(
+                run.record.id,
+                f"asks, while its other steps go on:\n{said}\nAnswer by `ramify answer ID JSON`",
+            )
+        )
+
+    return Asking(
+        Surroundings(run.works, lambda: run.journal.pulse, run.journal.stop, look, waits_on),
+        answers={one.key: one.answer_json for one in answers},
+        asked=run.questions,
+    )
+
+
+def waiting(run: Run, asked: Asked) -> RunWaiting:
+    """What the run ends with, naming every question that it waits for."""
+    questions = [as_question(row) for key, row in run.questions.items() if key in asked.keys]
+    return run_waiting(run.record.id, questions)
+
+
+def run_waiting(run: RunId, questions: Sequence[OpenQuestion]) -> RunWaiting:
+    first = questions[0].question
+    if len(questions) == 1:
+        said = (
+            f"run {run} asks: {first}\nAnswer it by `ramify resume {run} --answer JSON`, or without going on by "
+            f"`ramify answer {questions[0].id} JSON`"
+        )
+    else:
+        said = (
+            f"run {run} asks {len(questions)} questions:\n{listed(questions)}\n"
+            f"Answer them by `ramify resume {run} --answer ID=JSON`, where --answer may be repeated"
+        )
+    return RunWaiting(said, question=first, run_id=run, questions=questions)

@@ -1,0 +1,300 @@
+"""One run of a plan under the decorators: the workflow function is replayed, the journal answers for what is done.
+
+**The big idea.** A workflow is plain Python. The runtime never looks inside it while it runs; it only hears of
+the calls that cross a boundary: a step, a fork, a merge, a model call. Each of them is an operation of the plan,
+has a key that says where it stands in the workflow, and is done at most once per key and state: a call whose key the
+journal knows, on a branch that stands where the recorded one began, gets the recorded result and moves its branch to
+the recorded snapshot; any other call is performed, its world sealed where the plan says SEAL, and both committed in
+one transaction before the workflow sees the result. What it sees is always the recorded value, decoded.
+So a run that was killed anywhere is resumed by calling the workflow again: it rushes through what is recorded,
+mounting nothing, and goes on where the record ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ramify.compiler.plan import OpId, OpKind, Plan, PlanOp
+from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.codec import codec
+from ramify.runtime.errors import NotAwaited
+from ramify.runtime.estimates.cost_model import CostModel
+from ramify.runtime.execution.model_calls import LLMCalls
+from ramify.runtime.journal.journal import Journal
+from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunRecord
+from ramify.runtime.reuse.reuse import Reuse
+from ramify.runtime.user_code.call_sites import CallSite, find_op
+from ramify.runtime.user_code.sandbox import Sandbox
+from ramify.runtime.user_code.task_waits import LEFT, Begun, Waits
+from ramify.runtime.worlds.recovery import Made, Recovery
+from ramify.runtime.worlds.world_pool import Branch, WorldPool
+from ramify.sandboxes.errors import SandboxError
+from ramify.serving.types import ChatRequest, ChatResult
+
+if TYPE_CHECKING:
+    from ramify.runtime.execution.question_waits import Asking
+    from ramify.runtime.execution.step_call import StepDef
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """Everything that the operations of one run share."""
+
+    record: RunRecord
+    plan: Plan
+    journal: Journal
+    snapshots: SnapshotStore
+    worlds: WorldPool
+    calls: LLMCalls
+    clock: Callable[[], float]
+    root: Branch
+    reuse: Reuse
+    recovery: Recovery
+    costs: CostModel = field(default_factory=CostModel)
+    # the steps that were called, by name: their hooks outlive the call
+    steps: dict[str, StepDef] = field(default_factory=dict)
+    # how it asks a person (None: its front end has a way of its own), and the rows of open questions, by their keys
+    asking: Asking | None = None
+    questions: dict[str, OpRecord] = field(default_factory=dict)
+    # a step failed in an earlier process of this run: whatever stands unsealed is sealed before the next step
+    careful: bool = False
+    # a change of its code was accepted since it began
+    was_changed: bool = False
+    # the tasks in which steps run at this moment, by the branch that they run on
+    working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
+
+    # the steps that were begun and are not done, by their keys
+    begun: dict[str, Begun] = field(default_factory=dict)
+    # which of their tasks somebody waited for, and the rows of those that were stopped after they were left
+    waits: Waits = field(default_factory=Waits)
+    left: list[OpRecord] = field(default_factory=list)
+    # operations under way that are neither steps nor model calls
+    at_work: int = 0
+    # the tasks that make worlds ready while the model thinks, and send what it is to read ahead
+    ahead: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @asynccontextmanager
+    async def busy(self) -> AsyncIterator[None]:
+        """An operation is under way in this block: the run does not end with its open questions meanwhile."""
+        self.at_work += 1
+        try:
+            yield
+        finally:
+            self.at_work -= 1
+
+    def works(self) -> bool:
+        """Whether an operation is under way: one that ends by itself, and waits for no person."""
+        steps = any(begun.started and not begun.ended for begun in self.begun.values())
+        return steps or self.at_work > 0 or self.calls.under_way > 0
+
+    def op(self, kind: OpKind, site: CallSite, step: str | None = None) -> PlanOp:
+        return find_op(self.plan, kind, site, step)
+
+    def seal_op(self, op: PlanOp) -> PlanOp | None:
+        """The SEAL that the plan puts after an operation; a graph break seals under its own name."""
+        if op.kind is OpKind.BREAK:
+            return op if op.attrs.get("seal", True) else None
+        return self.plan.after(op, OpKind.SEAL)
+
+    async def end_abandoned_steps(self) -> list[OpRecord]:
+        """The workflow has returned: stop the steps that it waited for and left, where another one failed or a time
+        was up. Their rows, to be told of. Raises `NotAwaited` for those that nobody ever waited for; one that the
+        workflow cancelled is none."""
+        mine = asyncio.current_task()
+        while self.begun:
+            await asyncio.sleep(0)  # what was cancelled before it began ends, and what has a task begins
+            left = [begun for begun in self.begun.values() if not begun.ended]
+            stopping = {begun.task for begun in left if begun.task is not None and begun.task.cancelling()}
+            running = [begun for begun in left if begun.started and begun.task not in stopping]
+            forgotten = [begun for begun in running if not self.waits.for_step(begun, mine)]
+            if not stopping and not running:
+                forgotten = left  # never begun: whoever was to begin them would have by now
+            if forgotten:
+                self._refuse(forgotten)
+            for task in {begun.task for begun in running if begun.task is not None}:
+                task.cancel(LEFT)
+                stopping.add(task)
+            if not stopping:
+                break
+            await asyncio.wait(stopping)
+        for row in self.left:
+            await self.journal.record(row)
+        return self.left
+
+    def _refuse(self, forgotten: list[Begun]) -> NoReturn:
+        names = ", ".join(sorted({begun.step.__qualname__ for begun in forgotten}))
+        for begun in forgotten:
+            if not begun.started:
+                begun.step.close()
+        raise NotAwaited(
+            f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what it "
+            "did is not kept. Await it, or begin it in an asyncio.TaskGroup or an asyncio.gather, or cancel it"
+        )
+
+    async def settle(self, under: BranchPath) -> None:
+        """Stop the steps that still run on a branch or below it: the block that they belong to is left."""
+        mine = asyncio.current_task()
+        late = [
+            task
+            for task, path in self.working.items()
+            if task is not mine and (path == under or path.startswith(f"{under}/"))
+        ]
+        for task in late:
+            task.cancel()
+        if under == ROOT:
+            late += self.ahead
+            for task in self.ahead:
+                task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+
+def start_prefork(scope: RunScope, op: PlanOp) -> None:
+    """Perform the plan's PREFORK of this operation, which is about to wait for the model: nobody waits for it."""
+    prefork = scope.run.plan.prefork(op.id)
+    if prefork is None:
+        return
+    key = scope.run.journal.key(scope.branch.path, prefork.id)
+    if not scope.run.journal.knows(key):
+        task = asyncio.get_running_loop().create_task(_make_ready(scope, prefork, key))
+        scope.run.ahead.add(task)
+        task.add_done_callback(scope.run.ahead.discard)
+
+
+async def _make_ready(scope: RunScope, prefork: PlanOp, key: str) -> None:
+    """A failure is a row for people to read: the fork itself makes its worlds then, and says what is wrong."""
+    run, branch, width = scope.run, scope.branch, int(prefork.attrs["width"])
+    begun, snapshot = run.clock(), branch.snapshot.id
+    row = new_row(
+        scope, OpKind.PREFORK, prefork.id, key, snapshot_in=snapshot, snapshot_out=snapshot, started_at=begun
+    )
+    try:
+        took = await run.worlds.make_ready(branch, width)
+    except SandboxError as error:
+        await run.journal.record(replace(row, status=OpStatus.FAILED, error=str(error), ended_at=run.clock()))
+        return
+    attrs = {"width": str(width), "fork_ms": f"{took * 1000:.3f}"}
+    said = f"{width} worlds made ready"
+    await run.journal.record(replace(row, attrs=attrs, summary=said, ended_at=run.clock()))
+
+
+async def seal_before(scope: RunScope, key: str) -> None:
+    """Record the branch's state in front of an operation that the plan does not foresee there.
+
+    A plan leaves a SEAL out only where the next thing to happen to the world is a step whose failure nobody catches.
+    Where something else comes, which the compiler did not see, the SEAL is taken late, under the plan's catch-all.
+    `key` is the operation's. The caller holds the branch's lock.
+    """
+    run, branch = scope.run, scope.branch
+    key = f"{key}|BEFORE"
+    row = run.journal.served(key, at=branch.snapshot)
+    if row is not None and row.snapshot_out is not None:
+        sealed = await run.recovery.get(row.snapshot_out, row.result_digest)
+        branch.checkpoint = run.journal.checkpoint_of(row)
+    elif branch.unsealed and branch.world is not None:
+        begun = run.clock()
+        async with run.reuse.pins.held():
+            sealed = await branch.world.seal(flush=False)
+            changes = {"result_digest": sealed.content_key, "attrs": {"tier": sealed.tier.value}}
+            states = {"snapshot_in": branch.snapshot.id, "snapshot_out": sealed.id, "started_at": begun}
+            row = new_row(scope, OpKind.SEAL, run.plan.catch_all.id, key, **states, **changes)
+            await run.journal.record(row, checkpoint=(branch, sealed, "sealed late"))
+        branch.unsealed = False
+    else:
+        return
+    branch.stands(Made(sealed, "what was sealed late", refused="the plan seals nothing there"))
+
+
+def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:
+    """A row of the scope's branch, done now."""
+    blank = OpRecord(
+        run_id=scope.run.record.id,
+        seq=0,
+        key=key,
+        op_id=op,
+        kind=kind,
+        branch=scope.branch.path,
+        status=OpStatus.DONE,
+        ended_at=scope.run.clock(),
+    )
+    return replace(blank, **changes)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFrame:
+    """The step that runs, for what is called inside it."""
+
+    name: str
+    key: str
+    op: PlanOp
+    sandbox: Sandbox | None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunScope:
+    """The scope of the decorators: a branch of a run, and the step in it if there is one."""
+
+    run: Run
+    branch: Branch
+    step: StepFrame | None = None
+
+    @property
+    def sandbox(self) -> Sandbox | None:
+        return self.step.sandbox if self.step else None
+
+    def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
+        """Not a coroutine function: keys are given out at the call, in program order."""
+        if self.step is not None:
+            op, place = self.step.op, f"{self.step.key}|a{self.step.attempt}"
+        else:
+            op = self.run.op(OpKind.CALL_LLM, site)
+            place = f"{self.branch.path}|{op.id}"
+            start_prefork(self, op)
+        return self.run.calls.stage(
+            requests,
+            op_id=op.id,
+            place=place,
+            branch=self.branch.path,
+            step_key=self.step.key if self.step else None,
+        )
+
+
+_OP = OpId("patched")
+
+
+def is_patched(scope: RunScope, name: str) -> bool:
+    """On the run's loop."""
+    journal, path = scope.run.journal, scope.branch.path
+    for branch in _and_above(path):
+        key = _key(branch, name)
+        if journal.knows(key):
+            return bool(codec.decode(journal.row(key).result_json or "null"))
+    answer = not journal.is_replayed(path)
+    said = codec.encode(answer)
+    at = scope.run.clock()
+    row = new_row(
+        scope,
+        OpKind.CHANGE,
+        _OP,
+        _key(path, name),
+        result_json=said,
+        result_digest=codec.digest_text(said),
+        started_at=at,
+        summary=f"patched({name!r}): the {'new' if answer else 'old'} code",
+    )
+    journal.record_with_next(row)
+    return answer
+
+
+def _key(branch: BranchPath, name: str) -> str:
+    return f"{branch}|{_OP}|{codec.digest(name)[:16]}"
+
+
+def _and_above(path: BranchPath) -> list[BranchPath]:
+    parts = path.split("/")
+    return [BranchPath("/".join(parts[:count])) for count in range(len(parts), 0, -1)]

@@ -1,0 +1,182 @@
+"""A step that was called, and how its code is run."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ramify.compiler.plan import ADDED, Effect, OpId, OpKind, PlanOp
+from ramify.runtime.codec import codec
+from ramify.runtime.effects.fence import ORDINARY, Fence, Outside
+from ramify.runtime.errors import BadArguments, EffectRefused
+from ramify.runtime.execution.run import RunScope, StepFrame, new_row
+from ramify.runtime.records import OpRecord
+from ramify.runtime.reuse.commands import ReusableCommands
+from ramify.runtime.user_code.fork_guard import InOneProcess
+from ramify.runtime.user_code.sandbox import Sandbox, SyncSandbox
+from ramify.runtime.user_code.scope import current_scope, entered
+from ramify.runtime.user_code.worker_threads import in_thread
+from ramify.runtime.worlds.gc_pins import Ground
+
+
+@dataclass(frozen=True, slots=True)
+class StepDef:
+    """A step as its decorator describes it."""
+
+    name: str
+    function: Callable[..., Any]
+    effect: Effect
+    sandbox_parameter: str | None
+    reuse: bool = False
+    retry: int = 0
+    timeout: float | None = None
+    outside: Outside = ORDINARY  # of an irreversible step: how it meets the outside
+
+
+def bind(step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, defaults filled in, the world left out: what the result depends on."""
+    return bind_with_defaults(step, args, kwargs)[0]
+
+
+def bind_with_defaults(
+    step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], frozenset[str]]:
+    """As `bind`, and the names of the parameters whose values are the defaults."""
+    signature = _signature(step.function, step.sandbox_parameter)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        mend = (
+            "" if "'self'" not in str(error) else "; a step is no method: make it a function, or hand it the object"
+        )
+        raise BadArguments(f"step {step.name}{signature}: {error}{mend}") from None
+    given = set(bound.arguments)
+    bound.apply_defaults()
+    return dict(bound.arguments), frozenset(bound.arguments) - given
+
+
+@functools.lru_cache(maxsize=1024)
+def _signature(function: Callable[..., Any], left_out: str | None = None) -> inspect.Signature:
+    signature = inspect.signature(function)
+    return signature.replace(parameters=[p for name, p in signature.parameters.items() if name != left_out])
+
+
+async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A step called inside a step is part of it: no key and no seal of its own, and so no fence either."""
+    outer = current_scope("a step")
+    if step.effect is Effect.IRREVERSIBLE and isinstance(outer, RunScope) and outer.step is not None:
+        planned = outer.run.steps.get(outer.step.name)
+        if planned is None or planned.effect is not Effect.IRREVERSIBLE:
+            raise EffectRefused(
+                f"step {step.name!r} is irreversible and was called inside step {outer.step.name!r}, which is not: "
+                "call it from the workflow, or declare the outer step irreversible"
+            )
+    return await call_step(step, bind(step, args, kwargs), face)
+
+
+async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | None) -> Any:
+    """Call the step's function with its arguments by name and its world: an async one here, others in a thread."""
+    if inspect.iscoroutinefunction(step.function):
+        if step.sandbox_parameter is not None:
+            arguments[step.sandbox_parameter] = face
+        return await InOneProcess(_call_bound(step.function, arguments), f"step {step.name!r}")
+    if step.sandbox_parameter is not None and face is not None:
+        arguments[step.sandbox_parameter] = SyncSandbox(face, asyncio.get_running_loop())
+    return await in_thread(_call_bound, step.function, arguments, what=f"step {step.name!r}")
+
+
+def _call_bound(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call with arguments by name, positional-only and variadic parameters included."""
+    signature = _signature(function)
+    bound = signature.bind_partial()
+    bound.arguments.update({name: arguments[name] for name in signature.parameters if name in arguments})
+    return function(*bound.args, **bound.kwargs)
+
+
+class StepTimeout(TimeoutError):
+    """A step took longer than its own timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A step that was called: where, with what, and under which key."""
+
+    scope: RunScope
+    step: StepDef
+    op: PlanOp
+    key: str
+    args_digest: str
+    arguments: str  # encoded: each attempt gets its own copy
+    defaults: frozenset[str] = frozenset()  # the parameters that were not given
+    aside: bool = False  # it only reads, in a world of its own on its branch's snapshot
+
+    def fence(self) -> Fence | None:
+        if self.step.effect is not Effect.IRREVERSIBLE:
+            return None
+        run = self.scope.run
+        branch, outside = self.scope.branch.path, self.step.outside
+        named = run.record.id, self.step.name, self.key, branch, self.arguments, outside
+        foreseen = self.op.kind is not OpKind.BREAK and ADDED not in self.op.attrs and not run.was_changed
+        return Fence(run.journal, run.clock, *named, self.op.id, foreseen, self.is_once, self.defaults)
+
+    @property
+    def is_once(self) -> bool:
+        """Whether its code was changed since the run began, and its operation is called at most once on a branch."""
+        origin = self.op.origin
+        return self.scope.run.was_changed and origin is not None and not origin.repeats
+
+    def row(self, **changes: Any) -> OpRecord:
+        args = {"step": self.step.name, "args_digest": self.args_digest, **changes}
+        return new_row(self.scope, OpKind.RUN, self.op.id, self.key, **args)
+
+    @property
+    def seal_key(self) -> str:
+        """Of the SEAL that follows it."""
+        return f"{self.key}|SEAL"
+
+
+async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> tuple[str, Any]:
+    """The result as the journal keeps it, and as a resumed run would see it."""
+    step = pending.step
+    limit = asyncio.timeout(step.timeout)
+    try:
+        async with limit:
+            value = await run_code(pending, face, attempt)
+    except TimeoutError as error:
+        if limit.expired():
+            raise StepTimeout(f"step {step.name!r} took longer than its timeout of {step.timeout:g} s") from error
+        raise
+    finally:
+        if face is not None:
+            face.end()
+    return _kept(pending, value)
+
+
+def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
+    """Raises `ResultNotKept` of an irreversible step: whatever went wrong with its result, it was done."""
+    fence = pending.fence()
+    try:
+        result_json = codec.encode(value, f"step {pending.step.name!r}: its result")
+        return result_json, codec.decode(result_json)
+    except Exception as error:
+        if fence is None:
+            raise
+        raise fence.result_lost(str(error)) from error
+
+
+async def run_code(pending: Pending, face: Sandbox | None, attempt: int) -> Any:
+    scope = replace(pending.scope, step=StepFrame(pending.step.name, pending.key, pending.op, face, attempt))
+    pending.scope.run.journal.forget_place(f"{pending.key}|a{attempt}")
+    with entered(scope):
+        return await call_step(pending.step, codec.decode(pending.arguments), face)
+
+
+def reusable_commands(pending: Pending, attempt: int, ground: Ground) -> ReusableCommands:
+    def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
+        return new_row(pending.scope, kind, op, key)
+
+    return ReusableCommands(pending.scope.run, f"{pending.key}|a{attempt}", pending.op.id, blank, ground)

@@ -1,0 +1,232 @@
+"""A run that goes on from the middle of another: what would have happened otherwise.
+
+A fork of a run is a run of its own, whose journal is the other's up to one checkpoint. Nothing is performed to make
+one and no file is copied: its rows name the same snapshots. Resumed, it is served what it has, and does the rest.
+What it then does outside is fenced as on a branch (`ramify.runtime.effects.fence.InFork`), unless it is forked for real:
+the run that it came from may have sent that mail already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ramify.compiler.plan import OpId, OpKind
+from ramify.fork_engine.types import Snapshot, SnapshotId
+from ramify.runtime.errors import RunError
+from ramify.runtime.records import (
+    DECORATORS,
+    CheckpointId,
+    CheckpointRecord,
+    EffectRecord,
+    EffectStatus,
+    OpRecord,
+    OpStatus,
+    RunId,
+    RunRecord,
+    RunStatus,
+    checkpoint_id,
+)
+from ramify.runtime.store import RunStore
+
+FORKED = "forked"
+"""The key of the row that tells which run this one was forked from; most runs have none."""
+
+
+def ancestor_runs(ops: Iterable[OpRecord]) -> list[RunId]:
+    """The runs that a run comes from, as far as its rows tell, the nearest first."""
+    forks = [row for row in ops if row.key == FORKED]
+    return [RunId(row.attrs["from_run"]) for row in reversed(forks)]
+
+
+def journal_as_of(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:
+    """The journal as it stood when the row numbered `seq` was the last: what was undone later is done in it."""
+    back = {row.seq: row.attrs["to"] for row in ops if row.kind is OpKind.RESTORE and "to" in row.attrs}
+    if not back:
+        return [row for row in ops if row.seq <= seq]
+    ids = {checkpoint_id(row.run_id, row.seq): row.seq for row in ops}
+    undone = [(ids.get(CheckpointId(to), 0), restore) for restore, to in back.items() if restore <= seq]
+
+    def status(row: OpRecord) -> OpStatus:
+        if row.status is not OpStatus.UNDONE:
+            return row.status
+        return OpStatus.UNDONE if any(to < row.seq < restore for to, restore in undone) else OpStatus.DONE
+
+    return [replace(row, status=status(row)) for row in ops if row.seq <= seq]
+
+
+_NAMED = ("theirs_checkpoint", "checkpoint", "to")
+"""Attributes of a row that name a checkpoint of its run."""
+
+_HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED)
+
+
+@dataclass(frozen=True, slots=True)
+class ForkedRun:
+    """What a fork begins with. `journal`: that of the run which it comes from; `here`: where the fork stands."""
+
+    run: RunRecord
+    journal: Sequence[OpRecord]
+    names: Mapping[CheckpointId, CheckpointId]
+    here: CheckpointRecord
+
+    def name(self, checkpoint: str) -> CheckpointId:
+        """What a checkpoint of the other run is called in this one."""
+        return self.names.get(CheckpointId(checkpoint), CheckpointId(checkpoint))
+
+
+ThreadCopy = Callable[[ForkedRun], Awaitable[str]]
+"""Copies the LangGraph thread of the run; the new one's name."""
+
+
+async def fork_run(
+    store: RunStore,
+    record: RunRecord,
+    at: CheckpointRecord,
+    new: RunId,
+    *,
+    clock: Callable[[], float],
+    edited: Snapshot | None = None,
+    theirs: CheckpointRecord | None = None,
+    for_real: bool = False,
+    thread: ThreadCopy | None = None,
+) -> RunRecord:
+    """Write down a run that stands where `record` stood at checkpoint `at`, to be resumed; its row.
+
+    `edited`: another state of the world for it, in place of the checkpoint's; `theirs`: what was merged into that, if
+    it was. `for_real`: irreversible steps are done
+    as in any run. `thread`: for the run of a LangGraph thread, whose state is not in the journal alone; it is called
+    before anything is written. Raises `RunError` where the checkpoint is another run's, or that is missing.
+    """
+    if at.run_id != record.id:
+        raise RunError(
+            f"checkpoint {at.id} is run {at.run_id}'s, not {record.id}'s: name one that `ramify log` shows"
+        )
+    if record.frontend != DECORATORS and (record.thread_id is None or thread is None):
+        raise RunError(
+            f"run {record.id} is a LangGraph graph's, which kept no checkpoints: compile it with "
+            "checkpointer=ramify.graph.saver(), and invoke it with a thread_id"
+        )
+    ops, llm = await store.ops(record.id), await store.llm(record.id)
+    checkpoints = await store.checkpoints(record.id)
+    names = {one.id: checkpoint_id(new, one.seq) for one in checkpoints}
+    kept = [_op(row, new, names) for row in journal_as_of(ops, at.seq)]
+    states = [_checkpoint(one, new, names) for one in checkpoints if one.seq <= at.seq]
+    now = clock()
+    if edited is not None:
+        kept = _standing_at(kept, at, edited)
+        states = [_edited(one, edited) if one.seq == at.seq else one for one in states]
+    stands = next(one for one in states if one.seq == at.seq)
+    calls = [replace(call, run_id=new) for call in llm if call.seq <= at.seq]
+    seq = max([row.seq for row in kept] + [call.seq for call in calls], default=0) + 1
+    said = _said(record, at, stands, seq, now, theirs, for_real=for_real)
+    done = {row.key for row in kept if row.status is OpStatus.DONE}
+    fork = replace(
+        record,
+        id=new,
+        base_snapshot=stands.snapshot_id if at.seq == 0 else record.base_snapshot,
+        status=RunStatus.FORKED,
+        created_at=now,
+        updated_at=now,
+        consumed_s=0.0,
+        result_json=None,
+        error=None,
+    )
+    here = _here(stands, said, theirs)
+    if thread is not None:
+        fork = replace(fork, thread_id=await thread(ForkedRun(fork, ops, names, here)))
+    await store.commit(
+        new,
+        begin=fork,
+        ops=[*kept, said],
+        llm=calls,
+        checkpoints=[*states, here],
+        effects=_effects(await store.effects(record.id), new, done),
+    )
+    return fork
+
+
+def merge_base(ours: Iterable[CheckpointRecord], theirs: Iterable[CheckpointRecord]) -> SnapshotId | None:
+    """The latest state that both descend from; None where there is none. Each side: a checkpoint and its ancestry.
+
+    By snapshot, not by checkpoint: forked runs name the states that they share alike.
+    """
+    shared = {one.snapshot_id for one in theirs}
+    common = [one for one in ours if one.snapshot_id in shared]
+    return max(common, key=lambda one: one.seq).snapshot_id if common else None
+
+
+def _standing_at(rows: Sequence[OpRecord], at: CheckpointRecord, edited: Snapshot) -> list[OpRecord]:
+    """The rows with another state in place of the checkpoint's: in the row that made it, and in those since."""
+    changed: dict[int, OpRecord] = {}
+    latest_first = [row for row in reversed(rows) if row.branch == at.branch]
+    for row, before in zip(latest_first, [*latest_first[1:], None], strict=False):
+        if row.snapshot_out != at.snapshot_id:
+            break
+        began_there = before is not None and before.snapshot_out == row.snapshot_in == at.snapshot_id
+        changed[row.seq] = replace(
+            row, snapshot_out=edited.id, snapshot_in=edited.id if began_there else row.snapshot_in
+        )
+    return [changed.get(row.seq, row) for row in rows]
+
+
+def _op(row: OpRecord, new: RunId, names: dict[CheckpointId, CheckpointId]) -> OpRecord:
+    attrs = {
+        name: names.get(CheckpointId(value), value) if name in _NAMED else value for name, value in row.attrs.items()
+    }
+    return replace(row, run_id=new, attrs=attrs)
+
+
+def _checkpoint(one: CheckpointRecord, new: RunId, names: dict[CheckpointId, CheckpointId]) -> CheckpointRecord:
+    parents = tuple(names.get(parent, parent) for parent in one.parents)
+    return replace(one, id=names[one.id], run_id=new, parents=parents)
+
+
+def _edited(one: CheckpointRecord, snapshot: Snapshot) -> CheckpointRecord:
+    return replace(one, snapshot_id=snapshot.id, content_key=snapshot.content_key, label=f"{one.label}, edited")
+
+
+def _said(
+    record: RunRecord,
+    at: CheckpointRecord,
+    stands: CheckpointRecord,
+    seq: int,
+    now: float,
+    theirs: CheckpointRecord | None,
+    *,
+    for_real: bool,
+) -> OpRecord:
+    """The row that tells where this run comes from, and how it meets the outside."""
+    return OpRecord(
+        run_id=stands.run_id,
+        seq=seq,
+        key=FORKED,
+        op_id=OpId("fork"),
+        kind=OpKind.RESTORE,
+        branch=stands.branch,
+        status=OpStatus.DONE,
+        snapshot_in=stands.snapshot_id,
+        snapshot_out=stands.snapshot_id,
+        started_at=now,
+        ended_at=now,
+        summary=f"forked from {record.id} at {at.id[:10]}" + (f", merged with {theirs.id[:10]}" if theirs else ""),
+        attrs={"from_run": record.id, "from_checkpoint": at.id, "for_real": "yes" if for_real else "no"},
+    )
+
+
+def _here(stands: CheckpointRecord, said: OpRecord, theirs: CheckpointRecord | None) -> CheckpointRecord:
+    """Where the fork begins, under a name of its own."""
+    return replace(
+        stands,
+        id=checkpoint_id(stands.run_id, said.seq),
+        seq=said.seq,
+        parents=(stands.id, *(() if theirs is None else (theirs.id,))),
+        created_at=said.ended_at,
+        label=said.summary,
+    )
+
+
+def _effects(ledger: Iterable[EffectRecord], new: RunId, done: set[str]) -> list[EffectRecord]:
+    """Those whose steps are done in the fork too, with the keys under which they happened. The attempts before them
+    stay with the run that made them."""
+    return [replace(one, run_id=new, attempt=1) for one in ledger if one.key in done and one.status in _HAPPENED]

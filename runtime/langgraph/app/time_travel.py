@@ -1,0 +1,128 @@
+"""Going back to what LangGraph itself cannot go back to: a checkpoint inside a subgraph, and a world that is edited.
+
+Both are forks by copy: the saved checkpoint is put again under a new id, with what is to differ. Nothing is run or
+written to channels for it, so what comes next is still what came next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph._internal._config import merge_configs
+from langgraph._internal._constants import (
+    CONF,
+    CONFIG_KEY_CHECKPOINT_ID,
+    CONFIG_KEY_CHECKPOINT_MAP,
+    CONFIG_KEY_CHECKPOINT_NS,
+    CONFIG_KEY_TASK_ID,
+    CONFIG_KEY_THREAD_ID,
+    NS_END,
+    NS_SEP,
+)
+from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointMetadata, CheckpointTuple
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.types import PregelTask
+
+from ramify.runtime.langgraph.errors import UnsupportedGraph
+from ramify.runtime.langgraph.thread.positions import ENV, StoredPosition
+
+if TYPE_CHECKING:
+    from ramify.runtime.langgraph.app.world_app import WorldApp
+
+
+def names_subgraph_checkpoint(config: RunnableConfig) -> bool:
+    """Whether the caller names a checkpoint of a subgraph that LangGraph would forget.
+
+    It does not forget one of a subgraph that keeps its state over its calls (`checkpointer=True`): that is in the
+    namespace `node`, not `node:task`, which the next task of the node finds as this one did. Where one such graph is
+    on the way, all is left to LangGraph.
+    """
+    conf = config.get(CONF, {})
+    namespace = conf.get(CONFIG_KEY_CHECKPOINT_NS)
+    if CONFIG_KEY_TASK_ID in conf or not namespace or namespace not in conf.get(CONFIG_KEY_CHECKPOINT_MAP, {}):
+        return False
+    return all(NS_END in part for part in namespace.split(NS_SEP))
+
+
+def fork_at_subgraph_checkpoint(app: WorldApp, config: RunnableConfig) -> None:
+    """Fork the thread, so that it stands at a subgraph's checkpoint: every graph on the way is copied, each under the
+    task that its copied parent will run. Raises `UnsupportedGraph` where a checkpoint on the way is not kept.
+
+    LangGraph 1.1.7 and later forget the subgraph's checkpoint here and run all of the subgraph (its issue 8458).
+    """
+    conf = config[CONF]
+    saver = app._state_checkpointer(config)
+    ids, wanted = conf[CONFIG_KEY_CHECKPOINT_MAP], conf[CONFIG_KEY_CHECKPOINT_NS].split(NS_SEP)
+    saved = _saved(saver, conf[CONFIG_KEY_THREAD_ID], "", ids.get(""))
+    at = _copied(saver, saved, "", {})
+    parents = {"": at[CONF][CONFIG_KEY_CHECKPOINT_ID]}
+    namespace = ""
+    for depth, part in enumerate(wanted):
+        source = NS_SEP.join(wanted[: depth + 1])
+        node, _, id = part.partition(NS_END)
+        task = _same_task(app.get_state(saved.config).tasks, app.get_state(at).tasks, node, id)
+        if task is None:
+            raise UnsupportedGraph(f"at checkpoint {at[CONF]} node {node!r} does not come next: name another")
+        here = f"{node}{NS_END}{task.id}"
+        namespace = here if not namespace else f"{namespace}{NS_SEP}{here}"
+        saved = _saved(saver, conf[CONFIG_KEY_THREAD_ID], source, ids.get(source))
+        at = _copied(saver, saved, namespace, dict(parents))
+        parents[namespace] = at[CONF][CONFIG_KEY_CHECKPOINT_ID]
+
+
+def _same_task(before: tuple[PregelTask, ...], now: tuple[PregelTask, ...], node: str, id: str) -> PregelTask | None:
+    """The task that `id` was, among those of the copied checkpoint: several may be of one node, by `Send`."""
+    by_place = [task for task, was in zip(now, before, strict=False) if was.id == id and task.name == node]
+    return next(iter([*by_place, *(task for task in now if task.name == node)]), None)
+
+
+def with_env(saver: BaseCheckpointSaver[Any], saved: CheckpointTuple, env: StoredPosition) -> RunnableConfig:
+    """A copy of a checkpoint with another world."""
+    checkpoint = saved.checkpoint
+    version = saver.get_next_version(checkpoint["channel_versions"].get(ENV), None)
+    changed = saved._replace(
+        checkpoint={
+            **checkpoint,
+            "channel_values": {**checkpoint["channel_values"], ENV: env},
+            "channel_versions": {**checkpoint["channel_versions"], ENV: version},
+        }
+    )
+    namespace = saved.config[CONF].get(CONFIG_KEY_CHECKPOINT_NS, "")
+    return _copied(saver, changed, namespace, saved.metadata.get("parents", {}), {ENV: version})
+
+
+def saved_at(app: WorldApp, config: RunnableConfig) -> tuple[BaseCheckpointSaver[Any], CheckpointTuple]:
+    saver = app._state_checkpointer(config)
+    saved = saver.get_tuple(merge_configs(app.config, config))
+    if saved is None:
+        raise UnsupportedGraph(f"there is no checkpoint at {config.get(CONF)}")
+    return saver, saved
+
+
+def _saved(saver: BaseCheckpointSaver[Any], thread: str, namespace: str, id: str | None) -> CheckpointTuple:
+    config = {CONFIG_KEY_THREAD_ID: thread, CONFIG_KEY_CHECKPOINT_NS: namespace, CONFIG_KEY_CHECKPOINT_ID: id}
+    saved = saver.get_tuple({CONF: config})
+    if saved is None:
+        raise UnsupportedGraph(f"there is no checkpoint {id} in {namespace or 'the thread'!r}: it was not kept")
+    return saved
+
+
+def _copied(
+    saver: BaseCheckpointSaver[Any],
+    saved: CheckpointTuple,
+    namespace: str,
+    parents: dict[str, str],
+    versions: dict[str, str | int | float] | None = None,
+) -> RunnableConfig:
+    """Put a checkpoint again, under a new id and perhaps another namespace."""
+    conf = saved.config[CONF]
+    moved = namespace != conf.get(CONFIG_KEY_CHECKPOINT_NS, "")
+    below = {
+        CONFIG_KEY_THREAD_ID: conf[CONFIG_KEY_THREAD_ID],
+        CONFIG_KEY_CHECKPOINT_NS: namespace,
+        **({} if moved else {CONFIG_KEY_CHECKPOINT_ID: conf[CONFIG_KEY_CHECKPOINT_ID]}),
+    }
+    new = dict(saved.checkpoint["channel_versions"]) if moved else versions or {}
+    metadata: CheckpointMetadata = {**saved.metadata, "source": "fork", "parents": parents}
+    return saver.put({CONF: below}, {**saved.checkpoint, "id": str(uuid6())}, metadata, new)

@@ -1,0 +1,173 @@
+"""What the saver, the store and the cache have in common: an address, and being opened and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool
+
+from ramify.runtime.langgraph.checkpointer.tables import make
+from ramify.runtime.store.address import parse
+from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S, is_connection_lost, is_serialization_failure
+from ramify.runtime.store.engines import bind_to_process, prepare, sync_folder
+from ramify.runtime.store.pooler_check import refuse_shared_sessions
+from ramify.runtime.store.readonly_sqlite import connected
+from ramify.runtime.store.run_committer import FIRST_PAUSE_S, LONGEST_PAUSE_S, PATIENCE_S
+
+
+def open_engine(address: str | Path) -> Engine:
+    """An engine whose transactions survive a power cut once they are committed.
+
+    Raises `ValueError` for an address that is none, and for a database in memory: nothing would be durable.
+    """
+    url = URL.create("sqlite", database=os.fspath(address)) if isinstance(address, Path) else _url(address)
+    if url.get_backend_name() == "sqlite":
+        return _sqlite(url)
+    if url.get_backend_name() == "postgresql":
+        try:
+            return bind_to_process(create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True))
+        except ModuleNotFoundError as error:
+            raise ValueError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
+    raise ValueError(f"no saver for {url.get_backend_name()}: give sqlite:///FILE or postgresql://HOST/DATABASE")
+
+
+def open_read_only_engine(address: str | Path) -> Engine:
+    """As `open_engine`, for who only looks: also into a file that cannot be written. It is not made."""
+    url = URL.create("sqlite", database=os.fspath(address)) if isinstance(address, Path) else _url(address)
+    if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:"):
+        return open_engine(address)
+    file = Path(str(url.database))
+    engine = create_engine("sqlite://", creator=lambda: connected(file, timeout_s=BUSY_TIMEOUT_S), poolclass=NullPool)
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN"))  # one look, one state
+    return engine
+
+
+def _url(address: str) -> URL:
+    if "://" not in address:
+        return URL.create("sqlite", database=address)
+    try:
+        return make_url(address)
+    except ArgumentError:
+        raise ValueError("not a database's address: give sqlite:///FILE or postgresql://HOST/DATABASE") from None
+
+
+def _sqlite(url: URL) -> Engine:
+    if url.database in (None, "", ":memory:"):
+        raise ValueError("a saver keeps its checkpoints: name a file, or use LangGraph's InMemorySaver")
+    folder = Path(str(url.database)).absolute().parent
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url.set(drivername="sqlite"))
+    prepare(engine)
+    engine.connect().close()
+    sync_folder(folder)
+    return engine
+
+
+T = TypeVar("T")
+
+
+def opened(address: str | Path) -> Engine:
+    """The database at an address, its tables made where they are missing."""
+    try:
+        engine = open_engine(address)
+        try:
+            refuse_shared_sessions(engine, parse(address))
+            with engine.execution_options(write=True).begin() as connection:
+                make(connection)
+        except BaseException:
+            engine.dispose()
+            raise
+    except DBAPIError as error:
+        error.add_note(f"the checkpoints' database is {parse(address)}")
+        raise
+    return engine
+
+
+class Opened:
+    """`with Thing.open(address) as thing`, or `async with`; a mixin beside LangGraph's own base classes."""
+
+    address: str | Path
+    _engine: Engine
+    _reader: Engine
+    _clock: Callable[[], float]
+    _closed = False
+
+    @classmethod
+    def open(cls, address: str | Path, **options: Any) -> Self:
+        """As the constructor; for `with` and `async with`."""
+        return cls(address, **options)  # type: ignore[call-arg]  # what the classes that use this take
+
+    @classmethod
+    def from_conn_string(cls, conn_string: str) -> Self:
+        """As LangGraph's own classes have it."""
+        return cls.open(conn_string)
+
+    def setup(self) -> None:
+        """Nothing: opening makes the tables. Here since LangGraph's own classes ask for it."""
+
+    def close(self) -> None:
+        self._closed = True
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _begin(self, address: str | Path, clock: Callable[[], float] = time.time) -> None:
+        self.address, self._clock = address, clock
+        self._engine = opened(address)
+        server = self._engine.dialect.name == "postgresql"  # where each statement else sees what is there by then
+        self._reader = self._engine.execution_options(**{"isolation_level": "REPEATABLE READ"} if server else {})
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        """A connection for one look, all of it at one state. A server that is gone is waited for, half a minute."""
+        with self._patiently(lambda: self._reader.connect()) as connection:
+            yield connection
+
+    def _written(self, work: Callable[[Connection], T]) -> T:
+        """What `work` gives, done in one transaction. It is done again where a server went away or gave the
+        transaction up for another's: what is done twice has to leave the same."""
+
+        def once() -> T:
+            with self._engine.execution_options(write=True).begin() as connection:
+                return work(connection)
+
+        return self._patiently(once)
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        if self._closed:
+            raise RuntimeError(f"the {type(self).__name__.lower()} is closed: open it anew")
+        until, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
+        while True:
+            try:
+                return attempt()
+            except DBAPIError as error:
+                if (
+                    not (is_connection_lost(error) or is_serialization_failure(error))
+                    or time.monotonic() + pause > until
+                ):
+                    raise
+            time.sleep(pause)
+            pause = min(pause * 2, LONGEST_PAUSE_S)

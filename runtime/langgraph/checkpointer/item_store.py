@@ -1,0 +1,216 @@
+"""LangGraph's long-term store, on disk: JSON objects under a namespace and a key. No semantic search."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import orjson
+from langgraph.store.base import (
+    BaseStore,
+    GetOp,
+    InvalidNamespaceError,
+    Item,
+    ListNamespacesOp,
+    MatchCondition,
+    Op,
+    PutOp,
+    Result,
+    SearchItem,
+    SearchOp,
+    TTLConfig,
+)
+from sqlalchemy import ColumnElement, Connection, Dialect, Row, and_, or_, select, true, type_coerce
+from sqlalchemy import Text as PlainText
+
+from ramify.runtime.langgraph.checkpointer.database import Opened
+from ramify.runtime.langgraph.checkpointer.tables import items, upsert
+from ramify.runtime.store.stored_texts import escaped, written
+
+_MINUTE = 60.0
+
+_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
+    "$eq": lambda a, b: a == b,
+    "$ne": lambda a, b: a != b,
+    "$gt": lambda a, b: float(a) > float(b),
+    "$gte": lambda a, b: float(a) >= float(b),
+    "$lt": lambda a, b: float(a) < float(b),
+    "$lte": lambda a, b: float(a) <= float(b),
+}
+
+
+class Store(Opened, BaseStore):
+    """`with Store.open("sqlite:///file.db") as store`, also on PostgreSQL, also `async with`.
+
+    Values are JSON objects; times, UUIDs, enums and dataclasses are kept as LangGraph's own keep them: as text and
+    objects. A search's `query` has no effect: as LangGraph has it for a store without an index.
+    """
+
+    supports_ttl = True
+
+    def __init__(
+        self, address: str | Path, *, ttl: TTLConfig | None = None, clock: Callable[[], float] = time.time
+    ) -> None:
+        self.ttl_config = ttl
+        self._begin(address, clock)
+
+    def batch(self, ops: Iterable[Op]) -> list[Result]:
+        """All of it in one transaction. As in LangGraph's own, reads see what was there before the batch."""
+        given = list(ops)
+
+        def work(connection: Connection) -> list[Result]:
+            results = [self._read(connection, op) for op in given]
+            last = {(op.namespace, op.key): op for op in given if isinstance(op, PutOp)}
+            for place in sorted(last):  # one order for all: two that put the same do not wait for each other
+                self._put(connection, last[place])
+            return results
+
+        if any(isinstance(op, PutOp) or getattr(op, "refresh_ttl", False) for op in given):
+            return self._written(work)
+        with self._reading() as connection:
+            return work(connection)
+
+    async def abatch(self, ops: Iterable[Op]) -> list[Result]:
+        return await asyncio.to_thread(self.batch, list(ops))
+
+    def sweep_ttl(self) -> int:
+        """Delete what has expired; how many."""
+        gone = items.delete().where(items.c.expires_at <= self._clock())
+        return self._written(lambda connection: connection.execute(gone).rowcount)
+
+    def _read(self, connection: Connection, op: Op) -> Result:
+        if isinstance(op, GetOp):
+            found = self._rows(connection, _at(op.namespace, op.key))
+            if op.refresh_ttl:
+                self._refresh(connection, found)
+            return _item(found[0]) if found else None
+        if isinstance(op, SearchOp):
+            return self._search(connection, op)
+        if isinstance(op, ListNamespacesOp):
+            return self._namespaces(connection, op)
+        return None
+
+    def _rows(self, connection: Connection, where: ColumnElement[bool]) -> list[Row[Any]]:
+        fresh = or_(items.c.expires_at.is_(None), items.c.expires_at > self._clock())
+        query = select(items).where(where, fresh).order_by(items.c.updated_at, items.c.key)
+        return list(connection.execute(query))
+
+    def _refresh(self, connection: Connection, rows: Iterable[Row[Any]]) -> None:
+        now = self._clock()
+        for row in rows:
+            if row.ttl is not None:
+                same = and_(items.c.prefix == row.prefix, items.c.key == row.key)
+                connection.execute(items.update().where(same).values(expires_at=now + row.ttl * _MINUTE))
+
+    def _search(self, connection: Connection, op: SearchOp) -> list[SearchItem]:
+        rows = self._rows(connection, _under(connection.dialect, op.namespace_prefix))
+        fits = [row for row in rows if _matches(json.loads(row.value), op.filter)]
+        shown = fits[op.offset : op.offset + op.limit]
+        if op.refresh_ttl:
+            self._refresh(connection, shown)
+        return [SearchItem(**_fields(row)) for row in shown]
+
+    def _namespaces(self, connection: Connection, op: ListNamespacesOp) -> list[tuple[str, ...]]:
+        now = self._clock()
+        fresh = or_(items.c.expires_at.is_(None), items.c.expires_at > now)
+        names = connection.execute(select(items.c.prefix).where(fresh).distinct()).scalars()
+        spaces = {tuple(name.split(".")) for name in names}
+        fits = (space for space in spaces if all(_fits(space, c) for c in op.match_conditions or ()))
+        cut = sorted({space[: op.max_depth] if op.max_depth else space for space in fits})
+        return cut[op.offset : op.offset + op.limit]
+
+    def _put(self, connection: Connection, op: PutOp) -> None:
+        if op.value is None:
+            connection.execute(items.delete().where(_at(op.namespace, op.key)))
+            return
+        if not isinstance(op.value, Mapping):
+            raise TypeError(f"the value of {op.key!r} is a {type(op.value).__name__}: a store keeps JSON objects")
+        now = self._clock()
+        row = {
+            "prefix": _name(op.namespace),
+            "key": op.key,
+            "value": json.dumps(op.value, default=_plain),
+            "created_at": now,
+            "updated_at": now,
+            "ttl": op.ttl,
+            "expires_at": None if op.ttl is None else now + op.ttl * _MINUTE,
+        }
+        put = upsert(connection, items).values(row)
+        changed = {name: put.excluded[name] for name in ("value", "updated_at", "ttl", "expires_at")}
+        connection.execute(put.on_conflict_do_update(index_elements=["prefix", "key"], set_=changed))
+
+
+def _name(namespace: tuple[str, ...]) -> str:
+    """Refused with dots in a label, as `put` refuses them: two namespaces would be one."""
+    for label in namespace:
+        if "." in label:
+            raise InvalidNamespaceError(f"namespace {namespace!r}: its label {label!r} has a dot")
+    return ".".join(namespace)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for, in the form that LangGraph's own stores give it."""
+    return orjson.loads(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+
+
+def _at(namespace: tuple[str, ...], key: str) -> ColumnElement[bool]:
+    return and_(items.c.prefix == _name(namespace), items.c.key == key)
+
+
+def _under(dialect: Dialect, prefix: tuple[str, ...]) -> ColumnElement[bool]:
+    """That namespace and those below it: byte by byte, as LIKE is not on every database."""
+    name = _name(prefix)
+    if not name:
+        return true()
+    raw = type_coerce(items.c.prefix, PlainText()).collate("C" if dialect.name == "postgresql" else "BINARY")
+    # a name below one that the database can hold may itself be one that it cannot
+    beginnings = {written(f"{name}."), escaped(f"{name}.")}
+    after = chr(ord(".") + 1)
+    below = (and_(raw >= beginning, raw < beginning[:-1] + after) for beginning in sorted(beginnings))
+    return or_(items.c.prefix == name, *below)
+
+
+def _fields(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "namespace": tuple(row.prefix.split(".")),
+        "key": row.key,
+        "value": json.loads(row.value),
+        "created_at": datetime.fromtimestamp(row.created_at, UTC),
+        "updated_at": datetime.fromtimestamp(row.updated_at, UTC),
+    }
+
+
+def _item(row: Row[Any]) -> Item:
+    return Item(**_fields(row))
+
+
+def _matches(value: Mapping[str, Any], wanted: Mapping[str, Any] | None) -> bool:
+    return all(_compare(value.get(key), given) for key, given in (wanted or {}).items())
+
+
+def _compare(value: Any, wanted: Any) -> bool:
+    """By LangGraph's rules: a filter's object asks for some of the value's keys; operators may be at any depth."""
+    if isinstance(wanted, dict):
+        if not any(key.startswith("$") for key in wanted):
+            return isinstance(value, dict) and _matches(value, wanted)
+        unknown = wanted.keys() - _COMPARE.keys()
+        if unknown:
+            raise ValueError(f"no such operator: {', '.join(sorted(unknown))}; there are {', '.join(_COMPARE)}")
+        return all(_COMPARE[operator](value, given) for operator, given in wanted.items())
+    if isinstance(wanted, list | tuple):
+        same = isinstance(value, list) and len(value) == len(wanted)
+        return same and all(map(_compare, value, wanted))
+    return bool(value == wanted)
+
+
+def _fits(space: tuple[str, ...], condition: MatchCondition) -> bool:
+    path = condition.path
+    if len(space) < len(path):
+        return False
+    part = space[: len(path)] if condition.match_type == "prefix" else space[len(space) - len(path) :]
+    return all(want in ("*", label) for label, want in zip(part, path, strict=True))

@@ -1,0 +1,264 @@
+"""The serialiser of a saver, unless it is given another: LangGraph's own, which builds only what the program knows.
+
+LangGraph's reads a module and a name out of the database, imports the one and calls the other. Whoever can write to
+the database would have code run in every process that reads it. This one builds the types that LangGraph counts
+as safe, those that it was told of, and classes of data (pydantic models, dataclasses, enums, named tuples) out of
+modules that the program has loaded itself. Anything else is refused, and nothing is imported for a row.
+
+It writes LangGraph's form, but for an object that would not come back from it as it was (a zone, a `fold`, a tuple
+in a dataclass, a parametrised generic, which fields were set): that is written as the journal keeps it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import json
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import date, datetime, time, timedelta, tzinfo
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+from uuid import UUID
+
+import ormsgpack
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
+from langgraph.checkpoint.serde.jsonplus import (
+    EXT_CONSTRUCTOR_KW_ARGS,
+    EXT_CONSTRUCTOR_POS_ARGS,
+    EXT_CONSTRUCTOR_SINGLE_ARG,
+    EXT_DELTA_SNAPSHOT,
+    EXT_METHOD_SINGLE_ARG,
+    EXT_NUMPY_ARRAY,
+    EXT_PYDANTIC_V1,
+    EXT_PYDANTIC_V2,
+    JsonPlusSerializer,
+    _create_msgpack_ext_hook,
+    _msgpack_default,
+    _option,
+    _reconstruction_fallback,
+    _send_from_args,
+)
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from ramify.runtime.codec import codec
+from ramify.runtime.codec.encoder import same
+from ramify.runtime.errors import NotSerialisable
+from ramify.runtime.langgraph.errors import TypeNotAllowed
+
+EXACT = 64
+"""The form of an object that LangGraph's own would change: the journal's (`ramify.runtime.codec.codec`)."""
+
+_ID = (8, 4, 4, 4, 12)  # how a UUID is written
+
+
+class PlainSerializer:
+    """A read-only serialiser. It returns only values that JSON and msgpack can express themselves."""
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        raise NotImplementedError("it only reads")
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """Raises `ValueError` for what is damaged, and for a kind that only its own serialiser reads."""
+        kind, body = data
+        match kind:
+            case "null" | "empty":
+                return None
+            case "bytes" | "bytearray":
+                return bytes(body)
+            case "json":
+                return json.loads(body)
+            case "msgpack":
+                return ormsgpack.unpackb(body, ext_hook=_laid_open, option=ormsgpack.OPT_NON_STR_KEYS)
+        raise ValueError(f"{len(body)} bytes ({kind})")
+
+
+def _laid_open(code: int, data: bytes) -> Any:
+    if code == EXACT:
+        return _bare(json.loads(data))
+    held = ormsgpack.unpackb(data, ext_hook=_laid_open, option=ormsgpack.OPT_NON_STR_KEYS)
+    if code == EXT_DELTA_SNAPSHOT:
+        return held
+    if code == EXT_NUMPY_ARRAY:
+        kind, shape, *_ = held
+        return f"array {kind}, shape {'x'.join(map(str, shape))}"
+    module, name, value, *_ = held
+    if (module, name) == ("uuid", "UUID") and isinstance(value, str):
+        parts = iter(value)
+        return "-".join("".join(next(parts, "") for _ in range(length)) for length in _ID)
+    return value
+
+
+def _bare(value: Any) -> Any:
+    """What the journal's form holds, without the names of types."""
+    if isinstance(value, list):
+        return [_bare(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return _bare(value["v"]) if "$" in value and "v" in value else {key: _bare(one) for key, one in value.items()}
+
+
+PLAIN_SERIALIZER = PlainSerializer()
+
+
+Allowed = type | tuple[str, str]
+"""A class, or its module and its name: that module is imported where a checkpoint needs it."""
+
+_CONSTRUCTORS = (EXT_CONSTRUCTOR_SINGLE_ARG, EXT_CONSTRUCTOR_POS_ARGS, EXT_CONSTRUCTOR_KW_ARGS)
+_MODELS = (EXT_PYDANTIC_V1, EXT_PYDANTIC_V2)
+_DELTA = 7
+_VALUES = (Enum, set, frozenset, deque, PurePath, UUID, Decimal, date, time, timedelta, tzinfo)
+
+
+class StrictSerializer(JsonPlusSerializer):
+    """`allow`: types beside those that it builds anyway."""
+
+    def __init__(self, allow: Iterable[Allowed] = ()) -> None:
+        self._told = frozenset(_key(one) for one in allow)
+        super().__init__(allowed_msgpack_modules=None)
+
+    def with_msgpack_allowlist(self, extra_allowlist: Iterable[tuple[str, ...] | type]) -> JsonPlusSerializer:
+        """What LangGraph adds of a graph's own schemas, where it is strict itself."""
+        clone = copy.copy(self)
+        clone._told = self._told | {_key(one) for one in extra_allowlist}
+        return clone
+
+    def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+        if obj is None or isinstance(obj, bytes | bytearray):
+            return super().dumps_typed(obj)
+        return "msgpack", ormsgpack.packb(obj, default=_written, option=_option)
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        """Raises `TypeNotAllowed`."""
+        kind, body = data
+        if kind != "msgpack":
+            return super().loads_typed(data)
+        refused: list[TypeNotAllowed] = []  # ormsgpack says of an error only that there was one
+
+        def built(code: int, held: bytes) -> Any:
+            try:
+                return self._built(code, held, built)
+            except TypeNotAllowed as error:
+                refused.append(error)
+                raise
+
+        try:
+            return ormsgpack.unpackb(body, ext_hook=built, option=ormsgpack.OPT_NON_STR_KEYS)
+        except ValueError:
+            if refused:
+                raise refused[0] from None
+            raise
+
+    def _built(self, code: int, data: bytes, hook: Callable[[int, bytes], Any]) -> Any:
+        if code == EXT_NUMPY_ARRAY:
+            return _of_langgraph(code, data) if "numpy" in sys.modules else _imported_numpy(code, data)
+        if code == EXACT:
+            return _exact(data)
+        if code not in (*_CONSTRUCTORS, *_MODELS, EXT_METHOD_SINGLE_ARG, _DELTA):
+            raise TypeNotAllowed.form(code)
+        held = ormsgpack.unpackb(data, ext_hook=hook, option=ormsgpack.OPT_NON_STR_KEYS)
+        if code == _DELTA:
+            return _DeltaSnapshot(held)
+        module, name, value, *method = held
+        if code == EXT_METHOD_SINGLE_ARG and (module, name, *method) not in SAFE_MSGPACK_METHODS:
+            raise TypeNotAllowed(str(module), f"{name}.{'.'.join(map(str, method))}")
+        make = self._type(module, name)
+        if make is None:
+            return _reconstruction_fallback(held, AttributeError(name))
+        try:
+            if (module, name) == ("langgraph.types", "Send"):
+                return _send_from_args(value)
+            return _made(code, make, value, *method)
+        except Exception as error:  # noqa: BLE001  as LangGraph's own: the class takes other arguments by now
+            return value if code in _MODELS else _reconstruction_fallback(held, error)
+
+    def _type(self, module: Any, name: Any) -> Any:
+        """None where the module is loaded and has nothing of that name, as of a class inside a function."""
+        if not isinstance(module, str) or not isinstance(name, str):
+            raise TypeNotAllowed(str(module), str(name))
+        if (module, name) in SAFE_MSGPACK_TYPES or (module, name) in self._told:
+            return getattr(importlib.import_module(module), name, None)
+        loaded = sys.modules.get(module)
+        if loaded is None:
+            raise TypeNotAllowed(module, name)
+        found = vars(loaded).get(name)
+        if not (found is None and "__getattr__" not in vars(loaded)) and not _is_data(found):
+            raise TypeNotAllowed(module, name)
+        return found
+
+
+def _written(obj: Any) -> Any:
+    """LangGraph's form of an object; ours where that would come back otherwise."""
+    theirs = _msgpack_default(obj)
+    cls = type(obj)
+    if cls.__module__.startswith("langchain") or not (isinstance(obj, datetime | time) or _is_data(cls)):
+        return theirs
+    try:
+        if not _is_parametrised(cls):  # whose name finds it only where it has been built already
+            packed = ormsgpack.packb(theirs)
+            if same(ormsgpack.unpackb(packed, ext_hook=_permissive, option=ormsgpack.OPT_NON_STR_KEYS), obj):
+                return theirs
+        return ormsgpack.Ext(EXACT, codec.encode(obj).encode())
+    except (NotSerialisable, ValueError):  # neither form keeps all of it: LangGraph's is what its users know
+        return theirs
+
+
+def _is_parametrised(cls: Any) -> bool:
+    return (getattr(cls, "__pydantic_generic_metadata__", None) or {}).get("origin") is not None
+
+
+def _exact(data: bytes) -> Any:
+    try:
+        return codec.decode(data.decode())
+    except NotSerialisable as error:
+        raise TypeNotAllowed.because(str(error)) from None
+
+
+def _is_data(found: Any) -> bool:
+    """Whether it is a class that only holds what it is given."""
+    if not isinstance(found, type):
+        return False
+    if issubclass(found, _VALUES) or dataclasses.is_dataclass(found):
+        return True
+    if issubclass(found, tuple) and hasattr(found, "_fields"):
+        return True
+    if hasattr(found, "get_secret_value") and found.__module__.partition(".")[0] == "pydantic":
+        return True
+    return hasattr(found, "model_fields") or hasattr(found, "__fields__")
+
+
+def _made(code: int, make: Any, value: Any, *method: str) -> Any:
+    if code == EXT_CONSTRUCTOR_SINGLE_ARG:
+        return make(value)
+    if code == EXT_CONSTRUCTOR_POS_ARGS:
+        return make(*value)
+    if code == EXT_CONSTRUCTOR_KW_ARGS:
+        return make(**value)
+    if code == EXT_METHOD_SINGLE_ARG:
+        return getattr(make, method[0])(value)
+    try:
+        return make(**value)
+    except Exception:  # noqa: BLE001  a model that was made without being checked
+        return (make.construct if code == EXT_PYDANTIC_V1 else make.model_construct)(**value)
+
+
+def _imported_numpy(code: int, data: bytes) -> Any:
+    importlib.import_module("numpy")
+    return _of_langgraph(code, data)
+
+
+_permissive = _create_msgpack_ext_hook(True)
+"""Of what this process has itself just written: the types are its own."""
+_of_langgraph = _create_msgpack_ext_hook(None)
+"""LangGraph's own hook, strict: for what names no type."""
+
+
+def _key(one: Any) -> tuple[str, str]:
+    if isinstance(one, type):
+        return one.__module__, one.__name__
+    module, name = one
+    return str(module), str(name)

@@ -1,0 +1,205 @@
+"""Values by content: written once a thread, each against one that is there, read back with all that they stand on."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Dialect, Select, bindparam, select, text
+
+from ramify.runtime.langgraph.checkpointer.delta_encoding import Packed, Serialised, ValueId, pack, unpack
+from ramify.runtime.langgraph.checkpointer.statements import VALUES_AT_ONCE, Prepared, Rows, Statements
+from ramify.runtime.langgraph.checkpointer.tables import threads, upsert, values
+from ramify.runtime.store.engines import driver_errors
+
+ThreadId = int
+
+_KNOWN = 4096  # digests remembered
+_RECALLED = 1024  # values of a thread that another process wrote
+_RESERVED = 256
+_AT_ONCE = 512  # ids in one query: SQLite takes 32766, PostgreSQL 65535
+
+
+class New(NamedTuple):
+    """A value to be there, and what it may be written against: an older one, and a dictionary's values."""
+
+    value: Serialised
+    base: tuple[ValueId, Serialised] | None = None
+    words: Sequence[tuple[ValueId, bytes]] = ()
+
+    def packed(self) -> Packed:
+        return pack(self.value, self.base, self.words)
+
+
+class Values:
+    """The writing side, used by the writer's thread alone. It remembers ids, so `forget` after a rollback. What is to
+    be written boldly waits in `rows`."""
+
+    def __init__(self, statements: Statements, rows: Rows | None = None) -> None:
+        self._statements = statements
+        self._rows = rows
+        self._reserved: deque[ValueId] = deque()
+        self._threads: dict[str, ThreadId] = {}
+        self._known: OrderedDict[tuple[ThreadId, bytes], ValueId] = OrderedDict()
+        self._plain: set[ValueId] = set()
+
+    def forget(self) -> None:
+        self._threads.clear()
+        self._known.clear()
+        self._plain.clear()
+
+    def thread(self, connection: Connection, name: str) -> ThreadId:
+        """The number of a thread, given to it now where it is new."""
+        if name not in self._threads:
+            connection.execute(upsert(connection, threads).values(name=name).on_conflict_do_nothing())
+            self._threads[name] = connection.execute(select(threads.c.id).where(threads.c.name == name)).scalar_one()
+        return self._threads[name]
+
+    def put(self, connection: Connection, thread: ThreadId, value: Serialised) -> ValueId:
+        """The id of a value, written now where the thread does not have it."""
+        return self.put_all(connection, thread, [New(value)])[0]
+
+    def put_all(self, connection: Connection, thread: ThreadId, given: Sequence[New]) -> list[ValueId]:
+        """The ids of values, in their order: those that the thread does not have are written now."""
+        digests = [new.value.digest for new in given]
+        ids = {digest: id for digest in digests if (id := self._known.get((thread, digest))) is not None}
+        missing = {digest: new for digest, new in zip(digests, given, strict=True) if digest not in ids}
+        ordered = sorted(missing)  # one order for all writers: two that put the same ones do not deadlock
+        for at in range(0, len(ordered), VALUES_AT_ONCE):
+            some = ordered[at : at + VALUES_AT_ONCE]
+            packed = {digest: missing[digest].packed() for digest in some}
+            rows = [(thread, digest, *_columns(packed[digest])) for digest in some]
+            if self._rows is not None and self._rows.boldly:
+                written = self._as_new(connection, self._rows, rows, packed.values())
+            else:
+                written = self._written(connection, thread, rows)
+            self._plain.update(
+                id for digest, id in written.items() if not (packed[digest].words or packed[digest].base)
+            )
+            ids |= written
+        for digest, id in ids.items():
+            self._known[thread, digest] = id
+            self._known.move_to_end((thread, digest))
+        while len(self._known) > _KNOWN:
+            self._plain.discard(self._known.popitem(last=False)[1])
+        return [ids[digest] for digest in digests]
+
+    def _written(
+        self, connection: Connection, thread: ThreadId, found: Sequence[Sequence[Any]]
+    ) -> dict[bytes, ValueId]:
+        """Digests to ids. One that was there already was written by another process, or by this one long ago."""
+        ids = self._statements.put_values(connection, [row[1] for row in found], found)
+        for digest in (row[1] for row in found if row[1] not in ids):
+            row = self._statements.find_value(connection, thread, digest).fetchone()
+            assert row is not None, "a transaction sees what kept its row from being written"
+            ids[digest] = int(row[0])
+        return ids
+
+    def _as_new(
+        self, connection: Connection, to: Rows, found: Sequence[Sequence[Any]], packed: Iterable[Packed]
+    ) -> dict[bytes, ValueId]:
+        """As `_written`, where none of them is known to be there: nothing is asked."""
+        newest = max((id for one in packed for id in (one.base or 0, *one.words)), default=0)
+        ids = {row[1]: self._next(connection, newest) for row in found}
+        to.put(self._statements.put_new_values(len(found)), *(each for row in found for each in (ids[row[1]], *row)))
+        return ids
+
+    def _next(self, connection: Connection, above: ValueId) -> ValueId:
+        """An id of our own, out of those reserved at once: a value is newer than what it stands on."""
+        if not self._reserved or self._reserved[0] <= above:
+            taken = text(f"SELECT nextval(pg_get_serial_sequence('{values.name}', 'id')) FROM generate_series(1, :n)")
+            self._reserved = deque(sorted(connection.execute(taken, {"n": _RESERVED}).scalars()))
+        return self._reserved.popleft()
+
+    def recall(self, connection: Connection, thread: ThreadId) -> None:
+        """Remember the newest values of a thread."""
+        newest = select(values.c.digest, values.c.id).where(values.c.thread == thread)
+        for digest, id in connection.execute(newest.order_by(values.c.id.desc()).limit(_RECALLED)):
+            self._known[thread, bytes(digest)] = id
+
+    def is_plain(self, id: ValueId) -> bool:
+        """Whether the value is known to stand on no other: such a one can be a dictionary."""
+        return id in self._plain
+
+
+def load(connection: Connection, wanted: Iterable[ValueId]) -> dict[ValueId, Serialised]:
+    """The values of these ids. Raises `KeyError` for one that is not there."""
+    ids = set(wanted)
+    packed = closure(connection, ids)
+    return {id: unpack(id, packed) for id in ids}
+
+
+def closure(connection: Connection, wanted: Collection[ValueId]) -> dict[ValueId, Packed]:
+    """These values and all that they stand on: bases to the root, in one query, and dictionaries."""
+    found: dict[ValueId, Packed] = {}
+    missing = set(wanted)
+    with driver_errors(connection):
+        while missing:
+            some = sorted(missing)[:_AT_ONCE]
+            room = 1 << (len(some) - 1).bit_length()  # few lengths, so that each is prepared once
+            ask = _chains(connection.dialect, room)
+            for id, *columns in ask(connection, *some, *some[-1:] * (room - len(some))).fetchall():
+                found[id] = _packed(*columns)
+            missing.difference_update(some)
+            missing |= {word for one in found.values() for word in one.words} - found.keys()
+    return found
+
+
+def _chains(dialect: Dialect, count: int) -> Prepared:
+    """What finds that many values with their bases, and their bases' bases."""
+    if (dialect.name, count) not in _CHAINS:
+        names = [f"id_{at}" for at in range(count)]
+        _CHAINS[dialect.name, count] = Prepared(_of_ids(names), dialect, names)
+    return _CHAINS[dialect.name, count]
+
+
+_CHAINS: dict[tuple[str, int], Prepared] = {}
+
+
+def _of_ids(names: Sequence[str]) -> Select[Any]:
+    ids = [bindparam(name, type_=values.c.id.type) for name in names]
+    chain = select(values.c.id, values.c.base).where(values.c.id.in_(ids)).cte("chain", recursive=True)
+    chain = chain.union(select(values.c.id, values.c.base).join(chain, values.c.id == chain.c.base))
+    read = (values.c[name] for name in ("id", "kind", "tail", "head", "base", "keep", "compressed", "words"))
+    return select(*read).where(values.c.id.in_(select(chain.c.id)))
+
+
+_COLUMNS = ("kind", "head", "base", "keep", "compressed", "words", "tail")
+
+
+def _columns(packed: Packed) -> tuple[Any, ...]:
+    """As they stand in the table."""
+    words = ",".join(map(str, packed.words))
+    return (packed.kind, packed.head, packed.base, packed.keep, packed.compressed, words, packed.tail)
+
+
+def _packed(
+    kind: str, tail: bytes, head: bytes, base: ValueId | None, keep: int, compressed: bool, words: str
+) -> Packed:
+    standing_on = tuple(int(word) for word in words.split(",") if word)
+    return Packed(kind, bytes(tail), bytes(head), base, keep, bool(compressed), standing_on)
+
+
+def reachable(connection: Connection, wanted: Collection[ValueId]) -> set[ValueId]:
+    """All ids that these values stand on, themselves included."""
+    return set(closure(connection, wanted))
+
+
+def insert_copies(
+    connection: Connection, target: ThreadId, found: Mapping[ValueId, Packed], digests: Mapping[ValueId, bytes]
+) -> dict[ValueId, ValueId]:
+    """Write values of another thread for `target`, each after what it stands on: old ids to new ones."""
+    renamed: dict[ValueId, ValueId] = {}
+    for id in sorted(found):  # a value is always newer than what it stands on
+        packed = found[id]
+        row = {"thread": target, "digest": digests[id], **dict(zip(_COLUMNS, _columns(packed), strict=True))}
+        row["base"] = None if packed.base is None else renamed[packed.base]
+        row["words"] = ",".join(str(renamed[word]) for word in packed.words)
+        put = upsert(connection, values).values(row).on_conflict_do_nothing().returning(values.c.id)
+        new = connection.execute(put).scalar()
+        if new is None:
+            same = select(values.c.id).where(values.c.thread == target, values.c.digest == digests[id])
+            new = connection.execute(same).scalar_one()
+        renamed[id] = int(new)
+    return renamed

@@ -1,0 +1,128 @@
+"""Graphs that a node's own code runs: their nodes act on forks of the node's world, which then takes the result in.
+
+Such a graph may be the node itself, or come out of a closure, a dictionary or another module, so it is met where it
+starts: while an app runs, `Pregel.stream` and `Pregel.astream` look whether they were called by a node of it. Where
+not, they are LangGraph's own.
+
+A fresh start is given the node's world by a write beside the graph's input. What comes after that is in the graph's
+own checkpoints: a node that is resumed calls its graph again, and finds there what the graph's nodes did before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from langchain_core.runnables import RunnableConfig
+from langgraph._internal._config import ensure_config, patch_configurable
+from langgraph._internal._constants import CONF, CONFIG_KEY_THREAD_ID
+from langgraph.errors import ParentCommand
+from langgraph.pregel import Pregel
+from langgraph.pregel._read import PregelNode
+
+from ramify.runtime.langgraph.node.task_config import CALLER, INVOCATION
+from ramify.runtime.langgraph.thread.channels import WorldChannel, placed
+from ramify.runtime.langgraph.thread.positions import ENV
+from ramify.runtime.langgraph.thread.session import Invocation, Session
+
+if TYPE_CHECKING:
+    from ramify.runtime.langgraph.thread.attempt import Attempt
+
+Instrument = Callable[[Pregel[Any, Any, Any, Any], Session], dict[str, PregelNode]]
+
+_lock = threading.Lock()
+_running = 0
+_stream, _astream = Pregel.stream, Pregel.astream
+
+
+class InstrumentedGraph:
+    """A graph that is instrumented already, so that it is left alone here."""
+
+
+class Caller:
+    """The node that runs, for graphs that its code starts."""
+
+    def __init__(self, session: Session, attempt: Attempt, instrument: Instrument) -> None:
+        self.session = session
+        self.attempt = attempt
+        self._instrument = instrument
+
+    def graph(
+        self, graph: Pregel[Any, Any, Any, Any], config: RunnableConfig | None
+    ) -> tuple[Pregel[Any, Any, Any, Any], RunnableConfig, Invocation]:
+        """The graph over worlds, for one invocation."""
+        conf = ensure_config(graph.config, config)[CONF]
+        thread = conf.get(CONFIG_KEY_THREAD_ID)
+        invocation = Invocation(None if thread is None else str(thread), addressed=False, within=self.attempt)
+        inner = copy(graph)
+        inner.nodes = self._instrument(graph, self.session)
+        inner.channels = {**placed(graph.channels), ENV: WorldChannel(made=invocation.made)}
+        inner.cache_policy = None
+        return inner, patch_configurable(config, {INVOCATION: invocation}), invocation
+
+
+@contextmanager
+def followed() -> Iterator[None]:
+    """While it is entered anywhere in the process, graphs that nodes run are followed."""
+    global _running
+    with _lock:
+        _running += 1
+        if _running == 1:
+            Pregel.stream, Pregel.astream = _following, _afollowing  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        with _lock:
+            _running -= 1
+            if _running == 0 and Pregel.stream is _following:  # else somebody wraps it since: it stays, and looks on
+                Pregel.stream, Pregel.astream = _stream, _astream  # type: ignore[method-assign]
+
+
+def _caller(graph: Any, config: RunnableConfig | None) -> Caller | None:
+    if isinstance(graph, InstrumentedGraph):
+        return None
+    found = ensure_config(config)[CONF].get(CALLER)
+    return found if isinstance(found, Caller) else None
+
+
+def _following(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> Iterator[Any]:
+    caller = _caller(self, config)
+    if caller is None:
+        return _stream(self, input, config, **options)
+    return _inside(caller, self, input, config, options)
+
+
+def _inside(
+    caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+) -> Iterator[Any]:
+    inner, config, invocation = caller.graph(graph, config)
+    try:
+        yield from _stream(inner, input, config, **options)
+    except ParentCommand:
+        caller.session.portal.wait(invocation.take_back())
+        raise
+    caller.session.portal.wait(invocation.take_back())
+
+
+def _afollowing(self: Any, input: Any, config: RunnableConfig | None = None, **options: Any) -> AsyncIterator[Any]:
+    caller = _caller(self, config)
+    if caller is None:
+        return _astream(self, input, config, **options)
+    return _ainside(caller, self, input, config, options)
+
+
+async def _ainside(
+    caller: Caller, graph: Any, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+) -> AsyncIterator[Any]:
+    inner, config, invocation = caller.graph(graph, config)
+    try:
+        async with aclosing(_astream(inner, input, config, **options)) as chunks:  # type: ignore[type-var]
+            async for chunk in chunks:
+                yield chunk
+    except ParentCommand:
+        await caller.session.portal.cross(invocation.take_back())
+        raise
+    await caller.session.portal.cross(invocation.take_back())

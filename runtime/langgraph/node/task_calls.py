@@ -1,0 +1,251 @@
+"""LangGraph's `@task`s: each runs on a fork of the world of the node that calls it, as that was at the call.
+
+What a task did to the files is in the node's world from the moment on when the node has the task's result: neither
+earlier, under the feet of the node's own code, nor depending on which task was done first. A finished task is not run
+again when its node is resumed; its files then come from the journal, by the task's own key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import inspect
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.runnables import Runnable
+from langgraph._internal._constants import CONF, CONFIG_KEY_CALL
+from langgraph._internal._runnable import RunnableSeq
+from langgraph.types import PregelExecutableTask
+
+from ramify.runtime.langgraph.errors import LangGraphChanged, UnsupportedGraph
+from ramify.runtime.langgraph.node.task_config import INVOCATION, key_of, scheduler
+from ramify.runtime.langgraph.thread.attempt import Attempt
+from ramify.runtime.langgraph.thread.graph_run import Position, Superstep, Task
+from ramify.runtime.langgraph.thread.nested_forks import Later, Loan
+from ramify.runtime.langgraph.thread.rewound_checkpointer import restore_task_outcome
+from ramify.runtime.worlds.world_pool import Branch
+
+Wrap = Callable[[str, Runnable[Any, Any], "Call"], Runnable[Any, Any]]
+"""Makes the runnable of a task one that runs on a world."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One call of a task by a node."""
+
+    caller: Attempt
+    loan: Loan  # of the caller's world, as that was at the call
+    key: str = ""  # the task's in the journal, once LangGraph has made it
+    name: str = ""
+    future: concurrent.futures.Future[Any] | asyncio.Future[Any] | None = None
+    taken: bool = False
+
+    def quick(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt | None:
+        """The attempt, where it need not stand before it asks for something. On any thread."""
+        run = self.caller.run
+        stands = run.journal.knows(task.key) or run.again is not None or self.loan.lent is not None
+        return None if task.attempt > 1 or stands else self.attempt(task, saved)
+
+    def attempt(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
+        """Raises `LangGraphChanged` where this is not the task that was made for the call."""
+        if task.key != self.key:
+            raise LangGraphChanged("identity to a task that is the same before and while it runs")
+        caller = self.caller
+
+        async def known() -> Superstep:
+            lent = await self.loan.taken()
+            at = lent.branch.checkpoint
+            start = Position(caller.branch.path, caller.task.key, lent.state, at)
+            return Superstep(
+                Branch(caller.branch.path, lent.state, at), start, lent.place, children={task.index: lent.branch}
+            )
+
+        return Attempt(caller.portal, caller.run, task, Later(caller, known), caller.calls, saved)
+
+    async def take(self) -> None:
+        """Bring what the task did into the caller's world, once."""
+        if self.taken:
+            return
+        self.taken = True
+        row = self.caller.run.journal.served(self.key)
+        if row is not None and row.snapshot_in is not None and row.snapshot_out is not None:
+            await self.caller.take_back(row.snapshot_in, row.snapshot_out)
+
+
+class Calls:
+    """The task calls of one attempt at a node: stands where the node's code finds LangGraph's own way to call."""
+
+    def __init__(self, caller: Attempt, wrap: Wrap, conf: dict[str, Any], *, in_turn: bool) -> None:
+        self._caller = caller
+        self._wrap = wrap
+        self._conf = conf
+        self._original: Callable[..., Any] = conf[CONFIG_KEY_CALL]
+        self._in_turn = in_turn
+        self._made: list[Call] = []
+
+    def __call__(self, func: Callable[..., Any], input: Any, **options: Any) -> Any:
+        """As LangGraph's: a future of the task's result. A cache that does not see the world is not used."""
+        wait = self._caller.portal.wait
+        loan = self._caller.lends()
+        if self._caller.must_lend_now:
+            wait(loan.taken())
+        call = Call(self._caller, loan)
+        self._made.append(call)
+        options |= {"schedule_task": self._scheduler(call), "cache_policy": None}
+        made = self._original(func, input, **options)
+        call.future = made
+        return _chained(made, lambda: wait(call.take()))
+
+    @property
+    def made(self) -> bool:
+        return bool(self._made)
+
+    async def settle(self) -> None:
+        """Before the node ends: the tasks whose results it never asked for."""
+        for call in self._made:
+            if call.taken or call.future is None:
+                continue
+            if not call.future.done() and self._in_turn:
+                raise UnsupportedGraph(
+                    f"node {self._caller.task.node!r} ended before its task {call.name!r}, which may wait for the "
+                    "node's place (max_concurrency): take the task's result in the node, or allow more at once"
+                )
+            if isinstance(call.future, concurrent.futures.Future):
+                over = asyncio.wrap_future(call.future)
+                over.add_done_callback(lambda it: it.cancelled() or it.exception())  # the node's code has seen it
+                await asyncio.wait([over])
+            else:
+                await _settled(call.future)
+            if not call.future.cancelled() and call.future.exception() is None:
+                await call.take()
+
+    def _scheduler(self, call: Call) -> Callable[..., Any]:
+        """LangGraph's `accept_push`, which also tells which task was made, and lets it run on a world."""
+        schedule = scheduler(self._conf)
+        if schedule is None:
+            raise LangGraphChanged("way to call tasks")
+        # a task that calls tasks was itself scheduled by ours
+        original: Any = getattr(schedule, "__wrapped__", schedule)
+
+        def accepted(pushed: PregelExecutableTask | None) -> PregelExecutableTask | None:
+            if pushed is not None:
+                conf = pushed.config[CONF]
+                if self._caller.run.again is not None:
+                    restore_task_outcome(pushed.writes)
+                call.name = pushed.name
+                call.key = key_of(conf, conf[INVOCATION], original.__self__)
+                object.__setattr__(pushed, "proc", self._over_world(pushed, call))  # it is frozen, and LangGraph's
+            return pushed
+
+        if inspect.iscoroutinefunction(original):
+
+            async def schedule(*args: Any) -> PregelExecutableTask | None:
+                return accepted(await original(*args))
+
+            return _bound(schedule, original)
+        return _bound(lambda *args: accepted(original(*args)), original)
+
+    def _over_world(self, pushed: PregelExecutableTask, call: Call) -> Runnable[Any, Any]:
+        if not isinstance(pushed.proc, RunnableSeq):
+            raise LangGraphChanged("task that is a sequence of its function and its write")
+        first, *rest = pushed.proc.steps
+        return RunnableSeq(
+            self._wrap(pushed.name, first, call),
+            *rest,
+            name=pushed.proc.name,
+            trace_inputs=pushed.proc.trace_inputs,
+        )
+
+
+def _bound(schedule: Any, original: Any) -> Callable[..., Any]:
+    """What runs finds its loop by what schedules its tasks."""
+    schedule.__self__, schedule.__wrapped__ = original.__self__, original
+    bound: Callable[..., Any] = schedule
+    return bound
+
+
+class _Result(concurrent.futures.Future[Any]):
+    """A task's result; the task's files are there when it is taken. Cancelling it cancels the task."""
+
+    def __init__(self, made: concurrent.futures.Future[Any], take: Callable[[], None]) -> None:
+        super().__init__()
+        self._made = made
+        self._take = take
+        made.add_done_callback(self._follow)
+
+    def result(self, timeout: float | None = None) -> Any:
+        value = super().result(timeout)
+        self._take()
+        return value
+
+    def cancel(self) -> bool:
+        return self._made.cancel() and super().cancel()  # the first is False where the result is on its way
+
+    def _follow(self, made: concurrent.futures.Future[Any]) -> None:
+        if made.cancelled():
+            super().cancel()
+        if not self.set_running_or_notify_cancel():
+            return
+        if (error := made.exception()) is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(made.result())
+
+
+class _AsyncResult(asyncio.Future[Any]):
+    """As `_Result`."""
+
+    def __init__(self, made: asyncio.Future[Any], take: Callable[[], None]) -> None:
+        super().__init__(loop=made.get_loop())
+        self._made = made
+        self._take = take
+        made.add_done_callback(self._follow)
+
+    def result(self) -> Any:
+        value = super().result()
+        self._take()
+        return value
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """At once, not by a callback: the task learns of it as soon as it does in a plain graph."""
+        if self.done() or not (self._made.cancelled() or self._made.cancel(msg)):
+            return False
+        return super().cancel(msg)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done():
+            self._asyncio_future_blocking = True
+            yield self
+        return self.result()
+
+    __iter__ = __await__
+
+    def _follow(self, made: asyncio.Future[Any]) -> None:
+        if self.done():
+            return
+        if made.cancelled():
+            super().cancel()
+        elif (error := made.exception()) is not None:
+            self.set_exception(error)
+            if not isinstance(error, Exception):
+                self.exception()  # it ends the node: asyncio need not say that nobody took it
+        else:
+            self.set_result(made.result())
+
+
+def _chained(made: Any, take: Callable[[], None]) -> Any:
+    return _AsyncResult(made, take) if isinstance(made, asyncio.Future) else _Result(made, take)
+
+
+async def _settled(future: asyncio.Future[Any]) -> None:
+    """Wait, on the portal's loop, for a future of the caller's."""
+    over = concurrent.futures.Future[None]()
+
+    def end(_: object) -> None:
+        if over.set_running_or_notify_cancel():  # else who waited was cancelled
+            over.set_result(None)
+
+    future.get_loop().call_soon_threadsafe(future.add_done_callback, end)
+    await asyncio.wrap_future(over)

@@ -1,0 +1,167 @@
+"""An event loop of our own in a daemon thread: where the machine lives, whoever calls it.
+
+LangGraph's synchronous API has no loop, and its asynchronous one has a new loop for every `asyncio.run`. Worlds,
+the database and the model client outlive both, so they live here, and callers cross over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from ramify.fork_engine.close_on_fork import refuse_in_child
+from ramify.runtime.errors import UsedAfterFork
+from ramify.runtime.langgraph.errors import AppClosed
+from ramify.runtime.user_code.sandbox import Commands, Sandbox
+from ramify.sandboxes.contract import RunResult, World
+
+T = TypeVar("T")
+
+
+class Portal:
+    """Started by the first call. `stop` ends the thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._owner = os.getpid()
+        self._kept: list[asyncio.Task[None]] = []
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is not None:
+            refuse_in_child(self._owner, "the app", UsedAfterFork)
+        with self._lock:
+            self._refuse_when_over()
+            if self._loop is None:
+                self._owner = os.getpid()
+                # its own reader would keep the context of whoever asks first, and so a node, its graph and the app
+                self._loop = contextvars.Context().run(asyncio.new_event_loop)
+                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="ramify", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def _refuse_when_over(self) -> None:
+        if self._stopped:
+            raise AppClosed("this app was closed: compile the graph again")
+
+    @property
+    def started(self) -> bool:
+        return self._loop is not None and not self._stopped
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is the portal's own thread."""
+        return self._thread is threading.current_thread()
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            loop.run_until_complete(_what_is_left(loop))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """It sees nothing of the caller's context: what it opens for good, such as the process that forks worlds,
+        would keep that, and with it the node that ran, its graph and the app."""
+        try:
+            loop = self.loop
+            with self._lock:  # what is submitted before `stop` is ended by it; later, nothing would ever run it
+                self._refuse_when_over()
+                return contextvars.Context().run(asyncio.run_coroutine_threadsafe, work, loop)
+        except BaseException:
+            work.close()
+            raise
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """For callers without a loop. An interrupted caller cancels the work."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    async def cross(self, work: Coroutine[Any, Any, T]) -> T:
+        """For callers on a loop of their own."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin, on the portal's own loop, what lasts as long as the portal, held by it. It sees nothing of the
+        context that asked for it, which would live as long."""
+        self._kept.append(asyncio.create_task(work, context=contextvars.Context()))
+        return self._kept[-1]
+
+    def retire(self, last: Callable[[], object] = lambda: None) -> None:
+        """Call `last` on the loop, let what is kept there end, and stop: not waited for, so that it may be asked for
+        while memory is collected, on any thread."""
+        loop = self._loop  # no lock: this thread may hold it
+        if loop is not None and not self._stopped:
+            self._stopped = True
+            loop.call_soon_threadsafe(self._retire, loop, last)
+
+    def _retire(self, loop: asyncio.AbstractEventLoop, last: Callable[[], object]) -> None:
+        last()
+        ending = asyncio.gather(*self._kept, return_exceptions=True)
+        ending.add_done_callback(lambda _: loop.stop())
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            if os.getpid() != self._owner:
+                return  # a forked child's copy: its parent stops it
+            loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None and thread.is_alive():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+
+async def _what_is_left(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancelled: a thread that waits for it, such as a node's that was given up, would never be told otherwise, and
+    Python waits for such threads at its end."""
+    left = asyncio.all_tasks(loop) - {asyncio.current_task(loop)}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+class Crossing(Generic[T]):
+    """Work that was submitted in program order, to be awaited on any loop, or never."""
+
+    def __init__(self, future: concurrent.futures.Future[T]) -> None:
+        self._future = future
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return asyncio.wrap_future(self._future).__await__()
+
+
+class PortalSandbox(Sandbox):
+    """A world of the portal's loop, for code that runs on another one."""
+
+    def __init__(self, world: World, portal: Portal, commands: Commands | None = None) -> None:
+        super().__init__(world, commands)
+        self._portal = portal
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        check: bool = False,
+        reuse: bool = False,
+    ) -> RunResult:
+        work = super().run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check, reuse=reuse)
+        return await self._portal.cross(work)

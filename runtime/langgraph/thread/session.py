@@ -1,0 +1,383 @@
+"""What a compiled app keeps behind it: the portal, the services, and the runs that are being worked on.
+
+Everything is opened by the first node that runs. Nothing of it survives a kill, and nothing needs to: the runs are
+in the journal, and the sandboxes' helper ends with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import hashlib
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from langgraph.pregel._loop import PregelLoop
+
+from ramify.compiler.plan import Plan
+from ramify.fork_engine.types import Skipped, SnapshotId
+from ramify.runtime.errors import RunNotFound
+from ramify.runtime.events import Observer
+from ramify.runtime.execution.driver import Launch, Services, create, new_run_id
+from ramify.runtime.execution.model_calls import LLMCalls
+from ramify.runtime.langgraph.checkpointer import Saver
+from ramify.runtime.langgraph.errors import AppClosed, WorldLost
+from ramify.runtime.langgraph.thread.attempt import Attempt
+from ramify.runtime.langgraph.thread.channels import WorldChannel, joined
+from ramify.runtime.langgraph.thread.graph_run import GraphRun, Task
+from ramify.runtime.langgraph.thread.lost_states import Past
+from ramify.runtime.langgraph.thread.nested_forks import Later, Loan
+from ramify.runtime.langgraph.thread.portal import Portal, PortalSandbox
+from ramify.runtime.langgraph.thread.positions import StoredPosition
+from ramify.runtime.records import AGAIN, CheckpointId, RunId, RunRecord, RunStatus, checkpoint_id
+from ramify.runtime.store.run_locks import is_held
+from ramify.runtime.user_code.sandbox import SyncSandbox
+from ramify.runtime.worlds.recovery import missing
+from ramify.runtime.worlds.world_pool import Branch
+
+Saved = concurrent.futures.Future[Any] | None
+
+OpenServices = Callable[[Observer | None], AbstractAsyncContextManager[Services]]
+
+
+@dataclass(eq=False, slots=True)
+class Invocation:
+    """One call of `invoke`, `stream` and their like."""
+
+    thread: str | None
+    addressed: bool  # the caller named a checkpoint: its thread has been run before
+    calls: dict[RunId, LLMCalls] = field(default_factory=dict)
+    runs: dict[RunId, GraphRun] = field(default_factory=dict)
+    order: tuple[str, dict[str, int]] = ("", {})  # a checkpoint, and the tasks that stand on it as they are applied
+    channel: WorldChannel | None = None  # of this invocation, once LangGraph has made it
+    loop: PregelLoop | None = None  # LangGraph's, once a node has run
+    within: Attempt | None = None  # the node whose code called
+    loan: Loan | None = None  # of its world, as that was when this invocation began
+    left: StoredPosition | None = None  # where a node stood that handed over to the graph above
+    deadline_s: float | None = None
+    anonymous: RunId | None = None  # the run, where nothing is kept that could name it
+    saver: Saver | None = None  # its checkpointer, where that is ours
+    unsent: dict[str, StoredPosition] = field(
+        default_factory=dict
+    )  # what nodes will write of their worlds, by the task
+    past: Past | None = None  # what its thread's lost states are made again from
+    instead: GraphRun | None = None  # the run that its nodes act in, where one of them is only run again
+    number: str = field(default_factory=new_run_id)  # tells it from every other invocation
+    looks: bool = False  # it runs no graph: how the run stands is as it was
+
+    @property
+    def env(self) -> StoredPosition | None:
+        """Where the world stands, as far as finished supersteps go."""
+        return self.channel.get() if self.channel is not None and self.channel.is_available() else None
+
+    @property
+    def ran_nothing(self) -> bool:
+        """Whether a thread that has a world was invoked, and there was nothing to do."""
+        return not self.calls and self.within is None and self.env is not None
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether it stopped on the way, without an error."""
+        return self.loop is not None and self.loop.status != "done"
+
+    def made(self, channel: WorldChannel) -> None:
+        self.channel = channel
+
+    @property
+    def lends_later(self) -> bool:
+        """Whether a graph that a node's code calls may begin without a world: none of its nodes may ask for one."""
+        assert self.within is not None, "only for a graph in a node"
+        self.loan = self.loan or self.within.lends()
+        return self.loan.lent is None and not self.within.must_lend_now
+
+    async def base(self) -> StoredPosition:
+        """Where a graph begins that a node's code calls: on a fork of the node's world."""
+        assert self.within is not None, "only for a graph in a node"
+        self.loan = self.loan or self.within.lends()
+        lent = await self.loan.taken()
+        first = self.within.run.first(lent.state, lent.branch.checkpoint)
+        return {**first, "branch": lent.branch.path, "base": lent.state.id, "lender": self.within.task.key}
+
+    async def take_back(self) -> None:
+        """Bring what the graph did into the world of the node that called it."""
+        env = self.left or self.env
+        if self.within is None or env is None or "base" not in env:
+            return
+        if self.loop is None and env.get("lender", self.within.task.key) != self.within.task.key:
+            return  # LangGraph took a graph that keeps its state for one that goes on, and gave what another task has
+        if "child" in env:
+            env = joined([env])
+        state = (await self.within.run.settle(env)).snapshot
+        await self.within.take_back(env["base"], state.id)
+
+
+class Session:
+    def __init__(
+        self,
+        open_services: OpenServices,
+        plan: Plan,
+        workspace: Path | None,
+        deadline_s: float | None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.portal = Portal()
+        self.plan = plan
+        self.observer = observer  # told of what the services emit; before they are opened
+        self._open_services = open_services
+        self._workspace = workspace
+        self._deadline_s = deadline_s
+        self._runs: dict[RunId, GraphRun] = {}
+        self._users: dict[RunId, set[Invocation]] = {}
+        self._lock = asyncio.Lock()
+        self._services: asyncio.Future[Services] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._closed = False  # nobody enters any more
+        self._closing = asyncio.Event()  # nothing is written any more: the services may go
+        self.last_run_id: RunId | None = None
+        self._dropped = weakref.finalize(self, self.portal.retire, self._closing.set)  # by who never closed it
+        self._dropped.atexit = False
+
+    def close(self) -> None:
+        """End what is open. Safe to call twice; the app cannot be used afterwards."""
+        self._dropped.detach()
+        if self.portal.started:
+            self.portal.wait(self._close())
+        self.portal.stop()
+
+    async def start(self, invocation: Invocation, task: Task, env: StoredPosition | None) -> StoredPosition | None:
+        """A thread begins: import the workspace. None where it has begun already."""
+        if invocation.within is not None:
+            return await invocation.base()
+        if env is not None:
+            return None
+        return await self._first(await self._enter(invocation, await self._run_id(invocation, task), new=True))
+
+    def quick(self, invocation: Invocation, task: Task, env: StoredPosition | None, saved: Saved) -> Attempt | None:
+        """The attempt at a node that need not stand before it asks for something. On any thread. None where there
+        is something to be done first: a thread to be opened, siblings to be merged, a recorded result to be found."""
+        within = invocation.within
+        if within is not None and within.run.again is not None:
+            return None
+        if task.attempt > 1 or (env is not None and "join" in env):
+            return None
+        if env is None:
+            if within is None or not invocation.lends_later or within.run.journal.knows(task.key):
+                return None
+            return Attempt(self.portal, within.run, task, Later(within, invocation.base), within.calls, saved)
+        run = invocation.runs.get(RunId(env["run"])) if within is None else within.run
+        if run is None or run.record.id != env["run"] or run.journal.knows(task.key):
+            return None
+        calls = invocation.calls[run.record.id] if within is None else within.calls
+        return Attempt(self.portal, run, task, env, calls, saved, held=env)
+
+    async def begin(self, invocation: Invocation, task: Task, env: StoredPosition | None, saved: Saved) -> Attempt:
+        """The attempt at a node. Raises `RunNotFound` for a thread of another home."""
+        if (within := invocation.within) is not None:
+            ours = env is not None and env["run"] == within.run.record.id
+            at = env if env is not None and ours else await invocation.base()
+            return Attempt(self.portal, within.run, task, at, within.calls, saved, held=env)
+        if env is None:
+            run = await self._enter(invocation, await self._run_id(invocation, task), new=True)
+        else:
+            run = await self._enter(invocation, RunId(env["run"]))
+        at = env or await self._first(run)
+        return Attempt(self.portal, run, task, at, invocation.calls[run.record.id], saved, held=env)
+
+    async def end(self, invocation: Invocation, error: BaseException | None) -> None:
+        """An invocation is over. Raises `NodesConflict` where its last superstep does not merge, and what its run was
+        stopped with where the graph went on all the same."""
+        env = invocation.env if error is None and not invocation.is_interrupted else None
+        try:
+            if env is not None and "join" in env and env["run"] in invocation.calls:
+                await self._runs[RunId(env["run"])].settle(env)
+            if error is None:
+                for run in invocation.runs.values():
+                    run.journal.refuse_when_stopped()
+        except Exception as failure:
+            error = failure
+            raise
+        finally:
+            for run_id in invocation.calls:
+                if not invocation.looks and run_id in self._runs:
+                    self._runs[run_id].stands = _outcome(invocation, error)
+                self._users[run_id].discard(invocation)
+                if run_id in self._runs and self._users[run_id]:
+                    await self._runs[run_id].write_noted()
+                if not self._users[run_id] and run_id in self._runs:
+                    run = self._runs.pop(run_id)
+                    await run.close(*run.stands)
+
+    async def caught_up(self, invocation: Invocation, *, goes_on: bool) -> None:
+        """A thread was invoked and nothing was left to run: if its run still counts as running, then its process was
+        killed between its last commit and its end, and it is ended here."""
+        env = invocation.env
+        assert env is not None, "only where ran_nothing"
+        services = await self.services()
+        run_id = RunId(env["run"])
+        try:
+            record = await services.store.run(run_id)
+        except RunNotFound:  # of another home, and nothing is to be run in this one
+            return
+        if record.status is RunStatus.RUNNING and run_id not in self._runs and not is_held(services.locks, run_id):
+            run = await GraphRun.open(services, record, self.plan)
+            await run.close(RunStatus.WAITING if goes_on else RunStatus.DONE)
+
+    async def snapshot(
+        self, env: StoredPosition, past: Past | None = None, again: GraphRun | None = None
+    ) -> SnapshotId:
+        """The snapshot that a checkpoint's value means, siblings merged; what is lost is made again. Raises
+        `NodesConflict`, `WorldLost`, `StateGone`. `again`: where a node asks that is only run again."""
+        if env.get("unsealed"):
+            raise WorldLost(env["branch"])
+        run_id, at = RunId(env["run"]), SnapshotId(env["snapshot"])
+        if "join" not in env and (whole := await self._whole(run_id, at)) is not None:
+            return whole
+        asking = Invocation(None, addressed=True, past=past, looks=True)
+        if again is not None and again.record.id == run_id:
+            asking.instead = again  # who runs it again waits for it, and holds what this would wait for
+        run = await self._enter(asking, run_id)
+        try:
+            return (await run.settle(env)).snapshot.id if "join" in env else (await run.snapshot(at)).id
+        finally:
+            await self.end(asking, None)
+
+    async def edit(
+        self, env: StoredPosition, change: Callable[[SyncSandbox], object], past: Past | None = None
+    ) -> StoredPosition:
+        """Where a world stands after `change` was made to a fork of it, on a branch of its own."""
+        asking = Invocation(None, addressed=True, past=past, looks=True)
+        run = await self._enter(asking, RunId(env["run"]))
+        failure: BaseException | None = None
+        try:
+            here = await run.settle(env)
+            old = Branch(here.branch, here.snapshot, here.checkpoint)
+            branch, _ = await run.lent(f"edit {new_run_id()}", "an edit", old, here.snapshot)
+            world, _ = await run.worlds.acquire(branch)
+            face = PortalSandbox(world, self.portal)
+            await asyncio.to_thread(change, SyncSandbox(face, asyncio.get_running_loop()))
+            sealed = await world.seal()
+            await run.edited(branch, sealed)
+            return {**run.first(sealed, branch.checkpoint), "branch": branch.path}
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            await self.end(asking, failure)
+
+    async def services(self) -> Services:
+        failed = self._services is not None and self._services.done() and self._services.exception() is not None
+        if self._services is None or failed:  # another call may have more luck
+            self._services = asyncio.get_running_loop().create_future()
+            self._keeper = self.portal.keep(
+                _keep_open(self._open_services(self.observer), self._services, self._closing)
+            )
+        return await asyncio.shield(self._services)
+
+    # Below: how it is done
+
+    async def _whole(self, run: RunId, id: SnapshotId) -> SnapshotId | None:
+        """The state, or the one that was made again in its place; None where neither is whole."""
+        services = await self.services()
+        if await asyncio.to_thread(missing, services.snapshots, id) is None:
+            return id
+        stand_ins = [row.snapshot_out for row in await services.store.ops(run) if row.attrs.get(AGAIN) == id]
+        for found in reversed(stand_ins):
+            if found is not None and await asyncio.to_thread(missing, services.snapshots, found) is None:
+                return found
+        return None
+
+    async def _close(self) -> None:
+        async with self._lock:  # who is entering has entered
+            self._closed = True
+        try:
+            for run_id, run in list(self._runs.items()):
+                looked_at = all(one.looks for one in self._users[run_id])
+                await run.close(*(run.stands if looked_at else (RunStatus.CANCELLED, "the app was closed")))
+            self._runs.clear()
+        finally:
+            self._closing.set()
+            if self._keeper is not None:
+                await self._keeper
+
+    async def _enter(self, invocation: Invocation, run_id: RunId, *, new: bool = False) -> GraphRun:
+        if invocation.instead is not None:
+            return invocation.instead
+        async with self._lock:
+            if self._closed or self._closing.is_set():
+                raise AppClosed("this app was closed: compile the graph again")
+            services = await self.services()
+            if run_id not in self._runs:
+                self._runs[run_id] = await self._open(services, invocation, run_id, new)
+                self._users[run_id] = set()
+            run = self._runs[run_id]
+            if not invocation.looks:  # it may have been opened by who only looks
+                await run.goes_on()
+            self._users[run_id].add(invocation)
+            self.last_run_id = run_id
+            if run_id not in invocation.calls:
+                if (saver := invocation.saver) is not None:
+                    run.with_checkpoints = await asyncio.to_thread(saver.join, services.store)
+                invocation.runs[run_id] = run
+                if invocation.past is not None:
+                    run.lineage.pasts[invocation.thread or ""] = invocation.past
+                # every invocation has the whole deadline: a thread may lie still for days between two of them
+                given = self._deadline_s if invocation.deadline_s is None else invocation.deadline_s
+                limit = None if given is None else given + run.journal.consumed_s()
+                record = replace(run.record, deadline_s=limit)
+                invocation.calls[run_id] = LLMCalls(record, self.plan, run.journal, services.llm, services.clock)
+            return run
+
+    async def _open(self, services: Services, invocation: Invocation, run_id: RunId, new: bool) -> GraphRun:
+        try:
+            record, skipped = await services.store.run(run_id), tuple[Skipped, ...]()
+        except RunNotFound:
+            if not new:
+                raise
+            launch = Launch(self.plan, (), {}, self._workspace, self._deadline_s, run_id, invocation.thread)
+            record, skipped = await create(services, launch)
+        return await GraphRun.open(services, record, self.plan, skipped, looks=invocation.looks)
+
+    async def _run_id(self, invocation: Invocation, task: Task) -> RunId:
+        """Which run a thread without a world belongs to: a new one, the same however often its start is repeated."""
+        if not task.durable:
+            invocation.anonymous = invocation.anonymous or new_run_id()
+            return invocation.anonymous
+        if invocation.addressed and (known := await self._run_of(invocation.thread)) is not None:
+            return known.id
+        return RunId(hashlib.sha256(f"{self.plan.name}|{task.superstep}".encode()).hexdigest()[:12])
+
+    async def _run_of(self, thread: str | None) -> RunRecord | None:
+        """The newest run of a thread."""
+        services = await self.services()
+        runs = (run for run in await services.store.runs() if run.thread_id == thread and run.name == self.plan.name)
+        return next(runs, None)
+
+    async def _first(self, run: GraphRun) -> StoredPosition:
+        base = await run.snapshot(run.record.base_snapshot)
+        return run.first(base, CheckpointId(checkpoint_id(run.record.id, 0)))
+
+
+async def _keep_open(
+    opening: AbstractAsyncContextManager[Services], opened: asyncio.Future[Services], closing: asyncio.Event
+) -> None:
+    """One task opens and closes the services: what they hold may belong to it. It does not hold the session."""
+    try:
+        async with opening as services:
+            opened.set_result(services)
+            await closing.wait()
+    except Exception as error:
+        if opened.done():
+            raise
+        opened.set_exception(error)
+
+
+def _outcome(invocation: Invocation, error: BaseException | None) -> tuple[RunStatus, str]:
+    if error is None:
+        return (RunStatus.WAITING if invocation.is_interrupted else RunStatus.DONE), ""
+    if isinstance(error, Exception):
+        return RunStatus.FAILED, f"{type(error).__name__}: {error}"
+    return RunStatus.CANCELLED, "cancelled"

@@ -1,0 +1,161 @@
+"""The database's errors in our words: what is wrong, with which database, and what to do."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ramify.runtime.errors import StoreError
+from ramify.runtime.store.address import Address
+
+if TYPE_CHECKING:
+    from sqlalchemy.exc import DBAPIError
+    from typing_extensions import TypeIs
+
+BUSY_TIMEOUT_S = 30.0
+
+# By SQLite's primary result code, the part of its name before the second underscore.
+ADVICE = {
+    "SQLITE_FULL": "the disk is full: free some space, then `ramify resume`",
+    "SQLITE_READONLY": "it cannot be written: check the permissions of file and folder, or use another --home",
+    "SQLITE_PERM": "it cannot be read: check the permissions of file and folder, or use another --home",
+    "SQLITE_CANTOPEN": (
+        "it cannot be opened: check that its folder exists, is yours and can be written (reading needs that, too), "
+        "or use another --home"
+    ),
+    "SQLITE_NOTADB": "it is not a database: move it away, or use another --home",
+    "SQLITE_CORRUPT": "it is damaged: move it away (keep its -wal file with it), or use another --home",
+    "SQLITE_IOERR": "the disk failed to read or write: check the disk and its free space",
+    "SQLITE_BUSY": f"another process has locked it for over {BUSY_TIMEOUT_S:.0f} s: end that one, then try again",
+    "SQLITE_LOCKED": f"another process has locked it for over {BUSY_TIMEOUT_S:.0f} s: end that one, then try again",
+    "SQLITE_CONSTRAINT": "a row of that name is there already, or names one that is not: is the run worked on twice?",
+}
+
+SHARED_SESSIONS = (
+    "a connection pooler stands before it that gives each transaction another session (as PgBouncer does with "
+    "pool_mode = transaction or statement), and a run's lock lasts as long as a session. Name the server's own "
+    "address, or have the pooler use pool_mode = session for this database"
+)
+
+# By PostgreSQL's SQLSTATE, or the class that its first two characters are.
+SERVER_ADVICE = {
+    **dict.fromkeys(("42P05", "26000"), SHARED_SESSIONS),  # prepared statements that another client made
+    "08P01": "a pooler that stands before the server refused it: name the server's own address, or give us sessions "
+    "there (pool_mode = session, with room for some connections a process)",
+    "08": "the connection broke: see that the server runs, then `ramify resume`",
+    "23": ADVICE["SQLITE_CONSTRAINT"],
+    "25006": "it cannot be written: it is read-only (a standby?)",
+    "28": "it does not let this user in: check the address",
+    "3D000": "there is no such database: create it",
+    "42501": "this user may not: let it create the schema `ramify`, or use it",
+    "53100": "the server's disk is full: free some space, then `ramify resume`",
+    "53300": "the server takes no more connections: end some, then `ramify resume`",
+    "57P": "the server was shut down: start it, then `ramify resume`",
+}
+NO_SERVER = "no server answers there: see that it runs, then `ramify resume`"
+
+
+@contextmanager
+def as_store_errors(address: Address) -> Iterator[None]:
+    """Turn whatever the database or the folder under it raises into a `StoreError`."""
+    try:
+        yield
+    except Exception as error:
+        said = _said(error, address)
+        if said is None:
+            raise
+        raise StoreError(f"the database {address} {said}") from error
+
+
+def _said(error: Exception, address: Address) -> str | None:
+    """None for what is neither the database's nor the folder's."""
+    if _is_drivers(error):
+        return f"refused: {_describe(error)}"
+    if isinstance(error, sqlite3.Error):
+        return f"refused: {_of_sqlite(error)}"
+    if isinstance(error, _loaded("sqlalchemy.exc", "SQLAlchemyError")):
+        return f"cannot be used: {error}"
+    if isinstance(error, OSError):
+        return (
+            f"cannot be used: {error.strerror or error} ({error.filename}): "
+            "check the folder's permissions, or use another --home"
+        )
+    return None
+
+
+def _loaded(module: str, name: str) -> type[Exception] | tuple[()]:
+    """An error's class; nothing where its module was not imported, so that none was raised."""
+    found = sys.modules.get(module)
+    return () if found is None else getattr(found, name)
+
+
+def _is_drivers(error: BaseException) -> TypeIs[DBAPIError]:
+    """Whether it is a driver's error as SQLAlchemy passes it on."""
+    return isinstance(error, _loaded("sqlalchemy.exc", "DBAPIError"))
+
+
+def _describe(error: DBAPIError) -> str:
+    if isinstance(error.orig, sqlite3.Error):
+        return _of_sqlite(error.orig)
+    state = _state(error)
+    text = str(error.orig).strip().partition("\n")[0]
+    if not state:
+        return f"{text}: {NO_SERVER}" if is_connection_lost(error) else text
+    advice = next((SERVER_ADVICE[k] for k in (state, state[:3], state[:2]) if k in SERVER_ADVICE), None)
+    return f"{text} ({state}): {advice}" if advice else f"{text} ({state})"
+
+
+def _of_sqlite(error: sqlite3.Error) -> str:
+    name = getattr(error, "sqlite_errorname", None)
+    if not isinstance(name, str):
+        return str(error)
+    primary = "_".join(name.split("_")[:2])
+    advice = ADVICE.get(primary)
+    return f"{error} ({name}): {advice}" if advice else f"{error} ({name})"
+
+
+def _state(error: DBAPIError) -> str:
+    state = getattr(error.orig, "sqlstate", None)
+    return state if isinstance(state, str) else ""
+
+
+def is_connection_lost(error: BaseException) -> bool:
+    """Whether a server went away, is on its way back, or has no room for us now: the same may do later."""
+    if not _is_drivers(error) or isinstance(error.orig, sqlite3.Error):
+        return False
+    state = _state(error)
+    if state:
+        return state[:2] == "08" or state in ("57P01", "57P02", "57P03", "53300")
+    return error.connection_invalidated or isinstance(error, _loaded("sqlalchemy.exc", "OperationalError"))
+
+
+def sessions_are_shared(error: BaseException) -> bool:
+    """Whether PostgreSQL has, or misses, a prepared statement of this session as no session of ours can: or a pooler
+    refuses transactions."""
+    if not _is_drivers(error):
+        return False
+    return _state(error) in ("42P05", "26000") or (_state(error) == "08P01" and "pooling" in str(error.orig))
+
+
+def is_busy(error: BaseException) -> bool:
+    """Whether another process kept SQLite's file locked for longer than one waits for it."""
+    found = error.orig if _is_drivers(error) else error
+    return isinstance(found, sqlite3.Error) and getattr(found, "sqlite_errorname", "").startswith("SQLITE_BUSY")
+
+
+def is_serialization_failure(error: BaseException) -> bool:
+    """Whether PostgreSQL gave this transaction up for another's sake: the same may do now."""
+    return _is_drivers(error) and _state(error) in ("40001", "40P01")
+
+
+def is_duplicate_key(error: BaseException) -> bool:
+    """Whether a row that PostgreSQL was given as new was there."""
+    return _is_drivers(error) and _state(error) == "23505"
+
+
+def divided(error: BaseException) -> bool:
+    """Whether PostgreSQL was asked to divide by zero, with which a statement says that a count was none."""
+    return _is_drivers(error) and _state(error) == "22012"

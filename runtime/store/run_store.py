@@ -1,0 +1,475 @@
+"""RunStore: what the runtime remembers, on SQLite or PostgreSQL.
+
+One `commit` is one transaction: the rows of an operation, the checkpoint that it made, the model calls that it used
+and the run's own row are there together or not at all. Commits that are asked for at the same time share one (and
+one fsync). Readers (`ramify ls` beside a run) never wait for the writer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection, Engine, Select, String, Table, bindparam, select, text, union
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
+
+from ramify.fork_engine.close_on_fork import refuse_in_child
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.errors import RunLocked, RunNotFound, StoreError, UsedAfterFork
+from ramify.runtime.records import (
+    DOUBTFUL,
+    AnswerRecord,
+    CheckpointId,
+    CheckpointRecord,
+    EffectRecord,
+    LLMRecord,
+    OpRecord,
+    OpStatus,
+    RunId,
+    RunRecord,
+    RunUpdate,
+    Settings,
+)
+from ramify.runtime.store import address as addresses
+from ramify.runtime.store import blobs, rows, run_committer, run_counts, statements, tables
+from ramify.runtime.store.database_errors import as_store_errors, is_connection_lost
+from ramify.runtime.store.engines import finish_despite_cancel, probe, reader, writer
+from ramify.runtime.store.migrate import bring_up_to_date
+from ramify.runtime.store.pooler_check import refuse_shared_sessions
+from ramify.runtime.store.run_committer import PATIENCE_S, AnnouncedCommit, Barrier, Job, RunCommitter
+from ramify.runtime.store.run_counts import Tally
+
+T = TypeVar("T")
+
+_IDS = bindparam("ids", type_=String(), expanding=True)
+_HOLD_AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.4)
+
+
+class RunStore:
+    """The database at `address`: a file, made with its folders where it is missing, `sqlite:///FILE`, or
+    `postgresql://…`. Use as an async context manager.
+
+    `clock` gives Unix seconds; it stamps `updated_at` on each commit. A server that is gone is waited for, up to
+    `patience_s`. Every method raises `StoreError` where the database cannot be used, saying what to do.
+    """
+
+    def __init__(self, address: str | Path, *, clock: Callable[[], float], patience_s: float = PATIENCE_S) -> None:
+        self.address = addresses.parse(address)
+        self._clock = clock
+        self._patience_s = patience_s
+        self._reader: AsyncEngine | None = None
+        self._writer: Engine | None = None
+        self._committer: RunCommitter | None = None
+        self._owner = os.getpid()
+
+    async def __aenter__(self) -> Self:
+        with as_store_errors(self.address):
+            if (file := self.address.file) is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                await asyncio.to_thread(probe, file)
+            self._reader, self._writer = reader(self.address), writer(self.address)
+            try:
+                await asyncio.to_thread(refuse_shared_sessions, self._writer, self.address)
+                await asyncio.to_thread(bring_up_to_date, self._writer, self.address)
+            except BaseException:
+                await self._dispose()
+                raise
+        self._owner = os.getpid()
+        self._committer = RunCommitter(self._writer, clock=self._clock, patience_s=self._patience_s)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._owner:
+            return  # a forked child's copy: its parent closes it
+        committing, self._committer = self._opened(), None
+        await finish_despite_cancel(self._close(committing))
+
+    async def _close(self, committing: RunCommitter) -> None:
+        await asyncio.to_thread(committing.close)
+        await self._dispose()
+
+    # Runs
+
+    async def create_run(self, run: RunRecord, base: CheckpointRecord | None = None) -> None:
+        """A new row and its base checkpoint; `StoreError` where a run of that id exists."""
+
+        def work(connection: Connection) -> None:
+            statements.put(connection, tables.runs, [rows.run_row(run)])
+            if base is not None:
+                statements.put(connection, tables.checkpoints, [rows.checkpoint_row(base)])
+
+        await self._write(Job(work, run.id, rows.texts(tables.runs, run), begins=True))
+
+    async def run(self, run_id: RunId) -> RunRecord:
+        found = await self._fetch(tables.query(tables.runs).where(tables.runs.c.id == run_id), rows.run_record)
+        if not found:
+            raise statements.no_run(run_id)
+        return found[0]
+
+    async def runs(self, limit: int | None = None) -> list[RunRecord]:
+        """Newest first."""
+        query = tables.query(tables.runs).order_by(tables.runs.c.n.desc()).limit(limit)
+        return await self._fetch(query, rows.run_record)
+
+    async def delete_run(self, run_id: RunId) -> None:
+        """Forget a run with all its rows, and the long texts that no other row names."""
+        await self._write(Job(lambda connection: statements.delete_run(connection, run_id)))
+
+    @asynccontextmanager
+    async def held(self, run_id: RunId) -> AsyncIterator[None]:
+        """While this block runs, no process on another machine works on the run; `RunLocked` where one does.
+
+        A SQLite file belongs to one machine, whose processes the run's lock file keeps apart (locks.py).
+        """
+        if self.address.on_server:
+            await self._hold(run_id)
+        try:
+            yield
+        finally:
+            if self.address.on_server and os.getpid() == self._owner:
+                await self._wait(asyncio.wrap_future(self._opened().let_go(run_id)))
+
+    async def _hold(self, run_id: RunId) -> None:
+        """A server takes a moment to see that the process which held a run was killed."""
+        for pause in _HOLD_AGAIN_S:
+            try:
+                await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
+                return
+            except RunLocked:
+                await asyncio.sleep(pause)
+        await self._wait(asyncio.wrap_future(self._opened().hold(run_id)))
+
+    async def held_anywhere(self, run_ids: Iterable[RunId]) -> set[RunId]:
+        """Those of these runs that a process, on whatever machine, works on; none where the database is a file."""
+        if not self.address.on_server:
+            return set()
+        wanted = list(run_ids)
+        return await self._read(lambda connection: connection.run_sync(run_committer.held_elsewhere, wanted))
+
+    @asynccontextmanager
+    async def requesting_stop(self, run_id: RunId) -> AsyncIterator[None]:
+        """While this block runs, whichever process works on the run is asked to stop it: by a lock at the server that
+        goes with this connection, so no wish outlives who had it. Where the database is a file: `locks.py`."""
+        if not self.address.on_server:
+            yield
+            return
+        assert self._reader is not None
+        lock = {"lock": run_committer.lock_number(run_id, "stop")}
+        async with self._reader.connect() as connection:
+            await connection.execute(text("SELECT pg_advisory_lock_shared(:lock)"), lock)
+            try:
+                yield
+            finally:
+                await connection.execute(text("SELECT pg_advisory_unlock_shared(:lock)"), lock)
+
+    async def stop_requested(self, run_id: RunId) -> bool:
+        """Whether a process, on whatever machine, is `requesting_stop` the run."""
+        if not self.address.on_server:
+            return False
+        wished = await self._read(lambda c: c.run_sync(run_committer.held_elsewhere, [run_id], "stop"))
+        return bool(wished)
+
+    # The journal
+
+    def coming(self) -> AnnouncedCommit:
+        """Announce a commit that follows soon, so that others that are ready wait a little to share its fsync."""
+        return self._opened().coming()
+
+    async def commit(
+        self,
+        run_id: RunId,
+        *,
+        ops: Sequence[OpRecord] = (),
+        llm: Sequence[LLMRecord] = (),
+        checkpoints: Sequence[CheckpointRecord] = (),
+        effects: Sequence[EffectRecord] = (),
+        undone_after: int | None = None,
+        unasked: Sequence[str] = (),
+        update: RunUpdate | None = None,
+        barrier: Barrier | None = None,
+        coming: AnnouncedCommit | None = None,
+        begin: RunRecord | None = None,
+    ) -> None:
+        """All of it in one transaction, or nothing. Durable when this returns.
+
+        `begin`: the run's own row where it is not there yet, for a run that begins with a past.
+
+        `undone_after`: the rows with a higher number that are there and DONE become UNDONE, and answers to what was
+        asked or answered since are void. `unasked`: the keys of questions that are not open any more. `barrier` makes
+        durable what the rows name; it is called once for all commits of a transaction that give the same one.
+
+        A cancelled caller waits for the transaction's end, so that what it knows is what the disk holds. A run that
+        goes back to RUNNING loses its error. Raises `RunNotFound`; `StoreError` for an illegal change of status,
+        for a row of another run, or a sequence number that is taken.
+        """
+        job = self._job(run_id, ops, llm, checkpoints, effects, undone_after, update, barrier, begin, unasked)
+        await self._write(job, coming)
+
+    def commit_soon(
+        self,
+        run_id: RunId,
+        *,
+        ops: Sequence[OpRecord],
+        checkpoints: Sequence[CheckpointRecord] = (),
+        update: RunUpdate | None = None,
+        barrier: Barrier | None = None,
+        coming: AnnouncedCommit | None = None,
+        linger_s: float,
+    ) -> asyncio.Future[None]:
+        """As `commit`, not waited for: durable with the next commit, and after `linger_s` at the latest."""
+        job = self._job(run_id, ops, (), checkpoints, (), None, update, barrier)
+        durable = asyncio.wrap_future(self._opened().submit(replace(job, linger_s=linger_s), coming))
+        return asyncio.ensure_future(self._wait(durable))
+
+    def lead(self, address: str | Path) -> RunCommitter | None:
+        """The thread that commits, where that address is this very database: others may hand it their rows."""
+        other = addresses.parse(address)
+        if self.address.file is None or other.file is None:
+            return self._opened() if other.url == self.address.url else None
+        same = other.file.exists() and self.address.file.exists() and other.file.samefile(self.address.file)
+        return self._opened() if same else None
+
+    def _job(
+        self,
+        run_id: RunId,
+        ops: Sequence[OpRecord],
+        llm: Sequence[LLMRecord],
+        checkpoints: Sequence[CheckpointRecord],
+        effects: Sequence[EffectRecord],
+        undone_after: int | None,
+        update: RunUpdate | None,
+        barrier: Barrier | None,
+        begin: RunRecord | None = None,
+        unasked: Sequence[str] = (),
+    ) -> Job:
+        owners = {op.run_id for op in ops} | {call.run_id for call in llm} | {one.run_id for one in checkpoints}
+        owners |= {effect.run_id for effect in effects}
+        strangers = owners - {run_id}
+        if strangers:
+            raise StoreError(f"a commit of run {run_id} holds rows of {', '.join(sorted(strangers))}")
+        change = update or RunUpdate()
+        long_texts = [text for op in ops for text in rows.texts(tables.ops, op)]
+        long_texts += [text for call in llm for text in rows.texts(tables.llm, call)]
+        long_texts += [text for effect in effects for text in rows.texts(tables.effects, effect)]
+        long_texts += [text for text in (change.result_json, change.plan_json) if text is not None]
+        long_texts += [] if begin is None else rows.texts(tables.runs, begin)
+
+        def work(connection: Connection) -> None:
+            if begin is not None:
+                statements.put(connection, tables.runs, [rows.run_row(begin)])
+            statements.update_run(connection, run_id, change, self._clock)
+            if undone_after is not None:
+                connection.execute(statements.void_answers_after(run_id, undone_after))
+                connection.execute(statements.undo(run_id, undone_after))
+            if unasked:
+                connection.execute(statements.unask(run_id, unasked))
+            statements.put(connection, tables.ops, [rows.op_row(op) for op in ops])
+            statements.put(connection, tables.llm, [rows.llm_row(call) for call in llm])
+            statements.put(connection, tables.checkpoints, [rows.checkpoint_row(one) for one in checkpoints])
+            statements.put_effects(connection, effects)
+
+        return Job(work, run_id, long_texts, barrier, begins=begin is not None or change.plan_json is not None)
+
+    async def ops(self, run_id: RunId, *, after: int = 0) -> list[OpRecord]:
+        """A run's journal, or what came to it after the row numbered `after`."""
+        return await self._of_run(tables.ops, run_id, rows.op_record, after)
+
+    async def llm(self, run_id: RunId, *, after: int = 0) -> list[LLMRecord]:
+        return await self._of_run(tables.llm, run_id, rows.llm_record, after)
+
+    async def effects(self, run_id: RunId, *, earlier: bool = False) -> list[EffectRecord]:
+        """The ledger of a run, in the order of the first intents: of each effect the last attempt. `earlier`: before
+        it those that it followed."""
+        last = await self._ledger(tables.effects, run_id)
+        return rows.with_attempts(last, await self._ledger(tables.attempts, run_id)) if earlier else last
+
+    async def _ledger(self, table: Table, run_id: RunId) -> list[EffectRecord]:
+        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.n)
+        return await self._fetch(query, rows.effect_record)
+
+    async def put_answers(self, run_id: RunId, answers: Sequence[AnswerRecord]) -> AnswerRecord | None:
+        """Store answers of a run's questions, durable when this returns. None of them where one of the questions has
+        an answer already: that one is given back."""
+
+        def work(connection: Connection) -> None:
+            for answer in answers:
+                if not statements.put_answer(connection, answer):
+                    raise _Taken(answer.key)
+
+        try:
+            await self._write(
+                Job(work, run_id, [text for one in answers for text in rows.texts(tables.answers, one)])
+            )
+        except _Taken as taken:
+            return next(one for one in await self.answers(run_id) if one.key == taken.key)
+        return None
+
+    async def void_answers(self, run_id: RunId, keys: Sequence[str]) -> None:
+        """These answers count no more: their questions, asked again, take new ones."""
+
+        def work(connection: Connection) -> None:
+            connection.execute(statements.void_answers(run_id, keys))
+
+        await self._write(Job(work, run_id))
+
+    async def answers(self, run_id: RunId | None = None) -> list[AnswerRecord]:
+        """What people answered to a run's questions (to those of all runs), in the order of the answers."""
+        query = tables.query(tables.answers).order_by(tables.answers.c.n)
+        mine = query if run_id is None else query.where(tables.answers.c.run_id == run_id)
+        return await self._fetch(mine, rows.answer_record)
+
+    async def interrupts(self, run_id: RunId | None = None) -> list[OpRecord]:
+        """The rows of a run's journal (of all runs' that are not done) that ask a person or hold an answer."""
+        return await self._fetch(statements.interrupts(run_id), rows.op_record)
+
+    async def doubts(self) -> list[EffectRecord]:
+        """Effects of all runs that were begun and not ended. One of a run at work may end yet."""
+        table = tables.effects
+        query = tables.query(table).where(table.c.status.in_(sorted(DOUBTFUL))).order_by(table.c.n)
+        return await self._fetch(query, rows.effect_record)
+
+    async def checkpoints(self, run_id: RunId, *, after: int = 0) -> list[CheckpointRecord]:
+        return await self._of_run(tables.checkpoints, run_id, rows.checkpoint_record, after)
+
+    async def checkpoint(self, checkpoint_id: CheckpointId) -> CheckpointRecord:
+        query = tables.query(tables.checkpoints).where(tables.checkpoints.c.id == checkpoint_id)
+        found = await self._fetch(query, rows.checkpoint_record)
+        if not found:
+            raise RunNotFound(f"no checkpoint {checkpoint_id}: `ramify tree RUN` lists a run's checkpoints")
+        return found[0]
+
+    async def reusable(self, lineage_key: str) -> OpRecord | None:
+        """The newest row, over all runs, that did the work of that key."""
+        ops = tables.ops.c
+        query = tables.query(tables.ops).where(ops.lineage_key == lineage_key, ops.status == OpStatus.DONE)
+        found = await self._fetch(query.order_by(ops.n.desc()).limit(1), rows.op_record)
+        return found[0] if found else None
+
+    async def equal_calls(self, request_json: str) -> list[tuple[LLMRecord, RunId, Settings]]:
+        """The calls of all runs that made exactly this request, newest first, and what their runs stood on."""
+        llm, runs = tables.llm, tables.runs
+        query = tables.query(llm).add_columns(runs.c.settings_json.label("settings_of"))
+        query = query.join(runs, runs.c.id == llm.c.run_id).where(llm.c.request_blob == rows.digest(request_json))
+        return await self._fetch(query.order_by(llm.c.n.desc()).limit(20), rows.llm_record_and_settings)
+
+    async def live_snapshots(self) -> set[SnapshotId]:
+        """Every snapshot that a row names."""
+        columns = (
+            tables.runs.c.base_snapshot,
+            tables.ops.c.snapshot_in,
+            tables.ops.c.snapshot_out,
+            tables.checkpoints.c.snapshot_id,
+        )
+        found = await self._read(_scalars(union(*(select(column) for column in columns))))
+        return {SnapshotId(name) for name in found if name is not None}
+
+    async def tallies(self, run_ids: Sequence[RunId]) -> dict[RunId, Tally]:
+        """How much was done in each of these runs."""
+        ops, llm = (text(q(":ids")).bindparams(_IDS) for q in (run_counts.ops_query, run_counts.llm_query))
+        ids = list(run_ids)
+        return run_counts.counted(
+            run_ids, await self._read(_mappings(ops, ids=ids)), await self._read(_mappings(llm, ids=ids))
+        )
+
+    # Below: how it is done
+
+    async def _dispose(self) -> None:
+        if self._writer is not None:
+            self._writer.dispose()
+        if self._reader is not None:
+            await self._reader.dispose()
+        self._reader = self._writer = None
+
+    def _opened(self) -> RunCommitter:
+        refuse_in_child(self._owner, "the database", UsedAfterFork)
+        if self._committer is None:
+            raise StoreError(f"the database {self.address} is not open: use `async with RunStore(…)`")
+        return self._committer
+
+    async def _write(self, job: Job, coming: AnnouncedCommit | None = None) -> None:
+        await self._wait(asyncio.wrap_future(self._opened().submit(job, coming)))
+
+    async def _wait(self, durable: asyncio.Future[None]) -> None:
+        with as_store_errors(self.address):
+            await finish_despite_cancel(durable)
+
+    async def _read(self, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        """A server that is gone is asked again, for a while."""
+        self._opened()
+        until, pause = time.monotonic() + self._patience_s, run_committer.FIRST_PAUSE_S
+        with as_store_errors(self.address):
+            while True:
+                assert self._reader is not None
+                try:
+                    return await _whole(self._reader, ask)
+                except DBAPIError as error:
+                    if not is_connection_lost(error) or time.monotonic() + pause > until:
+                        raise
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, run_committer.LONGEST_PAUSE_S)
+
+    async def _fetch(self, query: Select[Any], make: Callable[[rows.Row], T]) -> list[T]:
+        try:
+            found = await self._read(_with_texts(query))
+            return [make(row) for row in found]
+        except (ValueError, TypeError, KeyError, zlib.error) as error:
+            raise StoreError(f"{self.address} holds a row that this version cannot read: {error}") from error
+
+    async def _of_run(self, table: Table, run_id: RunId, make: Callable[[rows.Row], T], after: int = 0) -> list[T]:
+        query = tables.query(table).where(table.c.run_id == run_id).order_by(table.c.seq, table.c.n)
+        return await self._fetch(query.where(table.c.seq > after) if after else query, make)
+
+
+class _Taken(Exception):
+    """The question of that key has an answer."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        super().__init__(key)
+
+
+async def _whole(reader: AsyncEngine, ask: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    """Return the result of `ask`. A driver that is cancelled while it connects leaks the connection, so a cancelled
+    caller waits until the query ends and the connection is back in the pool."""
+
+    async def asked() -> T:
+        async with reader.connect() as connection:
+            return await ask(connection)
+
+    asking = asyncio.ensure_future(asked())
+    await finish_despite_cancel(asking)
+    return asking.result()
+
+
+def _mappings(query: Any, **values: object) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+    async def ask(connection: AsyncConnection) -> list[rows.Row]:
+        return [dict(row) for row in (await connection.execute(query, values)).mappings()]
+
+    return ask
+
+
+def _with_texts(query: Select[Any]) -> Callable[[AsyncConnection], Awaitable[list[rows.Row]]]:
+    async def ask(connection: AsyncConnection) -> list[rows.Row]:
+        found = [dict(row) for row in (await connection.execute(query)).mappings()]
+        texts = await connection.run_sync(blobs.load, rows.names_in(found))
+        return rows.with_texts(found, texts)
+
+    return ask
+
+
+def _scalars(query: Any) -> Callable[[AsyncConnection], Awaitable[Sequence[str | None]]]:
+    async def ask(connection: AsyncConnection) -> Sequence[str | None]:
+        return (await connection.execute(query)).scalars().all()
+
+    return ask

@@ -1,0 +1,179 @@
+"""How a step sees its world: an async face, and the same for synchronous functions."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import typing
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from ramify.compiler.plan import site_file
+from ramify.fork_engine.close_on_fork import refuse_in_child
+from ramify.runtime.errors import CommandFailed, NotInARun, UsedAfterFork
+from ramify.runtime.user_code.worker_threads import submit
+from ramify.sandboxes.contract import RunResult, World
+
+T = TypeVar("T")
+
+
+class Commands(Protocol):
+    """What finds a command that was run before in an equal world, and takes it over."""
+
+    async def run(self, world: World, command: Command) -> RunResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as it was asked for."""
+
+    text: str | Sequence[str]
+    stdin: str | bytes | None = None
+    timeout: float | None = None
+    env: Mapping[str, str] | None = None
+    cwd: str | None = None
+
+    async def run(self, world: World) -> RunResult:
+        return await world.run(self.text, stdin=self.stdin, timeout=self.timeout, env=self.env, cwd=self.cwd)
+
+
+class Sandbox:
+    """A step's world. Valid while the step runs; what it changes becomes the branch's next snapshot.
+
+    `commands`: what answers `run(..., reuse=True)`. Where there is none, such a command is simply run.
+    """
+
+    __ramify_world__ = True  # how the compiler knows one
+
+    def __init__(self, world: World, commands: Commands | None = None) -> None:
+        self._world: World | None = world
+        self._commands = commands
+        self._owner = os.getpid()
+        self.last: RunResult | None = None
+
+    @property
+    def path(self) -> Path:
+        """The world's tree as this process sees it. Writes through it are the world's, not the workspace's."""
+        return self._live().path
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        check: bool = False,
+        reuse: bool = False,
+    ) -> RunResult:
+        """Run a command in the world's persistent shell. Raises `CommandFailed` where `check` and it failed.
+
+        `reuse=True` declares it deterministic: where the same command was run in a world of equal content, in any
+        branch or run, its result and its changes are taken over.
+        """
+        world, asked = self._live(), Command(command, stdin, timeout, env, cwd)
+        again = self._commands if reuse else None
+        self.last = await (asked.run(world) if again is None else again.run(world, asked))
+        if check and not self.last.ok:
+            raise CommandFailed(self.last)
+        return self.last
+
+    def end(self) -> None:
+        """The step is over: whatever still holds this face (a task, a thread) has no world any more."""
+        self._world = None
+
+    def _live(self) -> World:
+        if self._world is None:
+            raise NotInARun("a sandbox was used after its step was over: do all its work inside the step")
+        # Check first: a forked child would wait for ever for an answer that only the parent's loop can receive.
+        refuse_in_child(self._owner, "the sandbox", UsedAfterFork)
+        return self._world
+
+
+class SyncSandbox:
+    """The same for a synchronous step, which runs in a thread beside the run's event loop."""
+
+    __ramify_world__ = True
+
+    def __init__(self, face: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
+        self._face = face
+        self._loop = loop
+        self._owner = os.getpid()
+
+    @property
+    def path(self) -> Path:
+        return self._face.path
+
+    @property
+    def last(self) -> RunResult | None:
+        return self._face.last
+
+    def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        check: bool = False,
+        reuse: bool = False,
+    ) -> RunResult:
+        """As `Sandbox.run`, blocking."""
+        call = self._face.run(command, stdin=stdin, timeout=timeout, env=env, cwd=cwd, check=check, reuse=reuse)
+        return self._wait(call)
+
+    def _wait(self, call: Coroutine[Any, Any, T]) -> T:
+        try:
+            refuse_in_child(self._owner, "the sandbox", UsedAfterFork)
+        except UsedAfterFork:
+            call.close()
+            raise
+        return submit(call, self._loop).result()
+
+
+def sandbox_parameter(function: Callable[..., Any]) -> str | None:
+    """The parameter of a step or node that takes the world, by its annotation. Raises `TypeError`, with the place,
+    for several and for one that cannot be given."""
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError:  # an annotation that only a type checker can see
+        hints = {n: p.annotation for n, p in inspect.signature(function).parameters.items()}
+    what = f"{_place(function)}step {function.__qualname__!r}"
+    for hint in (hint for name, hint in hints.items() if name != "return"):
+        if any(part in (Sandbox, SyncSandbox) for part in typing.get_args(hint)):
+            raise TypeError(f"{what}: {hint} is no annotation for a world, which is always there: write Sandbox")
+    found = [name for name, hint in hints.items() if name != "return" and _names_a_world(hint)]
+    if len(found) > 1:
+        raise TypeError(f"{what} takes {len(found)} worlds; a step acts on one")
+    if found and inspect.iscoroutinefunction(function) and hints[found[0]] in (SyncSandbox, "SyncSandbox"):
+        raise TypeError(f"{what} is async but takes a SyncSandbox: annotate Sandbox")
+    return found[0] if found else None
+
+
+def node_sandbox_parameter(function: Callable[..., Any]) -> str | None:
+    """`sandbox_parameter` of what is called with its input first, and its world by name: a node of LangGraph."""
+    name = sandbox_parameter(function)
+    for index, each in enumerate(inspect.signature(function).parameters.values()):
+        by_name = each.kind is each.KEYWORD_ONLY or (index > 0 and each.kind is each.POSITIONAL_OR_KEYWORD)
+        if each.name == name and not by_name:
+            raise TypeError(
+                f"{_place(function)}node {function.__qualname__!r} cannot be given its world: the first parameter of "
+                f"a node is the state; write `def {function.__name__}(state, sandbox: Sandbox)`"
+            )
+    return name
+
+
+def _place(function: Callable[..., Any]) -> str:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return "" if code is None else f"{site_file(code.co_filename)}:{code.co_firstlineno}: "
+
+
+def _names_a_world(hint: object) -> bool:
+    if isinstance(hint, str):
+        return hint.rpartition(".")[2].strip() in ("Sandbox", "SyncSandbox")
+    return hint in (Sandbox, SyncSandbox)

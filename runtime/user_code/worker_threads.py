@@ -1,0 +1,297 @@
+"""Functions that are not async run in threads that nobody has to wait for, and what they call of a run is done on its
+loop while they wait.
+
+`asyncio.to_thread` takes threads of the loop's executor, and those are waited for when the loop ends: Ctrl-C would
+last as long as whatever a cancelled step is doing. These are daemon threads. Where the call is cancelled or times
+out, its thread gets `Abandoned` at its next instruction of its own code; what waits in C (`time.sleep`, a socket)
+gets it when it comes back, and ends with the process at the latest. Its world is gone by then, and what it writes
+with it.
+
+Inside a library nothing is raised: whatever stands between taking a lock and the `try` that gives it back would keep
+it, and the next to log a line, or to settle a future, would wait for ever.
+"""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import concurrent.futures
+import contextvars
+import ctypes
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any, TypeVar
+
+from ramify.fork_engine.close_on_fork import refuse_in_child
+from ramify.runtime.errors import NotInARun, RuntimeClosed, UsedAfterFork
+from ramify.runtime.user_code.fork_guard import end_child
+from ramify.runtime.user_code.task_waits import LEFT
+
+T = TypeVar("T")
+
+_LOOKS_S = (0.001, 0.1)
+"""How long an abandoned thread is left between looks at where it stands: while it moves, and at most."""
+
+
+class Abandoned(SystemExit):
+    """Raised inside the thread of a call that was cancelled. Ends the thread, and is told to nobody."""
+
+
+async def in_thread(function: Callable[..., T], *args: Any, what: str = "a function of the run") -> T:
+    """Call it in a thread of its own, in this task's context. Cancelled, it leaves the thread to end by itself, but
+    waits for what the thread began on this loop."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    call = _Call(loop, done, lambda: function(*args), what)
+    work = contextvars.copy_context().run
+    thread = threading.Thread(target=work, args=(call.work,), name="ramify step", daemon=True)
+    thread.start()
+    try:
+        return await done
+    except asyncio.CancelledError:
+        call.abandon(thread)
+        raise
+    finally:
+        await call.end()
+
+
+def start_on_run_loop(what: str, begin: Callable[[], Awaitable[T]]) -> Awaitable[T]:
+    """What `begin` gives. On the run's loop that is something to await. Called by a function that runs in a thread of
+    its own, it is the result itself: the function waits while the loop does the work.
+
+    `begin` is called on the loop. Raises `NotInARun` in a thread that no run knows of.
+    """
+    call, running = _call.get(), running_loop()
+    if running is not None and (call is None or running is call.loop):
+        return begin()
+    if call is None:
+        raise NotInARun(
+            f"{what} in a thread beside its run, which cannot await it: call it from the workflow itself, or from a "
+            "step that is a plain `def`"
+        )
+    answer = call.ask(what, begin)
+    if running is not None:  # asyncio.run(...) in a plain function
+        return asyncio.wrap_future(answer, loop=running)
+    try:
+        return answer.result()  # type: ignore[return-value]  # by static types always to be awaited: decision 003
+    except asyncio.CancelledError:
+        call.leave_if_abandoned()
+        raise
+
+
+def run_loop_of_thread() -> asyncio.AbstractEventLoop | None:
+    """The run's loop, where the running code stands in a thread beside it and has no loop to await on."""
+    call = _call.get()
+    return call.loop if call is not None and running_loop() is None and call.is_here else None
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+async def await_on_loop(loop: asyncio.AbstractEventLoop, begin: Callable[[], Awaitable[T]]) -> T:
+    """What `begin` gives, on that loop, which another thread may run."""
+    if loop is asyncio.get_running_loop():
+        return await begin()
+
+    async def begun() -> T:
+        return await begin()
+
+    return await asyncio.wrap_future(submit(begun(), loop))
+
+
+def submit(work: Coroutine[Any, Any, T], loop: asyncio.AbstractEventLoop) -> concurrent.futures.Future[T]:
+    """`asyncio.run_coroutine_threadsafe`. Raises `RuntimeClosed` where that loop has ended."""
+    try:
+        return asyncio.run_coroutine_threadsafe(work, loop)
+    except RuntimeError as error:
+        work.close()
+        if not loop.is_closed():
+            raise
+        raise RuntimeClosed(
+            "the event loop that this run or Runtime belongs to has ended: open a Runtime on a loop that runs "
+            "(`async with Runtime() as runtime`) and use it there"
+        ) from error
+
+
+class _Call:
+    """What the thread does, whether it is still at it, and what it began on the loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, done: asyncio.Future[Any], call: Callable[[], Any], what: str
+    ) -> None:
+        self.loop, self._done, self._call, self._what = loop, done, call, what
+        self._lock = threading.Lock()
+        self._over = self._abandoned = False
+        self._left = False  # the thread has nothing more to be told
+        self._thread = 0  # which that is; threads that it started ask, too
+        self._owner = os.getpid()
+        self._begun: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is its process, and no child that was forked from it."""
+        return os.getpid() == self._owner
+
+    def work(self) -> None:
+        _call.set(self)
+        self._thread = threading.get_ident()
+        try:
+            result = self._call()
+        except StopIteration as error:  # no future holds one
+            end_child(self._owner, self._what, error)
+            self._tell(self._done.set_exception, RuntimeError(f"a function of the run raised StopIteration: {error}"))
+        except BaseException as error:  # noqa: BLE001  it is the awaiting task's
+            end_child(self._owner, self._what, error)
+            self._tell(self._done.set_exception, error)
+        else:
+            end_child(self._owner, self._what)
+            self._tell(self._done.set_result, result)
+
+    def ask(self, what: str, begin: Callable[[], Awaitable[T]]) -> concurrent.futures.Future[T]:
+        """Begin something on the loop, in the context of the thread that asks."""
+        refuse_in_child(self._owner, f"the run in which {what}", UsedAfterFork)
+        self.leave_if_abandoned()
+        answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+        with self._lock:  # what is asked before the end is answered: the loop goes on until then
+            if not self._over:
+                self.loop.call_soon_threadsafe(self._begin, what, begin, answer)
+                return answer
+        raise self._too_late(what)
+
+    def _begin(self, what: str, begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:
+        if self._over:
+            answer.set_exception(self._too_late(what))
+            return
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._begun.discard(task)
+            if not answer.done():  # it was cancelled before it began
+                answer.set_exception(asyncio.CancelledError())
+
+        work = _answered(begin, answer)
+        try:
+            task = self.loop.create_task(work)
+        except BaseException as error:  # noqa: BLE001  # the loop would only log it, and the thread wait for ever
+            work.close()
+            answer.set_exception(error)
+            return
+        self._begun.add(task)
+        task.add_done_callback(ended)
+
+    def _too_late(self, what: str) -> BaseException:
+        if self._abandoned:
+            return Abandoned()
+        return NotInARun(f"{what} by a thread for which the function that started it did not wait")
+
+    def abandon(self, thread: threading.Thread) -> None:
+        self._abandoned = True
+        # `Thread.start` would wait for it to begin, and a second Ctrl-C ends that wait.
+        _thread.start_new_thread(self._end, (thread,))
+
+    def leave_if_abandoned(self) -> None:
+        """For the thread itself, where it may be left, and for those that it started."""
+        if self._abandoned:
+            if threading.get_ident() == self._thread:
+                with self._lock:
+                    self._left = True
+            raise Abandoned
+
+    def _end(self, thread: threading.Thread) -> None:
+        """Raise `Abandoned` in the thread as soon as it stands in its own code.
+
+        In a thread beside the loop, which may end first, and after a sleep: whoever has just got the interpreter's
+        lock keeps it for longer than looking and raising take, so that the thread stands where it was seen.
+        """
+        least, most = _LOOKS_S
+        pause, before = least, None
+        while thread.is_alive():
+            time.sleep(pause)
+            with self._lock:
+                if self._left:
+                    return
+                frame = sys._current_frames().get(thread.ident or 0)
+                if frame is not None and _in_its_own_code(frame):
+                    whom = ctypes.c_ulong(thread.ident or 0)
+                    ctypes.pythonapi.PyThreadState_SetAsyncExc(whom, ctypes.py_object(Abandoned))
+                    return
+            now = None if frame is None else (id(frame), frame.f_lasti)
+            pause = min(2 * pause, most) if now == before else least
+            before = now
+            del frame  # what its functions hold is not held by us too
+
+    async def end(self) -> None:
+        """Nothing that the thread began goes on without it."""
+        with self._lock:
+            self._over = True
+        if self._begun:
+            for task in self._begun:
+                task.cancel(None if self._abandoned else LEFT)
+            await asyncio.wait(self._begun)
+
+    def _tell(self, settle: Callable[[Any], None], outcome: object) -> None:
+        with self._lock:
+            self._over = self._left = True
+        try:
+            self.loop.call_soon_threadsafe(self._settle, settle, outcome)
+        except RuntimeError:
+            if not self.loop.is_closed():
+                raise
+            # whoever waited has gone
+
+    def _settle(self, settle: Callable[[Any], None], outcome: object) -> None:
+        if not self._done.done():
+            settle(outcome)
+
+
+def _in_its_own_code(frame: FrameType) -> bool:
+    """Not inside a library that it called. What the thread was given to do may itself stand in one."""
+    here, body = frame.f_code.co_filename, ""
+    if not _ours(frame) and not _of_a_library(here):
+        return True
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_globals.get("__name__") != __name__:
+        body = body if _ours(outer) else outer.f_code.co_filename
+        outer = outer.f_back
+    return here == body
+
+
+def _ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("ramify.")
+
+
+@cache
+def _of_a_library(filename: str) -> bool:
+    """Or of the interpreter (`<frozen ...>`)."""
+    paths = sysconfig.get_paths()
+    places = [Path(paths[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    file = Path(filename).resolve()
+    return filename.startswith("<frozen") or any(file.is_relative_to(place) for place in places)
+
+
+_call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("ramify_thread", default=None)
+
+
+async def _answered(begin: Callable[[], Awaitable[T]], answer: concurrent.futures.Future[T]) -> None:
+    """Whatever comes of it is the asking thread's, a wish to exit too: no task of ours raises it through the loop."""
+    try:
+        result = await begin()
+    except BaseException as error:
+        with suppress(concurrent.futures.InvalidStateError):  # who asked may have given it up
+            answer.set_exception(error)
+        if isinstance(error, asyncio.CancelledError):
+            raise
+    else:
+        with suppress(concurrent.futures.InvalidStateError):
+            answer.set_result(result)

@@ -1,0 +1,132 @@
+"""Finding a workflow again: `path/to/file.py:name` or `module:name`, in this process or another one.
+
+A file is imported by the dotted name that its package gives it, so that relative imports work and a class has the
+same name whether the file was run as a script, imported, or loaded from a plan.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ramify.runtime.errors import TargetNotFound
+
+_targets: set[str] = set()
+
+
+def targets() -> frozenset[str]:
+    """The names of the modules whose workflows this process was told to run."""
+    return frozenset(_targets)
+
+
+def register_target(module: str) -> None:
+    """Say that this module's workflows are run here: what its code imports, a stored value may name."""
+    _targets.add(module)
+
+
+def load_target(ref: str) -> Any:
+    """The object of `file.py:name` or `module:name`. Raises `TargetNotFound`; the module's own errors pass."""
+    where, _, name = ref.rpartition(":")
+    if not where or not name:
+        raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
+    module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
+    register_target(module.__name__)
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise TargetNotFound(f"{where} has no {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+def file_ref(function: Any) -> str | None:
+    """`/abs/file.py:name` of a function, None where it has no file (a notebook, `python -c`)."""
+    module = sys.modules.get(function.__module__)
+    file = getattr(module, "__file__", None)
+    if file is None or "<locals>" in function.__qualname__:
+        return None
+    return f"{Path(file).resolve()}:{function.__qualname__}"
+
+
+def canonical_module(name: str) -> str:
+    """A module's importable name; `__main__` becomes what it would be called if it were imported."""
+    if name != "__main__":
+        return name
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None and spec.name:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return name if file is None else _dotted(Path(file).resolve())[1]
+
+
+def is_main_module(name: str) -> bool:
+    """Whether the running script is the module of that importable name."""
+    return name == "__main__" or (name not in sys.modules and canonical_module("__main__") == name)
+
+
+def _dotted(file: Path) -> tuple[Path, str]:
+    """(folder for sys.path, dotted name) of a file, by the `__init__.py` files above it."""
+    parts = [] if file.name == "__init__.py" else [file.stem]
+    folder = file.parent
+    while (folder / "__init__.py").exists() and folder.parent != folder:
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    return folder, ".".join(parts)
+
+
+def _load_file(path: Path) -> ModuleType:
+    file = path.expanduser().resolve()
+    if not file.is_file():
+        raise TargetNotFound(f"{path}: no such file")
+    main = sys.modules["__main__"]
+    if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
+        return main
+    root, dotted = _dotted(file)
+    known = sys.modules.get(dotted)
+    if known is not None and _is_file(known, file):
+        return known
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    spec = importlib.util.find_spec(dotted)
+    if known is None and spec is not None and spec.origin and Path(spec.origin).resolve() == file:
+        return importlib.import_module(dotted)
+    return _load_apart(file)
+
+
+def _load_apart(file: Path) -> ModuleType:
+    """A file whose name is taken by another module (test.py, json.py): loaded under a name of its own."""
+    name = f"ramify_target_{file.stem}"
+    if (known := sys.modules.get(name)) is not None and _is_file(known, file):
+        return known
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise TargetNotFound(f"{file}: Python cannot load it")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _is_file(module: ModuleType, file: Path) -> bool:
+    origin = getattr(module, "__file__", None)
+    return origin is not None and Path(origin).resolve() == file
+
+
+def _load_module(name: str) -> ModuleType:
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise TargetNotFound(f"no module named {name!r} (looked in the current folder and sys.path)") from error
+        raise

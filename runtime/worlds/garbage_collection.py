@@ -1,0 +1,326 @@
+"""`ramify gc`: what is alive, what may go, and in which order.
+
+Alive is what a row of the journal names. Without a budget the rest goes, and nothing else. With one, what can be
+computed again may go too, the cheapest first: by the seconds that computing it again takes, against the bytes that
+only it holds. Such are the states that commands left behind for reuse, and the states between the first and the last
+of a run that is done. A run that can go on keeps what its plan says it may need (`liveness.py`), and a LangGraph
+thread keeps all: what its lost states are made again from is in its checkpoints, which are not read here.
+
+**What is safe about it.** Everything is decided and deleted under a lock that waits for whoever is between a seal and
+its commit (`pins.py`); snapshots younger than a grace are left alone besides, for front ends without pins. A state
+that is let go of is marked first, durably: its rows still name it, and `ramify fsck` must not miss it. A kill leaves
+marks, and the next collection deletes what they name. A marked state that is asked for is computed again
+(`recovery.py`), which takes the mark away.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ramify.compiler.plan import OpId, OpKind, Plan
+from ramify.fork_engine import crash_points
+from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import LayerId, SnapshotId
+from ramify.runtime.records import ROOT, CheckpointRecord, EffectRecord, OpRecord, OpStatus, RunRecord, RunStatus
+from ramify.runtime.store import RunStore
+from ramify.runtime.store.engines import sync_folder
+from ramify.runtime.worlds.gc_pins import Pins
+
+_MAKES_NONE = (OpKind.FORK, OpKind.RELEASE, OpKind.PREFORK, OpKind.COMMAND)  # a command's state is its step's
+Dies = dict[OpId, frozenset[str]]
+
+
+def dead_states(plan: Plan, ops: Sequence[OpRecord]) -> set[SnapshotId]:
+    """The states that nothing which the run may still do needs; none where the plan was made without liveness.
+
+    A state that several rows made is dead when it is so for each of them; one that a fork stands on, when that is
+    released.
+    """
+    dies: Dies = {op.id: frozenset(op.attrs.get("dies", ())) for op in plan.ops}
+    done = [row for row in ops if row.status is OpStatus.DONE]
+    keys = {row.key for row in done}
+    needed, dead = set[SnapshotId](), set[SnapshotId]()
+    for row in done:
+        if row.kind is OpKind.FORK and f"{row.key}|RELEASE" not in keys:
+            needed.update(id for id in (row.snapshot_in, row.snapshot_out) if id is not None)
+        if row.snapshot_out in (None, row.snapshot_in) or row.kind in _MAKES_NONE:
+            continue
+        ends = dies.get(row.op_id, frozenset()) if row.kind is not OpKind.RUN else _of_its_seal(row, done, dies)
+        if any(later.seq > row.seq and later.op_id in ends and _ends(later, row) for later in done):
+            dead.add(row.snapshot_out)
+        else:
+            needed.add(row.snapshot_out)
+    return dead - needed
+
+
+def _of_its_seal(row: OpRecord, done: Sequence[OpRecord], dies: Dies) -> frozenset[str]:
+    """A step's row names the state that its seal made."""
+    seal = next((one for one in done if one.key == f"{row.key}|SEAL"), None)
+    return frozenset() if seal is None else dies.get(seal.op_id, frozenset())
+
+
+def _ends(later: OpRecord, row: OpRecord) -> bool:
+    """Recorded anew on its own branch, or released with the fork that the branch is of."""
+    if later.branch == row.branch:
+        return later.snapshot_out is not None or later.kind is OpKind.RELEASE
+    return later.kind is OpKind.RELEASE and row.branch.startswith(f"{later.branch}/")
+
+
+GRACE_S = 300.0
+"""A snapshot that no row names yet is left alone so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """All that the database holds of one run."""
+
+    run: RunRecord
+    ops: Sequence[OpRecord]
+    checkpoints: Sequence[CheckpointRecord]
+    effects: Sequence[EffectRecord] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A state that can be computed again, in `seconds`, from `parent`."""
+
+    id: SnapshotId
+    parent: SnapshotId
+    seconds: float
+
+
+@dataclass(slots=True)
+class LiveStates:
+    """What rows name: what must stay, and what may go under a budget."""
+
+    roots: set[SnapshotId] = field(default_factory=set)
+    candidates: dict[SnapshotId, Candidate] = field(default_factory=dict)
+
+    @property
+    def all(self) -> set[SnapshotId]:
+        return self.roots | self.candidates.keys()
+
+    def stay(self, ids: set[SnapshotId]) -> None:
+        """These are no candidates."""
+        self.roots |= ids
+        for id in ids & self.candidates.keys():
+            del self.candidates[id]
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    id: SnapshotId
+    frees: int  # bytes that only it held
+    seconds: float  # to compute it again
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """What a collection did, or would do."""
+
+    snapshots: int  # deleted
+    bytes: int  # freed; of a dry run, as the layers' files say
+    kept: int
+    held: int  # bytes of files in the layers that are kept
+    evicted: tuple[Eviction, ...] = ()
+    budget: int | None = None
+    young: int = 0  # that may go, and are left until their grace is over: a later collection deletes them
+
+    @property
+    def within_budget(self) -> bool:
+        return self.budget is None or self.held <= self.budget
+
+
+def living(histories: Iterable[History]) -> LiveStates:
+    """What the rows of all runs name, sorted into what must stay and what can be computed again."""
+    found = LiveStates()
+    for history in histories:
+        _add(found, history)
+    found.stay(found.roots)
+    return found
+
+
+def _add(found: LiveStates, history: History) -> None:
+    run = history.run
+    found.roots.add(run.base_snapshot)
+    whole = run.status is not RunStatus.DONE or run.frontend != "decorators"
+    roots = [one for one in history.checkpoints if one.branch == ROOT]
+    last = max(roots, key=lambda one: one.seq, default=None)
+    if last is not None:
+        found.roots.add(last.snapshot_id)
+    dead = _dead(history) if whole else frozenset[SnapshotId]()
+    once = {effect.key for effect in history.effects}  # what reaches outside is not done again for a snapshot
+    for row in history.ops:
+        named = [id for id in (row.snapshot_in, row.snapshot_out) if id is not None]
+        if (whole and row.snapshot_out not in dead) or row.status is not OpStatus.DONE or row.key in once:
+            found.roots.update(id for id in named if id not in dead)
+        elif row.snapshot_in is not None and row.snapshot_out not in (None, row.snapshot_in):
+            _offer(found, row, row.snapshot_in, SnapshotId(str(row.snapshot_out)))
+    if whole:
+        found.roots.update(one.snapshot_id for one in history.checkpoints if one.snapshot_id not in dead)
+    # What is named and made by nothing that can be done again stays.
+    named_here = {id for row in history.ops for id in (row.snapshot_in, row.snapshot_out) if id is not None}
+    named_here |= {one.snapshot_id for one in history.checkpoints}
+    # Where a node stood as it took in a fork of its world: the merge is done again from it; no other row names it.
+    named_here |= {SnapshotId(row.attrs["ours"]) for row in history.ops if "ours" in row.attrs}
+    found.roots |= named_here - found.candidates.keys()
+
+
+def _dead(history: History) -> frozenset[SnapshotId]:
+    """Of a run that can go on: the states that its plan and its journal say it will not need."""
+    if history.run.frontend != "decorators" or not history.ops:
+        return frozenset()
+    return frozenset(dead_states(Plan.from_json(history.run.plan_json), history.ops))
+
+
+def _offer(found: LiveStates, row: OpRecord, parent: SnapshotId, id: SnapshotId) -> None:
+    if row.reused_from is not None or row.kind is OpKind.SEAL:
+        if id not in found.candidates:
+            found.candidates[id] = Candidate(id, parent, 0.0)  # its own row, or the source's, tells what it costs
+        return
+    known = found.candidates.get(id)
+    seconds = max(0.0, row.ended_at - row.started_at)
+    if known is None or seconds > known.seconds:
+        found.candidates[id] = Candidate(id, parent, seconds)
+
+
+def choose(
+    alive: LiveStates, layers: Mapping[SnapshotId, Sequence[LayerId]], sizes: Mapping[LayerId, int], budget: int
+) -> list[Eviction]:
+    """Which candidates go so that what is held comes under `budget` bytes: the fewest seconds a byte first.
+
+    Greedy. A layer counts for each of its holders by their number, for it goes only with the last of them. A state's
+    seconds hold those of the states let go of that it would be computed from.
+    """
+    users = Counter(layer for id in alive.all for layer in set(layers.get(id, ())))
+    needed = {layer for id in alive.roots for layer in layers.get(id, ())}
+    held = sum(sizes[layer] for layer in users)
+    gone: dict[SnapshotId, Eviction] = {}
+    queue: list[tuple[float, SnapshotId]] = []
+
+    def put(id: SnapshotId) -> None:
+        share = sum(sizes[layer] / users[layer] for layer in set(layers.get(id, ())) - needed)
+        if share > 0:
+            heapq.heappush(queue, (_seconds(id, alive.candidates, gone) / share, id))
+
+    for id in alive.candidates:
+        put(id)
+    while held > budget and queue:
+        score, id = heapq.heappop(queue)
+        if id in gone:
+            continue
+        put(id)  # what it holds and costs has changed since: it is the next only if it still comes first
+        if queue[0] != (score, id):
+            continue
+        frees = sum(sizes[layer] for layer in set(layers[id]) if users[layer] == 1)
+        gone[id] = Eviction(id, frees, _seconds(id, alive.candidates, gone))
+        held -= frees
+        users.subtract(set(layers[id]))
+        users += Counter()  # drops what nobody holds
+    return list(gone.values())
+
+
+def _seconds(
+    id: SnapshotId, candidates: Mapping[SnapshotId, Candidate], gone: Mapping[SnapshotId, Eviction]
+) -> float:
+    """What computing it again takes, from the nearest state that is still there."""
+    at, seen = candidates[id], {id}
+    total = at.seconds
+    while at.parent in gone and at.parent not in seen:
+        seen.add(at.parent)
+        at = candidates[at.parent]
+        total += at.seconds
+    return total
+
+
+class EvictionMarks:
+    """The states that were let go of although rows name them: one empty file each."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def all(self) -> set[SnapshotId]:
+        return {SnapshotId(path.name) for path in self._folder.iterdir()} if self._folder.is_dir() else set()
+
+    def add(self, ids: Iterable[SnapshotId]) -> None:
+        """Durable when this returns."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for id in ids:
+            os.close(os.open(self._folder / id, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        sync_folder(self._folder)
+
+    def drop(self, ids: Iterable[SnapshotId]) -> None:
+        for id in ids:
+            (self._folder / id).unlink(missing_ok=True)
+
+
+async def histories(store: RunStore) -> list[History]:
+    return [
+        History(run, await store.ops(run.id), await store.checkpoints(run.id), await store.effects(run.id))
+        for run in await store.runs()
+    ]
+
+
+async def collect(
+    store: RunStore,
+    snapshots: SnapshotStore,
+    pins: Pins,
+    marks: EvictionMarks,
+    *,
+    budget: int | None = None,
+    dry_run: bool = False,
+    grace_s: float = GRACE_S,
+) -> Collected:
+    """Delete what nothing names and, for a budget of bytes, what is cheapest to compute again. Killed, call it again.
+
+    Blocks the event loop while it waits for those who commit: it is for a process of its own.
+    """
+    with pins.collecting():
+        alive = living(await histories(store))
+        alive.stay(pins.kept())
+        marked = marks.all()
+        stale = marked - alive.all
+        for id in marked & alive.candidates.keys():
+            del alive.candidates[id]
+        layers = _layers(snapshots, alive.all - marked)
+        sizes = {layer: snapshots.layer_bytes(layer) for layer in {one for stack in layers.values() for one in stack}}
+        evicted = [] if budget is None else choose(alive, layers, sizes, budget)
+        keep = alive.all - {one.id for one in evicted} - (marked - alive.roots)
+        held = sum(sizes[layer] for layer in {one for id in keep for one in layers.get(id, ())})
+        if dry_run:
+            gone = set(snapshots.present(older_than_s=grace_s)) - keep
+            freed = _bytes_of(snapshots, gone, {one for id in keep for one in layers.get(id, ())})
+            young = len(set(snapshots.present()) - keep - gone)
+            return Collected(len(gone), freed, len(keep), held, tuple(evicted), budget, young)
+        marks.add(one.id for one in evicted)
+        crash_points.point("marked")
+        removed, freed = snapshots.delete_unreachable(keep, grace_s=grace_s)
+        marks.drop(stale)
+        young = len(set(snapshots.present()) - keep)
+        return Collected(removed, freed, len(keep), held, tuple(evicted), budget, young)
+
+
+def _layers(snapshots: SnapshotStore, ids: Iterable[SnapshotId]) -> dict[SnapshotId, tuple[LayerId, ...]]:
+    """The layers of each; of one that is missing or damaged none: `ramify fsck` tells of it."""
+    found: dict[SnapshotId, tuple[LayerId, ...]] = {}
+    for id in ids:
+        try:
+            one = snapshots.get(id)
+            stack = (*one.layers, *one.outside, *([one.image] if one.image else []))
+            for layer in stack:
+                snapshots.layer_bytes(layer)
+        except (SnapshotNotFound, SnapshotCorrupt):
+            continue
+        found[id] = stack
+    return found
+
+
+def _bytes_of(snapshots: SnapshotStore, gone: set[SnapshotId], kept: set[LayerId]) -> int:
+    stacks = _layers(snapshots, gone).values()
+    return sum(snapshots.layer_bytes(layer) for layer in {one for stack in stacks for one in stack} - kept)

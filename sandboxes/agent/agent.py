@@ -1,0 +1,398 @@
+"""The agent of one world: the parent of its processes, which runs commands for the host. Stdlib only.
+
+In a namespace it is PID 1 and ends with the host; without one (`copy`) it is a child subreaper. Either way every
+process of the world descends from it. Here is what the host can ask for; what lives in the world, and the loop that
+waits for it, is in `inhabitants.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import shlex
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from ramify.sandboxes.agent import confinement
+from ramify.sandboxes.agent.checkpointing import process_dump, process_restore
+from ramify.sandboxes.agent.checkpointing.criu_runner import Note
+from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, Session
+from ramify.sandboxes.agent.messages import (
+    Attach,
+    Cancel,
+    Carried,
+    Carry,
+    Detach,
+    Done,
+    Dump,
+    Dumped,
+    Failed,
+    Freeze,
+    Frozen,
+    Link,
+    Look,
+    Looked,
+    Message,
+    Open,
+    Run,
+    Shut,
+    Split,
+    Start,
+    Tell,
+    Thaw,
+    Told,
+)
+from ramify.sandboxes.agent.shell import Shell
+from ramify.sandboxes.agent.supervisor import ProcessSupervisor, Tree
+from ramify.sandboxes.linux import processes
+from ramify.sandboxes.linux.memory_map import Area, CannotDump, areas
+
+FREEZES = 5  # attempts
+SESSION_STARTS_S = 20.0
+INTERRUPT_S = 1.0  # for a session to come back from KeyboardInterrupt
+
+
+class Agent(ProcessSupervisor):
+    """Answers the host's messages, one after the other, until the host hangs up or ends."""
+
+    def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
+        super().__init__(start, link, host, tree)
+        self._frozen: list[processes.Process] = []
+        self._lost = dict(start.lost)
+        if start.image:
+            self._bring_back()
+        if start.sessions and tree is not None:
+            self._bring_sessions(Path(tree.reach(start.sessions)))
+
+    def serve(self) -> None:
+        try:
+            while not self._gone:
+                self._turn(None)
+                self._bury()
+                self._end_what_is_over()
+                while self._inbox and not self._gone:
+                    self._handle(self._inbox.pop(0))
+        finally:
+            if os.getpid() != 1:  # else the kernel does it, before it tells of our end
+                processes.kill(self._all, self._reap)
+
+    def _handle(self, message: Message) -> None:
+        if isinstance(message, Cancel):
+            return  # its command ended before it came
+        try:
+            answer = self._answer(message)
+        except (OSError, EOFError, ValueError) as error:  # ValueError: a forged report
+            answer = Failed(str(error))
+        if not self._gone:
+            self._link.send(answer)
+
+    def _answer(self, message: Message) -> Message:
+        match message:
+            case Run():
+                return self._run(message)
+            case Look():
+                return self._look(message.kept)
+            case Detach():
+                return Done(self._detach(message))
+            case Attach():
+                self._attach(message)
+                return Done()
+            case Open():
+                return self._open(message)
+            case Split():
+                return self._split(message)
+            case Shut():
+                self._end_session(self._session(message.session))
+                return Done()
+            case Tell():
+                return self._tell(message)
+            case Dump():
+                return self._dump(message.images)
+            case Carry():
+                return self._carry(message)
+            case Freeze():
+                self._freeze()
+                return Frozen(self._maps_files())
+            case Thaw():
+                self._thaw()
+                return Done()
+            case _:
+                return Failed(f"the agent has no answer to {type(message).__name__}")
+
+    # Python sessions
+
+    def _session(self, name: str) -> Session:
+        self._sessions.bury()
+        session = self._sessions.get(name)
+        if session is None:
+            self._tell_of_loss(name)
+            raise OSError(
+                f"there is no Python session {name!r} in this world: it ended, or was not kept by the snapshot"
+            )
+        return session
+
+    def _tell_of_loss(self, name: str) -> None:
+        """Once: whoever asks again means a new one."""
+        reason = self._lost.pop(name, "")
+        if reason:
+            raise OSError(
+                f"the Python session {name!r} of the snapshot is not here: {reason}. Ask again for a new one"
+            )
+
+    def _open(self, message: Open) -> Message:
+        self._sessions.bury()
+        if self._sessions.get(message.session) is not None:
+            return Done()
+        self._tell_of_loss(message.session)
+        source, python = self._private.path(SOURCE), shlex.quote(message.python)
+        self._private.write(SOURCE, message.source)
+        shell = self._living_shell()
+        session = self._sessions.prepare(message.session)
+        words = shlex.join(["-u", source, *self._sessions.pipes(message.session)])
+        shell.ask(
+            f"command -v {python} >/dev/null && (exec {python} {words} </dev/null &)",
+            stdin="/dev/null",
+            env={},
+            cwd=None,
+        )
+        self._await_shell(shell)
+        if shell.status != 0:
+            self._sessions.forget(session)
+            return Failed(
+                f"no Python session: {message.python} is not there for the world's shell. One of a virtual "
+                f"environment needs the Python that this was made from: name its folder in WorldSpec(visible=...)"
+            )
+        self._begin_session(session)
+        return Done()
+
+    def _begin_session(self, session: Session) -> None:
+        """Wait for its first words, which name its process."""
+        self._alone = False
+        begun = self._await_answer(session, time.monotonic() + SESSION_STARTS_S) and session.answer is not None
+        pid = session.answer.get("pid") if begun and session.answer is not None else None
+        if not isinstance(pid, int) or pid not in {p.pid for p in self._all()}:
+            self._sessions.forget(session)
+            raise OSError(
+                f"the Python session {session.name!r} did not start; run its interpreter by hand to see why"
+            )
+        self._sessions.begin(session, pid)
+
+    def _split(self, message: Split) -> Message:
+        session = self._session(message.session)
+        if self._sessions.get(message.child) is not None:
+            return Failed(f"there is a Python session {message.child!r} already")
+        child = self._sessions.prepare(message.child)
+        session.ask({"fork": self._sessions.pipes(message.child)})
+        self._await_answer(session, time.monotonic() + SESSION_STARTS_S)
+        self._begin_session(child)
+        child.on = session.on.again()
+        return Done()
+
+    def _tell(self, message: Tell) -> Told:
+        session = self._session(message.session)
+        self._out.begin()
+        self._err.begin()
+        session.ask({"code": message.code})
+        deadline = None if message.timeout is None else time.monotonic() + message.timeout
+        timed_out = not self._await_answer(session, deadline, cancellable=True)
+        if timed_out:
+            session.interrupt()
+            if not self._await_answer(session, time.monotonic() + INTERRUPT_S):
+                self._end_session(session)
+        answer = session.answer or {}
+        value, error = (text if isinstance(text := answer.get(key), str) else None for key in ("value", "error"))
+        lives = not session.ended
+        self._sessions.bury()
+        out, err = self._out.end(), self._err.end()
+        truncated = self._out.truncated or self._err.truncated
+        return Told(value, error, out, err, timed_out, truncated, lives)
+
+    def _await_answer(self, session: Session, deadline: float | None, *, cancellable: bool = False) -> bool:
+        """Whether it answered or ended by itself."""
+        while session.answer is None and not session.ended:
+            if self._gone or (cancellable and any(isinstance(m, Cancel) for m in self._inbox)):
+                return False
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._turn(left)
+        return True
+
+    def _end_session(self, session: Session) -> None:
+        """Kill it with all that it started."""
+        self._kill(lambda: [*processes.descendants(session.pid), *(p for p in self._all() if p.pid == session.pid)])
+        session.ended = True
+        self._sessions.bury()
+
+    # Seals
+
+    def _look(self, kept: list[int]) -> Looked:
+        self._bury()
+        if self._shell is not None and not self._alone:
+            self._shell.report()  # a trap may have changed it while it waited
+        if self._shell is not None:
+            self._await_shell(self._shell)
+        self._bury()
+        others = self._others()
+        explained = {p.key for p in others if p.pid in kept}
+        shell = -1 if self._shell is None else self._shell.pid
+        strays = [p for p in processes.descendants(os.getpid(), spare=explained) if p.pid != shell]
+        return Looked(self._state(), self._began, len(others), len(strays))
+
+    def _detach(self, message: Detach) -> bool:
+        if self._tree is None:
+            raise OSError("this world has no mount of its own")
+        if self._shell is not None:
+            shell = self._living_shell()
+            self._await_shell(shell)
+            self._place = (shell.pwd, shell.oldpwd)
+            shell.step_aside()
+            try:
+                self._await_shell(shell)
+            except OSError:
+                shell.come_back(*self._place)  # once it goes on
+                raise
+        if self._tree.detach(outside=message.outside):
+            return True
+        self._return()
+        return False
+
+    def _attach(self, message: Attach) -> None:
+        if self._tree is None:
+            raise OSError("this world has no mount of its own")
+        self._tree.attach(outside=message.outside)
+        self._return()
+
+    def _dump(self, images: str) -> Dumped:
+        """Dump the shell with all below it, and leave it standing still."""
+        if self._shell is not None:
+            self._await_shell(self._shell)
+        self._bury()
+        shell, standing = self._shell, [p.key for p in self._all() if p.state in "Tt"]
+        if self._criu is None or self._tree is None:
+            return Dumped("there is no CRIU in this world")
+        strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
+        if strays or shell is None:
+            return Dumped(f"the shell that started processes {strays} has ended, and a dump is of one tree")
+        place = Path(self._tree.reach(images))
+        held = os.open(place, os.O_PATH | os.O_DIRECTORY)
+        try:
+            self._criu.dump(shell.pid, held)
+        except OSError as error:
+            return Dumped(str(error))
+        finally:
+            os.close(held)
+        self._frozen = [p for p in self._all() if p.key not in standing]
+        last = max(p.pid for p in self._all())
+        sessions = {session.name: session.pid for session in self._sessions}
+        Note(shell.pid, last, shell.pwd, shell.oldpwd, shell.state.decode("latin-1"), sessions).write(place)
+        return Dumped(maps_files=self._maps_files())
+
+    def _bring_back(self) -> None:
+        """Begin with the processes of an image. Raises `OSError` where they do not come back."""
+        if self._criu is None or self._tree is None:
+            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to bring them back")
+        image = self._tree.image
+        note = Note.read(Path(f"/proc/self/fd/{image}"))
+        script, script_in = self._private.pipe("script")
+        control, control_in = self._private.pipe("control")
+        sessions = {pid: self._sessions.prepare(name) for name, pid in note.sessions.items()}
+        try:
+            self._criu.restore(image)
+        finally:
+            for descriptor in (script, control_in, image):
+                os.close(descriptor)
+        self._criu.pids.last = note.last_pid
+        shell = self._shell = Shell(note.shell, script_in, control, note.pwd)
+        shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0
+        self._poll.register(shell.control, select.POLLIN)
+        self._began, self._alone = self._state(), False
+        for pid, session in sessions.items():
+            self._sessions.begin(session, pid)
+
+    def _carry(self, message: Carry) -> Carried:
+        """Take every session that can be taken, of a world that then stands still."""
+        self._sessions.bury()
+        if self._tree is None:
+            return Carried({}, "this world has no mount of its own")
+        self._freeze()
+        taken: dict[str, int] = {}
+        reasons, pids = [], {session.pid for session in self._sessions}
+        for session in self._sessions:
+            if session.on.ground is not None and session.on.ground.inode not in message.grounds:
+                session.on.close()
+                session.on = replace(session.on, ground=None)
+            place = Path(self._tree.reach(f"{message.images}/{session.name}"))
+            try:
+                points = self._start.view.points if self._start.view is not None else ()
+                made = process_dump.take(
+                    session.name, session.pid, place, self._start.private, session.on, pids, points
+                )
+            except (CannotDump, OSError) as error:
+                shutil.rmtree(place, ignore_errors=True)
+                reasons.append(f"the Python session {session.name!r}: {error}")
+                continue
+            taken[session.name] = 0 if made is not None or session.on.ground is None else session.on.ground.inode
+            if made is not None:
+                session.on.close()
+                session.on = replace(session.on, ground=made)
+        return Carried(taken, "; ".join(reasons), self._maps_files())
+
+    def _bring_sessions(self, images: Path) -> None:
+        for folder in sorted(images.iterdir()):
+            name = folder.name
+            session = self._sessions.prepare(name)
+            own = zip((f"{name}.in", f"{name}.out"), session.held, strict=True)
+            pipes = {**dict(own), "out": self._out.write_end, "err": self._err.write_end}
+            confined = functools.partial(
+                confinement.enter,
+                self._start.bounds,
+                isolated=True,
+                image=self._start.view is not None and self._start.view.image,
+                filtered=self._criu is None,
+                carried=True,
+            )
+            try:
+                image = process_dump.Image.read(folder)
+                pid = process_restore.bring(image, folder, pipes, confined)
+                self._sessions.begin(session, pid)
+                session.on = process_dump.standing(image, folder, areas(pid))
+            except (process_restore.Lost, OSError) as error:
+                self._sessions.forget(session)
+                self._lost[name] = str(error)
+                continue
+            self._alone = False
+
+    def _maps_files(self) -> bool:
+        """Whether a process can write to a file by a mapping. All stand still."""
+        return any(area.shared_file for process in self._all() for area in _areas(process.pid))
+
+    def _freeze(self) -> None:
+        for _ in range(FREEZES):
+            self._frozen = processes.freeze(self._others)
+            moving = [p.pid for p in self._others() if not processes.stands_still(p)]
+            if not moving:
+                return
+            self._thaw()  # one that waits in vfork for a child that we stopped can go on now
+        raise OSError(f"processes {moving} cannot be stopped: they hang in the kernel")
+
+    def _thaw(self) -> None:
+        for process in self._frozen:
+            processes.send(process, signal.SIGCONT)
+        self._frozen = []
+
+    def _return(self) -> None:
+        if self._shell is not None:
+            self._shell.come_back(*self._place)
+            self._await_shell(self._shell)
+
+
+def _areas(pid: int) -> list[Area]:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        return areas(pid)
+    return []

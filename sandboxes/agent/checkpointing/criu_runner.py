@@ -1,0 +1,176 @@
+"""Dumping a world's processes to files, and bringing them back, with CRIU: the agent's side. Stdlib only.
+
+The agent runs CRIU inside the world and is not dumped itself. What is dumped is one tree, the shell with all below
+it: the shell is a child subreaper, so that a job which daemonises stays in the tree. The shell's own streams are
+named pipes in the agent's private folder, which the agent of the restored world makes anew before CRIU opens them.
+
+CRIU opens what the processes had open by the paths that this had, and what they made of those paths is theirs to say:
+a folder that they removed may be a link by then. So nothing of the host is in its reach: the agent is shut to it, and
+what it is given, the images and a folder to work in, leads nowhere (decision 037).
+
+A process comes back with the pid that it had. So the world's processes live above `FIRST_PID`, and CRIU itself is
+started below it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+from ramify.sandboxes.linux import kernel
+
+FIRST_PID = 300
+CRIU_PID = 10  # CRIU, its helper processes and no one else run from here on
+NOTE = "ramify.json"
+FEATURES = "criu.kdat"
+LOG = "criu.log"
+PATIENCE_S = 60.0
+COMMON = (
+    "--unprivileged",
+    "--shell-job",
+    "--manage-cgroups=ignore",
+    "--network-lock=skip",
+    "--file-locks",
+    "--link-remap",
+    "--ghost-limit=64M",
+)
+NOT_FOUND = "Can't open mapped ["
+HOMES_OWN = (
+    ". Programs and libraries of your home cannot be dumped while Ramify's own folder lies in it:"
+    " set RAMIFY_HOME to one outside"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the next agent has to know of the dumped tree. A file of the image folder."""
+
+    shell: int  # its pid, and the tree's root
+    last_pid: int
+    pwd: str
+    oldpwd: str
+    state: str  # latin-1: bytes, exact
+    sessions: dict[str, int]  # the Python sessions' pids
+
+    def write(self, images: Path) -> None:
+        (images / NOTE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, images: Path) -> Self:
+        return cls(**json.loads((images / NOTE).read_text()))
+
+
+class PidCounter:
+    """Which pid the next process gets. Only the owner of the pid namespace may say so."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor  # of ns_last_pid, opened before /proc/sys was protected
+
+    @property
+    def last(self) -> int:
+        return int(os.pread(self._descriptor, 16, 0))
+
+    @last.setter
+    def last(self, pid: int) -> None:
+        os.pwrite(self._descriptor, str(pid).encode(), 0)
+
+
+class CriuProgram:
+    """The program, as this world sees it. Every failure is an `OSError` that ends with CRIU's own first error."""
+
+    def __init__(self, command: Sequence[str], pids: PidCounter) -> None:
+        self.pids = pids
+        self._command = command
+        self._features = b""  # what it found out about this kernel: 15 ms that it spares itself until the next boot
+
+    def dump(self, root: int, images: int) -> None:
+        """Dump the tree of `root`, which stands still from then on. Where it fails all run on."""
+        self._run("dump", images, "-t", str(root), "--leave-stopped")
+        if self._features:
+            _place(images, FEATURES).write_bytes(_boot() + self._features)
+
+    def restore(self, images: int) -> None:
+        """Bring the tree back, running, as children of this process."""
+        with contextlib.suppress(FileNotFoundError):
+            known = _place(images, FEATURES).read_bytes()
+            if known.startswith(_boot()):
+                self._features = known.removeprefix(_boot())
+        self._run("restore", images, "--restore-detached")
+
+    def _run(self, verb: str, images: int, *arguments: str) -> None:
+        """In a folder of its own, on a tmpfs, or it does not keep the kernel's features. What it restores may hold on
+        to that folder, so nothing is read from it after a restore but the log of one that failed."""
+        folder = kernel.nowhere("16m")
+        before, self.pids.last = self.pids.last, CRIU_PID
+        try:
+            if self._features:
+                _place(folder, FEATURES).write_bytes(self._features)
+            work = f"/proc/self/fd/{folder}"
+            places = ("-D", f"/proc/self/fd/{images}", "-W", work, "-v2", "-o", LOG)
+            environment = {"XDG_RUNTIME_DIR": work, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+            status = _finish([*self._command, verb, *places, *COMMON, *arguments], environment, (images, folder))
+            if status != 0:
+                raise OSError(f"criu {verb} ended with {status}: {_first_error(_place(folder, LOG))}")
+            if verb == "dump" and _place(folder, FEATURES).exists():
+                self._features = _place(folder, FEATURES).read_bytes()
+        finally:
+            self.pids.last = before
+            os.close(folder)
+
+
+def _place(folder: int, name: str) -> Path:
+    return Path(f"/proc/self/fd/{folder}/{name}")
+
+
+def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int:
+    """Run a program to its end, with these descriptors; its exit code, negative for a signal. One that hangs is
+    killed. Meanwhile we are shut to it."""
+    kernel.shut(closed=True)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                for number in (0, 1, 2):
+                    os.dup2(os.open("/dev/null", os.O_RDWR), number)
+                for number in handed:
+                    os.set_inheritable(number, True)
+                signal.set_wakeup_fd(-1)
+                for reset in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
+                    signal.signal(reset, signal.SIG_DFL)
+                if os.geteuid() != 0:  # where there is no root, CRIU must not believe that it could become it
+                    kernel.keep_capabilities_on_exec(but=frozenset({kernel.CAP_SETUID, kernel.CAP_SETGID}))
+                os.execve(words[0], words, env)
+            finally:
+                os._exit(127)
+        ended = os.pidfd_open(pid)
+        try:
+            if not select.select([ended], [], [], PATIENCE_S)[0]:
+                os.kill(pid, signal.SIGKILL)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        finally:
+            os.close(ended)
+    finally:
+        kernel.shut(closed=False)
+
+
+def _boot() -> bytes:
+    return Path("/proc/sys/kernel/random/boot_id").read_bytes()
+
+
+def _first_error(log: Path) -> str:
+    try:
+        with os.fdopen(os.open(log, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return "it left no log"
+    errors = [line.strip() for line in lines if "Error" in line and "RLIMIT_NOFILE for self" not in line]
+    if errors and NOT_FOUND in errors[0]:
+        return f"{errors[0]}{HOMES_OWN}"
+    return errors[0] if errors else f"it named no error among {len(lines)} lines"

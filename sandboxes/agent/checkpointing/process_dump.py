@@ -1,0 +1,307 @@
+"""Taking a Python session's process out of one world, for others: tier (b). Stdlib only; the agent's side.
+
+What is taken is one process of one thread: its own pages (memory.py), its registers, what the kernel knows of its
+signals and its program, its open files by path and place. `arriving.py` brings it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import struct
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from ramify.sandboxes.agent.checkpointing.memory_image import Ground, keep, places
+from ramify.sandboxes.linux import memory_map, processes, rlimits
+from ramify.sandboxes.linux.memory_map import Area, CannotDump, FileId, Kept
+from ramify.sandboxes.linux.ptrace import Call, Tracee, settled, share_open_file
+
+# x86_64, arch/x86/entry/syscalls/syscall_64.tbl
+MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
+SIGALTSTACK, GET_ROBUST_LIST = 131, 274
+PR_GET_TID_ADDRESS = 40
+ALL_SIGNALS = (1 << 64) - 1
+SIGACTION = 32  # bytes: handler, flags, restorer, mask
+TIMERS = 3  # ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
+PLACES = (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)
+"""Fields of /proc/PID/stat: startcode, endcode, start_data, end_data, start_brk, startstack, arg_start, arg_end,
+env_start, env_end."""
+STATUS_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC | os.O_NOATIME
+MOST_FILES = 256
+PAGES, GROUND, NOTE = "pages", "ground", "session.json"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A descriptor of a file that can be opened again, or of one of the session's own pipes."""
+
+    number: int
+    path: str  # inside; "pipe:NAME" of a pipe in the agent's private folder
+    flags: int
+    position: int
+    kept_on_exec: bool
+    same_as: int = -1  # an earlier descriptor of the same open file
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a new process must have to be this one."""
+
+    path: str
+    name: str  # as `ps` shows it
+    cwd: str
+    umask: int
+    limits: dict[str, tuple[int, int]]
+    identity: tuple[int, int]  # of the interpreter's file: its size and time
+    kernel: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thread:
+    """What the processor and the kernel keep of the one thread."""
+
+    registers: dict[str, int]
+    floats: str  # hex
+    blocked: int
+    restartable: tuple[int, int, int]
+    tid_address: int
+    robust: tuple[int, int]
+    stack: str  # hex: its alternate signal stack
+    actions: dict[int, str]  # by signal: hex
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A session, but for its pages. A file of the image's folder."""
+
+    session: str
+    pid: int
+    program: Program
+    thread: Thread
+    places: tuple[int, ...]  # as `PLACES`, and where its heap ends
+    kernels: tuple[Area, ...]  # the vDSO and its data
+    areas: tuple[Kept, ...]
+    files: tuple[OpenFile, ...]
+
+    def write(self, folder: Path) -> None:
+        (folder / NOTE).write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        raw = json.loads((folder / NOTE).read_text())
+        raw["program"] = Program(**raw["program"] | {"identity": tuple(raw["program"]["identity"])})
+        raw["thread"] = Thread(**raw["thread"])
+        raw["kernels"] = tuple(Area(**area) for area in raw["kernels"])
+        raw["areas"] = tuple(Kept(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
+        raw["files"] = tuple(OpenFile(**file) for file in raw["files"])
+        return cls(**raw)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a session's next image may stand, and where its pages came from."""
+
+    ground: Ground | None = None
+    came: frozenset[FileId] = frozenset()
+
+    def again(self) -> Standing:
+        """Of a session that was forked from this one."""
+        return replace(self, ground=self.ground and self.ground.again())
+
+    def close(self) -> None:
+        if self.ground is not None:
+            self.ground.close()
+
+
+def take(
+    session: str,
+    pid: int,
+    folder: Path,
+    private: str,
+    on: Standing,
+    spare: Container[int] = (),
+    points: Sequence[str] = (),
+) -> Ground | None:
+    """Write a session's image into a new folder; the session goes on as it was. A new ground where it is whole, None
+    where it stands on the one in `on`: then `GROUND` is to be put there, for whoever reads it.
+
+    `private`: where its pipes lie. `spare`: the world's other sessions, which are taken for themselves where it
+    forked them. `points`: where the world's overlays are mounted. Raises `CannotDump` with what of it no image can
+    take, `OSError` where the kernel refuses.
+    """
+    threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
+    if threads != 1:
+        raise CannotDump(f"it has {threads} threads")
+    if any(p.parent == pid and p.pid not in spare for p in processes.descendants(pid)):
+        raise CannotDump("it has started processes that live")
+    with Tracee.seize(pid) as tracee:
+        tracee.interrupt()
+        blocked = tracee.blocked
+        registers, floats = tracee.registers, tracee.floats
+        tracee.blocked = ALL_SIGNALS  # they wait, as it does
+        try:
+            files = _files(session, pid, private)
+            thread, heap_end = _thread(tracee, settled(registers), floats, blocked)
+            kernels = tuple(area for area in memory_map.areas(pid) if area.name in memory_map.KERNELS)
+            folder.mkdir()
+            with _new(folder / PAGES) as pages:
+                kept = keep(pid, tracee.memory, pages, on.came, on.ground)
+                made = None if any(one.below >= 0 for one in kept) else _ground(pages, kept)
+            places = (*_places(pid), heap_end)
+            kept = _found_again(kept, points)
+            image = Image(session, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
+        finally:
+            tracee.registers = registers
+            tracee.blocked = blocked
+    image.write(folder)
+    return made
+
+
+def _found_again(kept: Sequence[Kept], points: Sequence[str]) -> list[Kept]:
+    """With the paths at which the mapped files can be opened. Of a home that is an overlay itself below the world's
+    own, the kernel tells the path within that. Raises `CannotDump`."""
+    names = {(one.area.name, one.area.inode): "" for one in kept if one.area.file and not one.mapped}
+    for name, inode in names:
+        within = [path for point in points if _inode(path := point.rstrip("/") + name) == inode]
+        if not within and _inode(name) < 0:
+            raise CannotDump(f"it has mapped a file that is not found at its place: {name}")
+        names[name, inode] = within[0] if within else name
+    return [
+        replace(one, area=replace(one.area, name=names.get((one.area.name, one.area.inode), one.area.name)))
+        for one in kept
+    ]
+
+
+def _inode(path: str) -> int:
+    """-1 where there is nothing."""
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116  (hundreds of libraries)
+    except OSError:
+        return -1
+
+
+@contextlib.contextmanager
+def _new(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _ground(pages: int, kept: Sequence[Kept]) -> Ground:
+    return Ground(pages, os.fstat(pages).st_ino, ("", 0), places(kept, whole=True)).again()
+
+
+def standing(image: Image, folder: Path, found: Sequence[Area]) -> Standing:
+    """Of a session that was brought back from an image, and has mapped what was `found`."""
+    whole = not any(kept.below >= 0 for kept in image.areas)
+    below = {kept.area.start for kept in image.areas if (kept.mapped if whole else kept.below >= 0)}
+    came = {kept.area.start for kept in image.areas if kept.mapped or kept.below >= 0}
+    mapped_as = next((area.of for area in found if area.start in below), ("", 0))
+    file = os.open(folder / (PAGES if whole else GROUND), os.O_RDONLY | os.O_CLOEXEC)
+    ground = Ground(file, os.fstat(file).st_ino, mapped_as, places(image.areas, whole=whole))
+    return Standing(ground, frozenset(area.of for area in found if area.start in came))
+
+
+def _program(pid: int) -> Program:
+    path = str(Path(f"/proc/{pid}/exe").readlink())
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    limits = {name: (int(soft), int(hard)) for name, soft, hard in map(str.split, rlimits.told(pid).splitlines())}
+    name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
+    cwd = str(Path(f"/proc/{pid}/cwd").readlink())
+    return Program(path, name, cwd, int(status["Umask"], 8), limits, identity(path), os.uname().release)
+
+
+def identity(path: str) -> tuple[int, int]:
+    found = Path(path).stat()
+    return (found.st_size, found.st_mtime_ns)
+
+
+def _places(pid: int) -> tuple[int, ...]:
+    fields = Path(f"/proc/{pid}/stat").read_bytes()
+    values = fields[fields.rindex(b")") + 2 :].split()
+    return tuple(int(values[number - 3]) for number in PLACES)
+
+
+def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: int) -> tuple[Thread, int]:
+    """The thread, and where the heap ends."""
+    tracee.step_from(next(area for area in memory_map.areas(tracee.pid) if area.name == "[vdso]"))
+    signals = _minded(tracee.pid)
+    flags = memory_map.PRIVATE | memory_map.ANONYMOUS
+    room = tracee.call(
+        MMAP, 0, 3 * memory_map.PAGE, memory_map.READ | memory_map.WRITE | memory_map.EXECUTE, flags, -1, 0
+    )
+    told = room + 2 * memory_map.PAGE
+    calls: list[Call] = [
+        *((GETITIMER, timer, told + 32 * timer) for timer in range(TIMERS)),
+        (PRCTL, PR_GET_TID_ADDRESS, told + 96, 0, 0, 0),
+        (GET_ROBUST_LIST, 0, told + 104, told + 112),
+        (SIGALTSTACK, 0, told + 120),
+        *((RT_SIGACTION, number, 0, told + 160 + n * SIGACTION, 8) for n, number in enumerate(signals)),
+        (BRK, 0),
+    ]
+    try:
+        *_, heap_end = tracee.run(calls, room)
+        data = os.pread(tracee.memory, memory_map.PAGE, told)
+    finally:
+        tracee.call(MUNMAP, room, 3 * memory_map.PAGE)
+    if any(data[: 32 * TIMERS]):
+        raise CannotDump("it has set itself a timer")
+    tid_address, head, length = struct.unpack_from("=QQQ", data, 96)
+    actions = {number: data[160 + n * SIGACTION :][:SIGACTION].hex() for n, number in enumerate(signals)}
+    stack, restartable = data[120:144].hex(), tracee.restartable
+    thread = Thread(registers, floats.hex(), blocked, restartable, tid_address, (head, length), stack, actions)
+    return thread, heap_end
+
+
+def _minded(pid: int) -> list[int]:
+    """The signals that it catches or ignores."""
+    masks = 0
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(("SigIgn:", "SigCgt:")):
+            masks |= int(line.split()[1], 16)
+    return [number for number in range(1, 65) if masks >> (number - 1) & 1]
+
+
+def _files(session: str, pid: int, private: str) -> list[OpenFile]:
+    if Path(f"/proc/{pid}/timers").read_bytes():
+        raise CannotDump("it has set itself a timer")
+    own = [f"{private}/{name}" for name in (f"{session}.in", f"{session}.out", "out", "err")]
+    files: list[OpenFile] = []
+    numbers = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    if len(numbers) > MOST_FILES:
+        raise CannotDump(f"it has {len(numbers)} files open, more than the {MOST_FILES} that are kept")
+    for number in numbers:
+        with contextlib.suppress(FileNotFoundError):
+            files.append(_file(pid, number, private, own, files))
+    return files
+
+
+def _file(pid: int, number: int, private: str, own: Sequence[str], before: list[OpenFile]) -> OpenFile:
+    link = Path(f"/proc/{pid}/fd/{number}")
+    path, found = str(link.readlink()), link.stat()
+    info = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/fdinfo/{number}").read_text().splitlines())
+    flags, position = int(info["flags"], 8), int(info["pos"])
+    if "lock" in info:
+        raise CannotDump(f"it holds a lock on {path}")
+    if stat.S_ISFIFO(found.st_mode) and path in own:
+        path = f"pipe:{path[len(private) + 1 :]}"
+    elif not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode) or stat.S_ISCHR(found.st_mode)):
+        raise CannotDump(f"it holds {path} open")
+    else:
+        try:
+            there = Path(path).stat()
+        except OSError:
+            raise CannotDump(f"it holds a file open that is gone from its place: {path}") from None
+        if (there.st_dev, there.st_ino) != (found.st_dev, found.st_ino):
+            raise CannotDump(f"it holds a file open in whose place another lies: {path}")
+    same = next(
+        (file.number for file in before if file.path == path and share_open_file(pid, file.number, number)), -1
+    )
+    return OpenFile(number, path, flags & STATUS_FLAGS, position, not flags & os.O_CLOEXEC, same)

@@ -1,0 +1,289 @@
+"""Bringing a Python session back in another world: tier (b). Stdlib only; the agent's side.
+
+It is brought back *into a process of that world*: a child of its agent, confined as every command is, that executes
+the same interpreter and is stopped before its first instruction. Its memory is laid out anew by calls that it makes
+itself (tracing.py), under its own filter, and its pages are mapped from the image: shared by all that are brought
+back from it, until one writes.
+
+So nothing crosses a wall: no process leaves its namespaces, and no right is given to memory that the world's code
+wrote. See docs/decisions/038-python-sessions-are-copied-into-forks.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import signal
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ramify.sandboxes.agent.checkpointing.process_dump import (
+    ALL_SIGNALS,
+    GROUND,
+    MMAP,
+    MUNMAP,
+    PAGES,
+    PRCTL,
+    RT_SIGACTION,
+    SIGALTSTACK,
+    Image,
+    OpenFile,
+    identity,
+)
+from ramify.sandboxes.linux import kernel, rlimits
+from ramify.sandboxes.linux import memory_map as memory
+from ramify.sandboxes.linux.memory_map import Area
+from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
+
+CLOSE, MREMAP, FCNTL, SET_TID_ADDRESS, OPENAT, SET_ROBUST_LIST, RSEQ = 3, 25, 72, 218, 257, 273, 334
+MAY_MOVE_FIXED = 3
+AT_FDCWD = -100
+PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 15, 35, 14
+EVERYTHING = memory.READ | memory.WRITE | memory.EXECUTE
+STACK = struct.Struct("=QI4xQ")  # stack_t
+MM_MAP = struct.Struct("=11QQII")
+NO_AUXV, NO_FILE = 0, 0xFFFF_FFFF
+STACK_DISABLED, STACK_IN_USE = 2, 1
+TOP = 0x7FFF_FFFF_F000  # where a process's addresses end
+SLOT = 4096  # bytes of the room for each of the things that calls point at: a path, for one
+
+
+class Lost(Exception):
+    """An image that cannot be brought back here. The text says why."""
+
+
+def check(image: Image) -> None:
+    """Raises `Lost` where the machine or a file is not what it was."""
+    if image.program.kernel != os.uname().release:
+        raise Lost(f"it was taken under the kernel {image.program.kernel}, and this is {os.uname().release}")
+    try:
+        same = identity(image.program.path) == image.program.identity
+    except OSError as error:
+        raise Lost(f"its interpreter cannot be found: {error}") from None
+    if not same:
+        raise Lost(f"its interpreter has changed: {image.program.path}")
+
+
+def bring(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None]) -> int:
+    """A new process, a child of ours, that goes on where the image's stood; its pid.
+
+    `pipes`: descriptors of the session's own, by their names. `confine` makes the child what a command may be, for
+    good. Raises `Lost`, or `OSError`.
+    """
+    check(image)
+    pages = os.open(folder / PAGES, os.O_RDONLY | os.O_CLOEXEC)
+    stands = any(kept.below >= 0 for kept in image.areas)
+    ground = os.open(folder / GROUND, os.O_RDONLY | os.O_CLOEXEC) if stands else os.dup(pages)
+    go, go_in = os.pipe()
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become(image, (ground, pages), pipes, confine, go)
+        try:
+            with Tracee.seize(pid, TRACE_EXEC | EXIT_KILL) as tracee:
+                try:
+                    os.write(go_in, b".")
+                    tracee.await_exec()
+                    _lay_out(tracee, image, pages)
+                except BaseException:
+                    os.kill(pid, signal.SIGKILL)  # before it is let go of: it must not run as what it is half way
+                    raise
+        except BaseException as error:
+            _end(pid)
+            if isinstance(error, OSError):
+                raise Lost(f"it could not be brought back: {error}") from error
+            raise
+        return pid
+    finally:
+        for descriptor in (pages, ground, go, go_in):
+            os.close(descriptor)
+
+
+def _end(pid: int) -> None:
+    """Of a child that may have ended, and may have been waited for."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _become(
+    image: Image, memory: Sequence[int], pipes: Mapping[str, int], confine: Callable[[], None], go: int
+) -> None:
+    """The child: what its files were, then the interpreter."""
+    program = image.program
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        rlimits.set_limits(program.limits)
+        lowest = _spare(image.files)
+        go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
+        above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
+        held = {name: fcntl.fcntl(pipe, fcntl.F_DUPFD_CLOEXEC, lowest) for name, pipe in pipes.items()}
+        confine()
+        kernel.close_all_but((0, 1, 2, go, *above, *held.values()))  # before any path is followed
+        os.chdir(program.cwd)
+        os.umask(program.umask)
+        opened: dict[int, int] = {}
+        for file in image.files:
+            opened[file.number] = opened[file.same_as] if file.same_as >= 0 else _open(file, held, lowest)
+        for target, source in opened.items():
+            os.dup2(source, target)
+        for target, source in zip((lowest - 2, lowest - 1), above, strict=True):
+            os.dup2(source, target)
+        os.read(go, 1)
+        kernel.close_all_but((*opened, lowest - 2, lowest - 1))
+        os.execve(program.path, [program.path], {})
+    except OSError as error:
+        os.write(2, f"a Python session could not be brought back: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def _spare(files: Sequence[OpenFile]) -> int:
+    """Descriptors from here on are ours; the two below are the image's ground and its pages."""
+    return max((file.number for file in files), default=2) + 3
+
+
+def _open(file: OpenFile, held: Mapping[str, int], lowest: int) -> int:
+    kind, _, name = file.path.partition(":")
+    if kind == "pipe":
+        return held[name]
+    descriptor = os.open(file.path, file.flags & ~os.O_CREAT | os.O_CLOEXEC)
+    moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, lowest)
+    os.close(descriptor)
+    if file.position and not file.flags & os.O_PATH:
+        os.lseek(moved, file.position, os.SEEK_SET)
+    return moved
+
+
+def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
+    """Everything from the first instruction of a new program to the one where the image stood."""
+    tracee.blocked = ALL_SIGNALS
+    mine = memory.areas(tracee.pid)
+    kernels = {area.name: area for area in mine if area.name in memory.KERNELS}
+    wanted = {area.name: area for area in image.kernels}
+    if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
+        raise Lost("its vDSO has another size here")
+    tracee.step_from(kernels["[vdso]"])
+    paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
+    told = _told(image)
+    room = _Room(len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(told)))
+    taken = [*mine, *image.kernels, *(kept.area for kept in image.areas)]
+    room.at = memory.gap(taken, room.size + sum(area.size for area in kernels.values()))
+    tracee.call(MMAP, room.at, room.size, EVERYTHING, memory.PRIVATE | memory.ANONYMOUS | memory.FIXED, -1, 0)
+    for number, path in enumerate(paths):
+        os.pwrite(tracee.memory, os.fsencode(path) + b"\0", room.slot(number))
+    opened = tracee.run(
+        [
+            *_clearing(kernels, wanted, room),
+            *((OPENAT, AT_FDCWD, room.slot(n), os.O_RDONLY | os.O_CLOEXEC, 0) for n in range(len(paths))),
+        ],
+        room.at,
+    )
+    files = dict(zip(paths, opened[len(opened) - len(paths) :], strict=True))
+    for number, (data, _) in enumerate(told):
+        os.pwrite(tracee.memory, data, room.slot(number))
+    tracee.run(
+        [*_mapping(image, files), *(call(room.slot(n)) for n, (_, call) in enumerate(told)), *_settling(image)],
+        room.at,
+    )
+    for kept in image.areas:
+        if not kept.mapped:
+            memory.write(tracee.memory, pages, kept)
+    tracee.step_from(wanted["[vdso]"])
+    _know_itself(tracee, image)
+    tracee.call(MUNMAP, room.at, room.size)
+    tracee.floats = bytes.fromhex(image.thread.floats)
+    tracee.registers = image.thread.registers
+    tracee.blocked = image.thread.blocked
+
+
+class _Room:
+    """What is ours in the new process: the table of calls, and what they point at."""
+
+    def __init__(self, calls: int, slots: int) -> None:
+        self._slots = -(-(CODE + calls * ENTRY.size) // memory.PAGE) * memory.PAGE
+        self.size = self._slots + slots * SLOT
+        self.at = 0
+
+    def slot(self, number: int) -> int:
+        return self.at + self._slots + number * SLOT
+
+
+def _clearing(kernels: Mapping[str, Area], wanted: Mapping[str, Area], room: _Room) -> Iterator[Call]:
+    """Nothing but the room and the kernel's areas stay, these where they were in the image."""
+    aside = at = room.at + room.size
+    for area in kernels.values():
+        yield (MREMAP, area.start, area.size, area.size, MAY_MOVE_FIXED, at)
+        at += area.size
+    yield (MUNMAP, memory.PAGE, room.at - memory.PAGE)
+    yield (MUNMAP, at, TOP - at)
+    for name, area in kernels.items():
+        yield (MREMAP, aside, area.size, area.size, MAY_MOVE_FIXED, wanted[name].start)
+        aside += area.size
+
+
+def _mapping(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
+    lowest = _spare(image.files)
+    ground, pages = lowest - 2, lowest - 1
+    for kept in image.areas:
+        area, source, offset = kept.area, -1, 0
+        flags = area.flags
+        if kept.below >= 0:
+            flags, source, offset = flags & ~memory.ANONYMOUS, ground, kept.below
+        elif kept.mapped:
+            flags, source, offset = flags & ~memory.ANONYMOUS, pages, kept.at
+        elif area.file:
+            source, offset = files[area.file], area.offset
+        yield (MMAP, area.start, area.size, area.protection, flags, source, offset)
+    for descriptor in (*files.values(), ground, pages):
+        yield (CLOSE, descriptor)
+
+
+def _told(image: Image) -> list[tuple[bytes, Callable[[int], Call]]]:
+    """What the kernel is told by a pointer: the data, and the call with its address."""
+    thread = image.thread
+    *places, heap_end = image.places
+    layout = MM_MAP.pack(*places[:5], heap_end, *places[5:], NO_AUXV, 0, NO_FILE)
+    name = os.fsencode(image.program.name) + b"\0"
+    told: list[tuple[bytes, Callable[[int], Call]]] = [
+        (layout, lambda at: (PRCTL, PR_SET_MM, PR_SET_MM_MAP, at, MM_MAP.size, 0)),
+        (name, lambda at: (PRCTL, PR_SET_NAME, at, 0, 0, 0)),
+    ]
+    stack, flags, size = STACK.unpack(bytes.fromhex(thread.stack))
+    if not flags & STACK_DISABLED:
+        told.append((STACK.pack(stack, flags & ~STACK_IN_USE, size), lambda at: (SIGALTSTACK, at, 0)))
+    for number, action in thread.actions.items():
+        told.append((bytes.fromhex(action), functools.partial(_action, int(number))))
+    return told
+
+
+def _action(number: int, at: int) -> Call:
+    return (RT_SIGACTION, number, at, 0, 8)
+
+
+def _settling(image: Image) -> Iterator[Call]:
+    """What it is told by a value."""
+    thread = image.thread
+    if thread.tid_address:
+        yield (SET_TID_ADDRESS, thread.tid_address)
+    if thread.robust[0]:
+        yield (SET_ROBUST_LIST, *thread.robust)
+    for file in image.files:
+        if not file.kept_on_exec:
+            yield (FCNTL, file.number, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+
+
+def _know_itself(tracee: Tracee, image: Image) -> None:
+    """What it must find in its memory first: its own number, and the area that the kernel will write to."""
+    address = image.thread.tid_address
+    if address and os.pread(tracee.memory, 4, address) == struct.pack("=I", image.pid):  # glibc knows itself by it
+        os.pwrite(tracee.memory, struct.pack("=I", tracee.pid), address)
+    address, length, signature = image.thread.restartable
+    if address:
+        tracee.call(RSEQ, address, length, 0, signature)

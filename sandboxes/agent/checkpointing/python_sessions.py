@@ -1,0 +1,128 @@
+"""The agent's side of Python sessions: starting them, asking them, noticing their end. Stdlib only.
+
+A session is a process of the world like any other, a descendant of the shell, so that it is dumped with it. Its two
+named pipes lie in the agent's private folder; the agent of a restored world makes them anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ramify.sandboxes.agent.checkpointing.process_dump import Standing
+from ramify.sandboxes.agent.private_folder import Private
+
+CHUNK = 1 << 16
+SOURCE = "session.py"
+
+
+@dataclass(slots=True)
+class Session:
+    """One Python session. It does not read by itself: the agent's loop does, and calls `hear`."""
+
+    name: str
+    requests: int  # where we write
+    answers: int  # where we read
+    held: tuple[int, ...]  # its own ends, until it has opened them
+    pid: int = 0
+    watch: int = -1  # a pidfd
+    answer: dict[str, object] | None = None
+    ended: bool = False
+    on: Standing = field(default_factory=Standing)
+    _heard: bytearray = field(default_factory=bytearray)
+
+    def ask(self, request: dict[str, object]) -> None:
+        """`answer` is set when it has answered, `ended` if it ends first."""
+        self.answer = None
+        data = json.dumps(request).encode() + b"\n"
+        try:
+            while data:
+                data = data[os.write(self.requests, data) :]
+        except BrokenPipeError:
+            self.ended = True
+
+    def hear(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._heard += os.read(self.answers, CHUNK)
+        line, end, rest = self._heard.partition(b"\n")
+        if end:
+            self._heard = rest
+            self.answer = json.loads(line)
+
+    def known(self, pid: int) -> None:
+        """It lives, under this pid. Raises `ProcessLookupError` where it does not."""
+        self.pid, self.watch = pid, os.pidfd_open(pid)
+        for descriptor in self.held:
+            os.close(descriptor)
+        self.held = ()
+
+    def interrupt(self) -> None:
+        self.send(signal.SIGINT)
+
+    def send(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.watch, number)
+
+    def close(self) -> None:
+        for descriptor in (self.requests, self.answers, self.watch, *self.held):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.on.close()
+
+
+class Sessions:
+    """Those of one world, by name."""
+
+    def __init__(self, private: Private, poll: select.poll) -> None:
+        self._private, self._poll = private, poll
+        self._sessions: dict[str, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, name: str) -> Session | None:
+        return self._sessions.get(name)
+
+    def pipes(self, name: str) -> tuple[str, str]:
+        return (self._private.path(f"{name}.in"), self._private.path(f"{name}.out"))
+
+    def prepare(self, name: str) -> Session:
+        """The pipes of a session that is about to start."""
+        requests, answers = (self._private.pipe(f"{name}.{end}") for end in ("in", "out"))
+        os.set_blocking(answers[0], False)
+        session = self._sessions[name] = Session(name, requests[1], answers[0], (requests[0], answers[1]))
+        self._poll.register(session.answers, select.POLLIN)
+        return session
+
+    def begin(self, session: Session, pid: int) -> None:
+        session.known(pid)
+        self._poll.register(session.watch, select.POLLIN)
+
+    def forget(self, session: Session) -> None:
+        for descriptor in (session.answers, session.watch):
+            if descriptor >= 0:
+                self._poll.unregister(descriptor)
+        session.close()
+        del self._sessions[session.name]
+        for end in ("in", "out"):
+            self._private.remove(f"{session.name}.{end}")
+
+    def turn(self, descriptor: int) -> None:
+        """What the loop found ready, if it is of a session."""
+        for session in self:
+            if descriptor == session.answers:
+                session.hear()
+            elif descriptor == session.watch:
+                session.ended = True
+                self._poll.unregister(session.watch)
+                os.close(session.watch)
+                session.watch = -1
+
+    def bury(self) -> None:
+        for session in [s for s in self if s.ended]:
+            self.forget(session)

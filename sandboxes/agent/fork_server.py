@@ -1,0 +1,273 @@
+"""The helper process that worlds are forked from. Run by file path.
+
+    python -I -S zygote.py CONTROL_FD                       worlds without isolation
+    python -I -S zygote.py CONTROL_FD KEEPER_FD ANCHOR ...  worlds in namespaces; folders that hold layers and uppers,
+                                                            the last with an empty one to stand their roots on
+
+One for each backend. A fork of this small, single-threaded process costs a millisecond, where a new Python costs
+twenty and a fork of the host (threads, a gigabyte of model) is not safe. The host sends it one end of a world's
+socket; it forks the world's agent on that socket and tells the host later how the agent ended.
+
+All isolated worlds of a backend share one user namespace, this process's, and are apart in every other. Its second
+child is the keeper, which mounts their trees (namespaces/keeper.py).
+
+Nothing outlives the host: the agents, the keeper and this process watch the host's pidfd, and one that hangs is
+killed by PR_SET_PDEATHSIG when this process goes. A namespace's processes and mounts vanish with its PID 1.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+
+
+def _find_ramify() -> None:
+    """Let `ramify.sandboxes.…` be imported from beside this file, without `ramify` itself: it costs too much."""
+    folder = str(Path(__file__).resolve().parent)
+    for name in ("ramify", "ramify.sandboxes"):
+        package = types.ModuleType(name)
+        package.__path__ = [folder] if name != "ramify" else []
+        sys.modules[name] = package
+
+
+if __name__ == "__main__":
+    _find_ramify()
+
+from ramify.sandboxes.agent import confinement  # noqa: E402
+from ramify.sandboxes.agent.agent import Agent  # noqa: E402
+from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start  # noqa: E402
+from ramify.sandboxes.agent.mount_server import keep  # noqa: E402
+from ramify.sandboxes.agent.mount_view import ROOT, MountView  # noqa: E402
+from ramify.sandboxes.linux import kernel  # noqa: E402
+
+OWN_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+LATE_CODECS = ("unicode_escape", "latin-1", "idna")  # Python loads them when asked, and an image may hold no Python
+KINDS = {
+    b"plain": 0,  # no isolation
+    b"isolated": OWN_NAMESPACES | kernel.CLONE_NEWNET,
+    b"online": OWN_NAMESPACES,  # with the host's network
+}
+
+
+def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
+    """Serve the host until it hangs up or ends, or the keeper is gone."""
+    for name in LATE_CODECS:
+        codecs.lookup(name)
+    control.set_inheritable(False)
+    host = os.pidfd_open(os.getppid())
+    kernel.become_subreaper()
+    confinement.prepare()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keeper_pid = 0
+    if keeper is not None:
+        keeper.set_inheritable(False)
+        _enter_user_namespace()
+        keeper_pid = _start_keeper(keeper, control, host, anchors)
+    wake, wake_in = os.pipe()
+    for end in (wake, wake_in):
+        os.set_blocking(end, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+    poll = select.poll()
+    for descriptor in (control.fileno(), host, wake):
+        poll.register(descriptor, select.POLLIN)
+    agents: dict[int, int] = {}  # by pid: the host's number for it
+    root = f"{anchors[-1]}/{ROOT}" if anchors else ""
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor == host:
+                return
+            if descriptor == wake:
+                os.read(wake, 4096)
+                if not _report_the_dead(control, agents, keeper_pid):
+                    return
+            else:
+                message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+                if not message:
+                    return
+                os.set_inheritable(descriptors[0], False)
+                kind, number = message.split()
+                link = Link(socket.socket(fileno=descriptors[0]))
+                pid = _spawn(control, link, host, KINDS[kind], root)
+                if pid:
+                    agents[pid] = int(number)
+                control.send(f"born {int(number)} {pid}".encode() if pid else f"dead {int(number)} 1".encode())
+
+
+def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anchors: list[str]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            control.close()
+            kernel.die_with_parent()
+            keep(keeper, host, anchors)
+        except OSError as error:
+            os.write(2, f"{error}\n".encode())
+        finally:
+            os._exit(1)
+    keeper.close()
+    return pid
+
+
+def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int) -> bool:
+    """Tell the host who ended and how; False where the keeper did, without which no world can be made."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return True
+        if pid == 0:
+            return True
+        if pid == keeper:
+            return False
+        number = agents.pop(pid, None)
+        if number is not None:  # else: an orphan of a world without a namespace
+            control.send(f"dead {number} {os.waitstatus_to_exitcode(status)}".encode())
+
+
+def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root: str) -> int:
+    """Fork a world's agent; its pid, 0 for none.
+
+    PID 1 of a pid namespace must be forked after the unshare, so by a child in between.
+    """
+    go, go_in = os.pipe()
+    told, told_in = os.pipe()
+    try:
+        child = os.fork()
+    except OSError as error:  # no processes are left: the worlds that there are need not end with us
+        link.send(Failed(str(error)))
+        for descriptor in (go, go_in, told, told_in, link.sock.detach()):
+            os.close(descriptor)
+        return 0
+    if child == 0:
+        control.close()
+        os.close(told)
+        os.close(go_in)  # so that we hear of it where our parent ends before it has written
+        if namespaces:
+            _become_namespace(link, host, go, told_in, namespaces, root)
+        _become_agent(link, host, go)
+    os.close(told_in)
+    agent = child
+    if namespaces:
+        agent = int(os.read(told, 16) or 0)
+        os.waitpid(child, 0)
+    if agent:
+        os.write(go_in, str(agent).encode())  # only now is it our own child: what it asks to die with is us
+    for descriptor in (go, go_in, told):
+        os.close(descriptor)
+    link.sock.close()
+    return agent
+
+
+def _become_namespace(link: Link, host: int, go: int, told: int, namespaces: int, root: str) -> None:
+    try:
+        kernel.unshare(namespaces)
+        pid = os.fork()
+    except OSError as error:
+        link.send(Failed(str(error)))
+        os._exit(1)
+    if pid == 0:
+        os.close(told)
+        _become_agent(link, host, go, MountView(root, link))
+    os.write(told, str(pid).encode())
+    os._exit(0)
+
+
+def _enter_user_namespace() -> None:
+    """Everyone keeps their own id inside. The map is written from outside it, by a child that stays there."""
+    me = os.getpid()
+    go, go_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(go_in)
+            os.read(go, 1)
+            _map_ids(me)
+            os._exit(0)
+        except OSError as error:
+            os.write(2, f"mapping user and group ids: {error}\n".encode())
+        finally:
+            os._exit(1)
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+    except OSError as error:
+        os.kill(child, signal.SIGKILL)
+        sys.exit(str(error))
+    for descriptor in (go, go_in):
+        os.close(descriptor)
+    if os.waitpid(child, 0)[1] != 0:
+        sys.exit(1)
+    _leave_some_to_the_host()
+
+
+def _leave_some_to_the_host() -> None:
+    """Of what the kernel counts by user, over all namespaces: a world's user is the host's too."""
+    for kind in ("instances", "watches"):
+        with contextlib.suppress(OSError, ValueError):  # a kernel that has no such limit, or lets nobody set it
+            all_of_it = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())
+            Path(f"/proc/sys/user/max_inotify_{kind}").write_text(str(all_of_it - all_of_it // 4))
+
+
+def _map_ids(pid: int) -> None:
+    """Root keeps the whole range, so that `chown` works."""
+    user, group = os.geteuid(), os.getegid()
+    if user == 0:
+        try:
+            for kind in ("uid_map", "gid_map"):
+                ranges = [line.split() for line in Path(f"/proc/self/{kind}").read_text().splitlines()]
+                _write(pid, kind, "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges))
+            return
+        except PermissionError:
+            pass  # root of a container without CAP_SETUID: as any user then
+    _write(pid, "setgroups", "deny")
+    _write(pid, "uid_map", f"{user} {user} 1\n")
+    _write(pid, "gid_map", f"{group} {group} 1\n")
+
+
+def _write(pid: int, name: str, text: str) -> None:
+    Path(f"/proc/{pid}/{name}").write_text(text)
+
+
+def _become_agent(link: Link, host: int, go: int, mounts: MountView | None = None) -> None:
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        pid = int(os.read(go, 16))
+        kernel.die_with_parent()
+        os.setsid()
+        if mounts is not None:
+            with contextlib.suppress(OSError):  # it is tried again, and told, when there is a world to be made
+                mounts.prepare()
+        start = link.receive()  # a spare waits here until it is wanted
+        if isinstance(start, Start):
+            _serve(start, link, host, pid, mounts)
+    except BaseException as error:  # noqa: BLE001  (the last frame before the end: the host has to hear of it)
+        link.send(Failed(f"{type(error).__name__}: {error}"))
+    finally:
+        os._exit(0)
+
+
+def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | None) -> None:
+    if mounts is not None and start.view is not None:
+        mounts.build(start.view, start.image)
+    else:
+        kernel.become_subreaper()
+    agent = Agent(start, link, host, mounts)
+    link.send(Ready(pid, mounts.uncovered if mounts is not None else []))
+    agent.serve()
+
+
+if __name__ == "__main__":
+    control, *isolating = sys.argv[1:]
+    main(
+        socket.socket(fileno=int(control)),
+        socket.socket(fileno=int(isolating[0])) if isolating else None,
+        isolating[1:],
+    )

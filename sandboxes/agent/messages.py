@@ -1,0 +1,339 @@
+"""The messages between the host and a world's agent, and how they travel. No logic; stdlib only.
+
+A frame is two lengths, a JSON object that names the message and its fields, and the fields that are bytes, exact,
+one after the other. One frame asks, one answers; `Cancel` alone has no answer of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+from ramify.sandboxes.linux.resource_limits import Bounds
+
+LENGTHS = struct.Struct("!IQ")
+MOST_PASSED = 16  # descriptors beside one message
+MOST_TAKEN = 1 << 16  # bytes of the socket at once
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What an isolated world is built from. Its mounts come along as descriptors (`Link.passed`)."""
+
+    folder: str  # the world's own folder: all that it writes lies there
+    store: str  # holds the layers
+    points: list[str]  # where the descriptors go, in their order: the places beside the tree, the tree last
+    hidden: list[str]  # covered, so that commands cannot read them
+    visible: list[str]  # shown although they lie under a hidden place
+    network: bool = False  # the host's
+    image: bool = False  # the first point is the whole root, in the place of the host's
+
+
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """Attach the tree again, the shell back in its directory. Descriptors come as for `View.points`."""
+
+    outside: bool = False  # all of them, not the tree's alone
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The first frame: what the world is. Answered by `Ready` or `Failed`."""
+
+    tree: str  # where commands see the world's tree
+    private: str  # the agent's own folder, as the agent sees it
+    bash: str
+    env: dict[str, str]
+    cwd: str  # relative to the tree
+    max_output: int
+    shell: bytes = b""  # `shellstate.Kept`, for the first shell; empty: a fresh one
+    view: View | None = None  # none: no isolation, the tree is a plain folder
+    criu: list[str] = field(default_factory=list)  # its command; none: the world's processes cannot be dumped
+    image: str = ""  # the processes to begin with, a folder of the store
+    sessions: str = ""  # the Python sessions to begin with, a folder of the store
+    lost: dict[str, str] = field(default_factory=dict)  # those that cannot be there: by name, why
+    bounds: Bounds = field(default_factory=Bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    pid: int  # the agent's, as the host counts
+    uncovered: list[str] = field(default_factory=list)  # places of the host's that locks and watches reach, and why
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    command: str
+    stdin: bytes = b""
+    timeout: float | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Kill what the `Run` under way started; its `Ran` comes as after a timeout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    duration_s: float
+    timed_out: bool
+    truncated: bool
+    others: int  # live processes beside the shell
+    limit: str = ""  # the field of `Bounds` that the command was ended for
+    earlier: str = ""  # the same, of what earlier commands had left running
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Asks for what a seal records beside the files."""
+
+    kept: list[int] = field(default_factory=list)  # processes that will be started again, with all below them
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    state: bytes  # of the shell, as `shellstate.Report` reads it; empty where no shell was needed yet
+    began: bytes  # the same of the world's first shell before its first command
+    others: int
+    strays: int = 0  # of these, what does not descend from those that `Look` named
+
+
+@dataclass(frozen=True, slots=True)
+class Detach:
+    """Take the tree's mount away, the shell out of it first. `Done(False)`: something holds it; nothing changed."""
+
+    outside: bool = False  # the places beside it too
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Start a Python session, where none of that name lives."""
+
+    session: str
+    python: str
+    source: bytes  # of `tiers/session.py`
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Fork a session in the same world."""
+
+    session: str
+    child: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Run code in a session. `Cancel` ends it as a timeout does."""
+
+    session: str
+    code: str
+    timeout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    value: str | None  # the last expression's repr
+    error: str | None  # the traceback
+    stdout: bytes
+    stderr: bytes
+    timed_out: bool
+    truncated: bool
+    lives: bool  # the session, still
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """Dump every process into an empty folder of the world's own. They stand still until `Thaw`."""
+
+    images: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dumped:
+    reason: str = ""  # why it could not be: then all run on
+    maps_files: bool = False  # as in `Frozen`
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Take the Python sessions into a new folder of the world's own. All but the shell stand still until `Thaw`."""
+
+    images: str
+    grounds: list[int] = field(default_factory=list)  # inodes of earlier pages that can be put there
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    taken: dict[str, int]  # by session: the inode of the earlier pages that it stands on; 0 where it is whole
+    reason: str = ""  # why not all
+    maps_files: bool = False  # as in `Frozen`
+
+
+@dataclass(frozen=True, slots=True)
+class Freeze:
+    """Stop every process but the shell, until `Thaw`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    maps_files: bool  # a process can write to a file without a system call, which would tell its time
+
+
+@dataclass(frozen=True, slots=True)
+class Thaw:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    ok: bool = True
+
+
+Message = (
+    Start
+    | Ready
+    | Failed
+    | Run
+    | Cancel
+    | Ran
+    | Look
+    | Looked
+    | Detach
+    | Attach
+    | Open
+    | Split
+    | Shut
+    | Tell
+    | Told
+    | Dump
+    | Dumped
+    | Carry
+    | Carried
+    | Freeze
+    | Frozen
+    | Thaw
+    | Done
+)
+KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (
+        Start,
+        Ready,
+        Failed,
+        Run,
+        Cancel,
+        Ran,
+        Look,
+        Looked,
+        Detach,
+        Attach,
+        Open,
+        Split,
+        Shut,
+        Tell,
+        Told,
+        Dump,
+        Dumped,
+        Carry,
+        Carried,
+        Freeze,
+        Frozen,
+        Thaw,
+        Done,
+    )
+}
+NAMES = {kind: tuple(f.name for f in fields(kind)) for kind in KINDS.values()}
+
+
+def encode(message: Message) -> bytes:
+    plain: dict[str, object] = {}
+    blobs: list[tuple[str, int]] = []
+    parts: list[bytes] = []
+    for name in NAMES[type(message)]:
+        value = getattr(message, name)
+        if isinstance(value, bytes):
+            blobs.append((name, len(value)))
+            parts.append(value)
+        else:
+            plain[name] = value
+    head = json.dumps([type(message).__name__, plain, blobs], default=_nested).encode()
+    return b"".join((LENGTHS.pack(len(head), sum(map(len, parts))), head, *parts))
+
+
+def _nested(value: object) -> dict[str, object]:
+    if not isinstance(value, View | Bounds):
+        raise TypeError(f"not a part of a message: {value!r}")
+    return {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def decode(head: bytes, body: bytes) -> Message:
+    kind, values, blobs = json.loads(head)
+    at = 0
+    for name, length in blobs:
+        values[name] = body[at : at + length]
+        at += length
+    if kind == "Start":
+        values["bounds"] = Bounds(**values["bounds"])
+    if kind == "Start" and values["view"] is not None:
+        values["view"] = View(**values["view"])
+    return KINDS[kind](**values)
+
+
+class Link:
+    """The agent's end of a world's socket (and the probe's): blocking, a whole frame at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._heard = bytearray()
+        self.passed: list[int] = []  # descriptors that came along, for whoever handles the message to take and close
+
+    def send(self, message: Message, passing: Sequence[int] = ()) -> None:
+        data = encode(message)
+        if passing:
+            data = data[socket.send_fds(self.sock, [data], list(passing)) :]
+        self.sock.sendall(data)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether more than the last message has come: then `receive` may not be announced by the socket any more."""
+        return len(self._heard) > 0
+
+    def receive(self) -> Message | None:
+        """The next message; none where the host hung up."""
+        if not self._hold(LENGTHS.size):
+            return None
+        head_length, body_length = LENGTHS.unpack_from(self._heard)
+        begin, end = LENGTHS.size + head_length, LENGTHS.size + head_length + body_length
+        if not self._hold(end):
+            return None
+        message = decode(bytes(self._heard[LENGTHS.size : begin]), bytes(self._heard[begin:end]))
+        del self._heard[:end]
+        return message
+
+    def _hold(self, length: int) -> bool:
+        while len(self._heard) < length:
+            chunk, passed, _, _ = socket.recv_fds(self.sock, MOST_TAKEN, MOST_PASSED, socket.MSG_CMSG_CLOEXEC)
+            self.passed += passed
+            if not chunk:
+                return False
+            self._heard += chunk
+        return True

@@ -1,0 +1,263 @@
+"""The process that mounts the worlds' trees. One for each backend, a child of the helper process. Stdlib only.
+
+It has a mount namespace of its own, in which every tree is mounted under `PLACES`. So a tree is there before its
+world has any process, the host reaches it by `/proc/KEEPER/root/…`, and a world's agent is given a clone of the
+mount as a descriptor. All of it goes with this process. Files are handled by `os`: every fork waits for what is done
+here, and pathlib would cost as much as the mount.
+
+Measured (docs/decisions/034-mounting-trees-ahead.md): mount(2) with layers named by `/proc/self/fd/N`, which
+keeps its options within a page up to some 200 layers, is no slower than `fsconfig lowerdir+` and needs no new kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import stat
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from ramify.sandboxes.linux import kernel
+
+BIGGEST = 1 << 17  # bytes in a datagram
+FEW = 16  # overlays in one order, so that other orders wait no longer than some milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """Where one overlay writes, and where the keeper holds it. `upper` "": nowhere, it is read-only."""
+
+    upper: str  # made like the uppermost layer where it is not there yet
+    work: str  # made
+    point: str  # its name with the keeper; "": it is given away as a descriptor and not kept
+    fresh: bool = False  # both were made before, empty: `upper` is to be made like the uppermost layer all the same
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Mount overlays over one stack, all or none. Answered with a descriptor for each that is not kept."""
+
+    lowers: list[str]  # the bottom first; "@name/…" is an overlay or a folder that the keeper holds
+    overlays: list[Over]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    path: str
+    kind: str  # "folder", "file", "whiteout"
+    mode: int = 0o755
+    mtime_ns: int = -1  # -1: now
+    text: str = ""  # of a file
+
+
+@dataclass(frozen=True, slots=True)
+class MakeLayer:
+    """Make a folder of the keeper's own, "@point" in a stack: what a layer needs that lies in no store."""
+
+    point: str
+    pieces: list[Piece]  # a folder before what it holds
+
+
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """A descriptor of an overlay that the keeper holds, to be attached somewhere else."""
+
+    point: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unmount:
+    """Let go of an overlay. `ok` is false, with all as before, where a host process has something open in it."""
+
+    point: str
+    lazily: bool = False  # whoever holds it: for a world that has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    pid: int  # the keeper's own
+    ok: bool = True
+    error: str = ""
+
+
+Order = Mount | MakeLayer | Clone | Unmount
+_KINDS: dict[str, type[Order | Answer]] = {kind.__name__: kind for kind in (Mount, MakeLayer, Clone, Unmount, Answer)}
+
+
+def pack(message: Order | Answer) -> bytes:
+    return json.dumps([type(message).__name__, _plain(message)]).encode()
+
+
+def _plain(message: object) -> dict[str, object]:
+    values = {f.name: getattr(message, f.name) for f in fields(message)}  # type: ignore[arg-type]
+    if isinstance(message, Mount):
+        values["overlays"] = [[over.upper, over.work, over.point, over.fresh] for over in message.overlays]
+    if isinstance(message, MakeLayer):
+        values["pieces"] = [list(astuple(piece)) for piece in message.pieces]
+    return values
+
+
+def unpack(data: bytes) -> Order | Answer:
+    kind, values = json.loads(data)
+    if kind == "Mount":
+        values["overlays"] = [Over(*over) for over in values["overlays"]]
+    if kind == "MakeLayer":
+        values["pieces"] = [Piece(*piece) for piece in values["pieces"]]
+    return _KINDS[kind](**values)
+
+
+PLACES = "/run/ramify/trees"
+"""On the host no such path exists, so a path that was resolved (`/proc/PID/root/…` reads as `/`) fails there."""
+
+OPTIONS = "userxattr,volatile,index=off,xino=on"
+# userxattr: what both root and a user can write, so that their layers are the same in the store. And no redirects,
+#   whatever the machine's default: a renamed folder is a copy, and needs nothing below its layer to have a name.
+# volatile: no sync at all. Sound here: an upper that a crash leaves behind is thrown away.
+# xino: a file has one device and number, also where layers lie on several file systems; CRIU holds mappings to that.
+
+
+def keep(control: socket.socket, host: int, anchors: list[str]) -> None:
+    """Answer orders until the host hangs up or ends. `host` is its pidfd, `anchors` hold layers and uppers."""
+    keeper = Keeper(anchors)
+    poll = select.poll()
+    for descriptor in (control.fileno(), host):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        if any(descriptor == host for descriptor, _ in poll.poll()):
+            return
+        data = control.recv(BIGGEST)
+        if not data:
+            return
+        order = unpack(data)
+        given: list[int] = []
+        try:
+            if isinstance(order, Answer):
+                raise OSError(f"not an order: {order}")
+            ok = keeper.carry_out(order, given)
+            answer = Answer(os.getpid(), ok)
+        except OSError as error:
+            answer = Answer(os.getpid(), ok=False, error=str(error))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the host is gone: the poll says so next
+            socket.send_fds(control, [pack(answer)], given if not answer.error else [])
+        for descriptor in given:
+            os.close(descriptor)
+
+
+class Keeper:
+    """Makes and holds overlays in the calling process's new mount namespace."""
+
+    def __init__(self, anchors: list[str]) -> None:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+        self._anchors = [(path, os.open(path, os.O_PATH | os.O_DIRECTORY)) for path in anchors]
+        kernel.mount("tmpfs", "/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4m,mode=0755")
+        Path(PLACES).mkdir(mode=0o700, parents=True)
+
+    def carry_out(self, order: Order, given: list[int]) -> bool:
+        match order:
+            case Mount():
+                self._mount(order, given)
+            case MakeLayer():
+                for piece in [Piece("", "folder"), *order.pieces]:
+                    _make(_place(f"{order.point}/{piece.path}").rstrip("/"), piece)
+                for piece in reversed(order.pieces):  # a folder's time changes with what is put in it
+                    if piece.mtime_ns >= 0:
+                        os.utime(_place(f"{order.point}/{piece.path}"), ns=(piece.mtime_ns, piece.mtime_ns))
+            case Clone():
+                given.append(kernel.clone_tree(_place(order.point)))
+            case Unmount():
+                return _let_go(_place(order.point), lazily=order.lazily)
+        return True
+
+    def _mount(self, order: Mount, given: list[int]) -> None:
+        with contextlib.ExitStack() as held:
+            lowers = [self._hold(held, path) for path in order.lowers]
+            top = os.stat(lowers[-1])
+            done: list[str] = []
+            try:
+                for over in order.overlays:
+                    point = over.point or f"passing-{len(done)}"
+                    self._overlay(over, lowers, top, _place(point))
+                    done.append(point)
+                    if not over.point:
+                        given.append(kernel.clone_tree(_place(point)))
+                        _let_go(_place(point), lazily=True)
+            except OSError:
+                for point in done:
+                    _let_go(_place(point), lazily=True)
+                raise
+
+    def _overlay(self, over: Over, lowers: list[str], top: os.stat_result, place: str) -> None:
+        options = f"lowerdir={':'.join(reversed(lowers))},{OPTIONS}"
+        _make_folder(place)
+        with contextlib.ExitStack() as held:
+            if over.upper:
+                upper = self._reach(over.upper)
+                if over.fresh or _make_folder(upper):  # the tree's own top shows the upper's mode and time
+                    os.chmod(upper, stat.S_IMODE(top.st_mode))
+                    os.utime(upper, ns=(top.st_atime_ns, top.st_mtime_ns))
+                if not over.fresh:
+                    _make_folder(self._reach(over.work))
+                options += f",upperdir={self._hold(held, over.upper)},workdir={self._hold(held, over.work)}"
+            kernel.mount("overlay", place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
+
+    def _hold(self, held: contextlib.ExitStack, path: str) -> str:
+        """A short name for a folder, whatever its own is: commas and colons mean something to overlayfs."""
+        where = _place(path[1:]) if path.startswith("@") else self._reach(path)
+        descriptor = os.open(where, os.O_PATH | os.O_DIRECTORY)
+        held.callback(os.close, descriptor)
+        return f"/proc/self/fd/{descriptor}"
+
+    def _reach(self, path: str) -> str:
+        """The host's path as it can be opened here, where /run is covered."""
+        for anchor, descriptor in self._anchors:
+            if path.startswith(anchor + "/"):
+                return f"/proc/self/fd/{descriptor}/{path[len(anchor) + 1 :]}"
+        return path
+
+
+def _make_folder(path: str) -> bool:
+    """Whether it was made: False where it was there."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return False
+    except FileNotFoundError:
+        os.makedirs(path)
+    return True
+
+
+def _make(place: str, piece: Piece) -> None:
+    match piece.kind:
+        case "folder":
+            Path(place).mkdir(parents=True, exist_ok=True)
+            Path(place).chmod(piece.mode)
+        case "file":
+            made = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, piece.mode)
+            os.write(made, piece.text.encode())
+            os.close(made)
+        case "whiteout":
+            os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
+        case _:
+            raise OSError(f"not a kind of piece: {piece.kind}")
+
+
+def _place(point: str) -> str:
+    return f"{PLACES}/{point}"
+
+
+def _let_go(place: str, *, lazily: bool) -> bool:
+    try:
+        kernel.umount(place, kernel.MNT_DETACH if lazily else 0)
+    except OSError as error:
+        if error.errno == errno.EBUSY and not lazily:
+            return False
+        if error.errno not in (errno.EINVAL, errno.ENOENT):  # it never came to be mounted
+            raise
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(place)
+    return True

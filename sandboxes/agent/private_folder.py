@@ -1,0 +1,105 @@
+"""The agent's own folder in its world: what it hands its shell by name. Stdlib only.
+
+Commands have the agent's uid, so whatever lies here they can replace, and the folder too, while the agent can reach
+what they cannot: a link to `/proc/self/fd/N` would lead it through its own descriptors, onto the host's files. So it
+holds the folder by a descriptor, makes every file anew, follows no link and never waits for the other end of a pipe.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+import termios
+
+
+class Private:
+    """Opened before the first command runs."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def path(self, name: str) -> str:
+        """For commands, which may find something else there."""
+        return f"{self._path}/{name}"
+
+    def write(self, name: str, data: bytes) -> None:
+        self.remove(name)
+        with os.fdopen(self._open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            file.write(data)
+
+    def pipe(self, name: str) -> tuple[int, int]:
+        """A new named pipe's read and write end."""
+        self.remove(name)
+        os.mkfifo(name, 0o600, dir_fd=self._folder)
+        ends: list[int] = []
+        try:
+            for flags in (os.O_RDONLY, os.O_WRONLY):  # one after the other: the second finds the first
+                ends.append(self._open(name, flags | os.O_NONBLOCK))
+                if not stat.S_ISFIFO(os.fstat(ends[-1]).st_mode):
+                    raise OSError(errno.EEXIST, "a command put something else in its place", self.path(name))
+        except OSError:
+            for end in ends:
+                os.close(end)
+            raise
+        for end in ends:
+            os.set_blocking(end, True)
+        return ends[0], ends[1]
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=self._folder)
+
+    def close(self) -> None:
+        os.close(self._folder)
+
+    def _open(self, name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._folder)
+
+
+CHUNK = 1 << 16
+
+
+class Output:
+    """One of the two streams: a pipe that outlives commands and shells.
+
+    What a background process writes while no command runs is read and dropped, so that it never blocks.
+    """
+
+    def __init__(self, private: Private, name: str, limit: int) -> None:
+        self.read_end, self.write_end = private.pipe(name)
+        os.set_blocking(self.read_end, False)
+        self._limit = limit
+        self._kept = bytearray()
+        self.truncated = False
+        self.wanted = False
+
+    def begin(self) -> None:
+        self.drain()
+        self._kept, self.truncated, self.wanted = bytearray(), False, True
+
+    def end(self) -> bytes:
+        self.drain()
+        self.wanted = False
+        kept, self._kept = bytes(self._kept), bytearray()
+        return kept
+
+    def drain(self) -> None:
+        """Take what is there now, and no more: a process that never stops writing must not hold us."""
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self.read_end, termios.FIONREAD, waiting)
+        left = waiting[0]
+        while left > 0:
+            left -= self.take()
+
+    def take(self) -> int:
+        data = os.read(self.read_end, CHUNK)
+        if self.wanted:
+            room = self._limit - len(self._kept)
+            self._kept += data[:room]
+            self.truncated = self.truncated or len(data) > room
+        return len(data)

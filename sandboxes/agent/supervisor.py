@@ -1,0 +1,364 @@
+"""What lives in a world: its shell and all that runs beside it, in one loop. Stdlib only: the agent is built on it.
+
+One thread: `_turn` waits for whatever comes first (the host, the shell's output, a child's end) and everything else
+is written on top of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ramify.sandboxes.agent import confinement
+from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
+from ramify.sandboxes.agent.checkpointing.python_sessions import Sessions
+from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start
+from ramify.sandboxes.agent.private_folder import CHUNK, Output, Private
+from ramify.sandboxes.agent.shell import CONTROL, Shell, beyond
+from ramify.sandboxes.agent.shell_state import NAME, Kept, Report, export_script
+from ramify.sandboxes.agent.watchdog import Watchdog
+from ramify.sandboxes.linux import kernel, processes, resource_limits, rlimits
+
+KILLED = 128 + signal.SIGKILL
+SHELL_ANSWER_TIMEOUT_S = 10.0
+"""How long a shell may take to tell what it knows, or to start: milliseconds, unless it was stopped or a trap holds
+it. For what has no deadline of the caller's, as a command has."""
+
+
+class Tree(Protocol):
+    """The mount that comes and goes at a seal; a plain folder has none."""
+
+    def attach(self, *, outside: bool) -> None: ...
+
+    def detach(self, *, outside: bool) -> bool: ...
+
+    def folder(self) -> int:
+        """A new descriptor of the world's own folder, where what it writes lies."""
+        ...
+
+    @property
+    def image(self) -> int:
+        """A descriptor of the processes to begin with, -1 for none."""
+        ...
+
+    def reach(self, path: str) -> str:
+        """A path of the host, below the store or the world's folder, as it is seen from inside."""
+        ...
+
+    @property
+    def pids(self) -> int:
+        """A descriptor of ns_last_pid."""
+        ...
+
+
+class ProcessSupervisor:
+    """The shell, the commands that it runs, and every other process of the world."""
+
+    def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
+        self._start, self._link, self._tree = start, link, tree
+        self._host = host  # a pidfd of the host process
+        self._private = Private(start.private)
+        self._out, self._err = (Output(self._private, name, start.max_output) for name in ("out", "err"))
+        self._shell: Shell | None = None
+        self._known = b""  # the state of a shell that ended
+        self._began = b""  # the state of the first shell before its first command
+        self._limits = ""  # the shell's, when the last command had ended
+        self._alone = True  # no process but the shell lived when the last command had ended
+        self._watchdog = Watchdog(start.bounds, os.getpid(), tree.folder if tree is not None else None)
+        self._over = ""  # the limit that the world went over while the command under way ran
+        self._earlier = ""  # the same, while none did
+        self._inbox: list[Message] = []
+        self._gone = False
+        self._wake, wake_in = os.pipe()
+        for end in (self._wake, wake_in):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_in, warn_on_full_buffer=False)
+        self._poll = select.poll()
+        for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
+            self._poll.register(descriptor, select.POLLIN)
+        self._sessions = Sessions(self._private, self._poll)
+        self._score = resource_limits.Score()
+        self._criu: CriuProgram | None = None
+        if start.criu and tree is not None:
+            self._criu = CriuProgram(start.criu, PidCounter(tree.pids))
+            self._criu.pids.last = FIRST_PID
+
+    # The loop
+
+    def _turn(self, timeout_s: float | None) -> None:
+        waits = [wait for wait in (timeout_s, self._watchdog.wait_s()) if wait is not None]
+        unread = self._shell.script if self._shell is not None and self._shell.waiting else None
+        if unread is not None:
+            self._poll.register(unread, select.POLLOUT)
+        events = self._poll.poll(max(0.0, min(waits) * 1000) if waits else None)
+        if unread is not None:
+            self._poll.unregister(unread)
+        for descriptor, _ in events:
+            if descriptor == self._out.read_end:
+                self._out.take()
+            elif descriptor == self._err.read_end:
+                self._err.take()
+            elif descriptor == self._wake:
+                os.read(self._wake, CHUNK)
+                self._reap()
+            elif descriptor == self._host:
+                self._gone = True
+            elif descriptor == self._link.sock.fileno():
+                self._receive()
+            elif self._shell is not None and descriptor == self._shell.control:
+                self._hear(self._shell)
+            elif self._shell is not None and descriptor == unread:
+                self._shell.push()
+            else:
+                self._sessions.turn(descriptor)
+        self._over = self._over or self._watchdog.look(self._shell.pid if self._shell is not None else -1)
+
+    def _receive(self) -> None:
+        while not self._gone:
+            message = self._link.receive()
+            if message is None:
+                self._gone = True
+            else:
+                self._inbox.append(message)
+            if not self._link.waiting:
+                return
+
+    def _hear(self, shell: Shell) -> None:
+        before = shell.state
+        shell.hear(os.read(shell.control, CHUNK))
+        if shell.state is not before:
+            with contextlib.suppress(ProcessLookupError):  # it ended since: the limits that it had before
+                self._limits = rlimits.told(shell.pid)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self._shell is not None and pid == self._shell.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self._shell.ended = code if code >= 0 else 128 - code
+
+    def _all(self) -> list[processes.Process]:
+        return processes.descendants(os.getpid())
+
+    def _others(self) -> list[processes.Process]:
+        shell = self._shell.pid if self._shell is not None else -1
+        return [p for p in self._all() if p.pid != shell]
+
+    def _count_others(self) -> int:
+        """The number of `_others`, without a walk through /proc where there are none.
+
+        The shell first: what loses its parent in between comes to us, and is seen in the second look.
+        """
+        shell = [] if self._shell is None else [self._shell.pid]
+        try:
+            lonely = not any(map(processes.children, shell)) and processes.children(os.getpid()) in ([], shell)
+        except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+            lonely = False
+        return 0 if lonely else len(self._others())
+
+    # Commands
+
+    def _run(self, message: Run) -> Ran:
+        began = time.monotonic()
+        shell = self._living_shell()
+        begun = time.monotonic()
+        self._end_what_is_over()
+        before = set() if self._alone else {p.key for p in self._others()}
+        stdin = "/dev/null"
+        if message.stdin:
+            stdin = self._private.path("stdin")
+            self._private.write("stdin", message.stdin)
+        cwd = None if message.cwd is None else str(Path(self._start.tree, message.cwd))
+        self._out.begin()
+        self._err.begin()
+        self._watchdog.begin()
+        shell.ask(message.command, stdin=stdin, env=message.env, cwd=cwd)
+        deadline = None if message.timeout is None else begun + message.timeout
+        ended = self._await_end(shell, deadline, cancellable=True)
+        over, self._over = self._over, ""
+        if not ended:
+            self._kill(lambda: processes.descendants(os.getpid(), spare=before))
+        if over and self._watchdog.still(over):
+            self._kill(self._all)  # it was not this command, or not it alone
+        timed_out = not ended and not over
+        code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
+        over = over or resource_limits.met(self._start.bounds, code or 0)
+        earlier, self._earlier = self._earlier, ""
+        self._bury()
+        if message.stdin:
+            self._private.remove("stdin")
+        out, err = self._out.end(), self._err.end()
+        truncated = self._out.truncated or self._err.truncated
+        others = self._count_others()
+        self._alone = others == 0
+        duration = time.monotonic() - began
+        return Ran(code or 0, out, err, duration, timed_out, truncated, others, over, earlier)
+
+    def _end_what_is_over(self) -> None:
+        """Where the world went over a limit while no command ran, end what earlier ones had left."""
+        if self._over:
+            self._earlier, self._over = self._over, ""
+            self._kill(self._others)
+
+    def _kill(self, select: Callable[[], list[processes.Process]]) -> None:
+        """Kill what `select` finds. PID 1 stops the whole namespace first, at once: what forks cannot outrun that."""
+        spared = []
+        if os.getpid() == 1:
+            spared = [p.key for p in self._all() if processes.stands_still(p)]
+            with contextlib.suppress(ProcessLookupError):  # there is none
+                os.kill(-1, signal.SIGSTOP)
+        processes.kill(select, self._reap)
+        if os.getpid() == 1:
+            for process in self._all():
+                if process.key not in spared:
+                    processes.send(process, signal.SIGCONT)
+
+    def _await_end(self, shell: Shell, deadline: float | None = None, *, cancellable: bool = False) -> bool:
+        """Whether the command ended by itself: not by its deadline, the host's wish, or the host's end."""
+        while shell.status is None and shell.ended is None:
+            if self._gone or (cancellable and (self._over or any(isinstance(m, Cancel) for m in self._inbox))):
+                return False
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._turn(left)
+        return True
+
+    def _settle(self) -> bool:
+        """Whether the shell told its state, or ended, in the time it may take."""
+        deadline = time.monotonic() + SHELL_ANSWER_TIMEOUT_S
+        while self._shell is not None and self._shell.telling and self._shell.ended is None and not self._gone:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._turn(left)
+        return True
+
+    def _await_shell(self, shell: Shell) -> None:
+        """What nobody else sets a deadline for. Raises `OSError` where the shell does not answer."""
+        if not (self._await_end(shell, time.monotonic() + SHELL_ANSWER_TIMEOUT_S) and self._settle()):
+            raise OSError("the shell of this world does not answer: it was stopped, or a trap of its own holds it")
+
+    def _living_shell(self) -> Shell:
+        """One that has told its state, if it ever will: what is asked next is not lost where it is ending."""
+        self._settle()
+        self._bury()
+        if self._shell is None:
+            kept, env = self._kept(), self._start_env()
+            late = beyond(env)
+            self._shell = self._spawn_shell(kept, {name: env[name] for name in env if name not in late})
+            self._poll.register(self._shell.control, select.POLLIN)
+            self._restore(self._shell, kept, late)
+        return self._shell
+
+    def _kept(self) -> Kept | None:
+        """What a new shell is to know: what the last one did, else what the snapshot kept."""
+        if self._known:
+            return Report.parse(self._known).kept(self._start.tree)
+        return Kept.decode(self._start.shell) if self._start.shell else None
+
+    def _restore(self, shell: Shell, kept: Kept | None, late: Mapping[str, str]) -> None:
+        """Bring back what the last shell knew; without one, learn what this one starts with. `late`: the variables
+        that it could not be started with."""
+        command = ":"
+        if kept is not None or late:
+            script = b"" if kept is None else kept.script(self._start.tree)
+            self._private.write("state", export_script(late) + script)
+            command = f"builtin source {shlex.quote(self._private.path('state'))} >/dev/null 2>&1"
+        shell.recall(command)
+        try:
+            self._await_shell(shell)
+        except OSError:
+            os.kill(shell.pid, signal.SIGKILL)
+            raise
+        if shell.status is None or shell.telling:
+            raise EOFError(f"bash ended at once (exit {shell.ended})")
+        self._began = self._began or self._state()
+
+    def _state(self) -> bytes:
+        """What `Report` reads; empty where there never was a shell. Of one that has settled."""
+        shell = self._shell
+        if shell is None:
+            return self._known
+        return shell.state + b"\0" + self._limits.encode()
+
+    def _bury(self) -> None:
+        """Let go of the shell if it has ended, and remember what it knew when its last whole command ended."""
+        shell = self._shell
+        if shell is None or shell.ended is None:
+            return
+        self._poll.unregister(shell.control)
+        os.close(shell.control)
+        os.close(shell.script)
+        if shell.state:  # else it never came to know what the one before it did
+            self._known = shell.state + b"\0" + self._limits.encode()
+        self._shell = None
+
+    def _spawn_shell(self, kept: Kept | None, env: Mapping[str, str]) -> Shell:
+        script, script_in = self._private.pipe("script")
+        control, control_in = self._private.pipe("control")
+        pwd = self._start_place()
+        with self._score.handed_on():
+            pid = os.fork()
+        if pid == 0:
+            try:
+                os.setsid()
+                if self._criu is not None:
+                    kernel.become_subreaper()  # so that all descend from the shell, and are dumped with it
+                elif os.getppid() != 1:
+                    kernel.die_with_parent()  # where no PID 1 takes it along
+                self._enter(pwd)
+                for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
+                    os.dup2(source, target)
+                os.dup2(control_in, CONTROL)
+                for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
+                    signal.signal(number, signal.SIG_DFL)
+                signal.set_wakeup_fd(-1)
+                os.umask(0o022)
+                rlimits.set_limits(kept.limits if kept is not None else {})
+                view, filtered = self._start.view, self._criu is None
+                image = view is not None and view.image
+                confinement.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)
+                if self._start.view is not None:
+                    kernel.close_all_but((0, 1, 2, CONTROL))  # what the way to bash could lead through
+                os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
+            finally:
+                os._exit(127)
+        os.close(script)
+        os.close(control_in)
+        return Shell(pid, script_in, control, pwd)
+
+    def _enter(self, pwd: str) -> None:
+        if self._start.view is None:
+            os.chdir(pwd)
+            return
+        try:
+            kernel.enter_folder(pwd)
+        except OSError:  # a link of /proc by now, or no folder: the world's own top is one
+            kernel.enter_folder(self._start.tree)
+
+    def _start_place(self) -> str:
+        """Where a shell starts: where the last one stood, or as the snapshot says; else at the top of the tree."""
+        tree = self._start.tree
+        pwd = os.fsdecode(Report.parse(self._known).pwd) if self._known else ""
+        place = Path(pwd) if pwd else Path(tree, self._start.cwd)
+        return str(place) if place.is_dir() else tree
+
+    def _start_env(self) -> dict[str, str]:
+        if not self._known:
+            return self._start.env
+        unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
+        return unknown | Report.parse(self._known).environment  # bash hands on what it cannot name itself

@@ -1,0 +1,234 @@
+"""Watches what a whole world uses, where no single process's limit tells: memory, processes, disk. Stdlib only.
+
+The agent asks `look` a few times a second while anything runs. It reads /proc and the world's folder, so it needs no
+cgroup, no root and no daemon. What it cannot do is stop a process between two looks: `limits` and, where there are
+any, cgroups bound that.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ramify.sandboxes.linux.resource_limits import Bounds
+
+EVERY_S = 0.1
+SHARE = 50  # a look may cost a fiftieth of the time between two
+SLICE_S = 0.004  # of one look, for the disk
+LEAST_CHARGE = 4096  # bytes for a file however small: an inode is not free either
+PAGE = os.sysconf("SC_PAGE_SIZE")
+STEP = 1024  # characters of a path opened at once; a name has 255 at most
+FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+GROWTH = 1.02  # of what lies on a disk without anyone's doing: a file system lays out its own records late
+SLACK = 1 << 20
+NOT_COUNTED = frozenset({"root", "work"})  # in a world's folder: a mount point, and overlayfs's own
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    pids: tuple[int, ...]
+    threads: int
+    resident: int  # bytes; a page counts once for each process that maps it
+
+
+def usage(root: int) -> Usage:
+    """Of all processes below `root`, which is not counted. One reading of /proc."""
+    rows: dict[int, tuple[int, int, int]] = {}  # pid: parent, threads, resident pages
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ended while we looked
+                rows[int(entry.name)] = _row(entry.name)
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _, _) in rows.items():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        below = children.get(queue.pop(), ())
+        found.extend(below)
+        queue.extend(below)
+    return Usage(tuple(found), sum(rows[pid][1] for pid in found), PAGE * sum(rows[pid][2] for pid in found))
+
+
+def _row(pid: str) -> tuple[int, int, int]:
+    file = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        line = os.read(file, 4096)
+    finally:
+        os.close(file)
+    fields = line[line.rindex(b")") + 2 :].split()  # from the third, the state, on; the second may hold anything
+    return int(fields[1]), int(fields[17]), int(fields[21])
+
+
+def proportional(pids: Sequence[int]) -> int:
+    """Bytes of memory, a shared page divided among those that map it: exact, and dear (it walks the page tables)."""
+    total = 0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or ending
+            file = os.open(f"/proc/{pid}/smaps_rollup", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                text = os.read(file, 4096)
+            finally:
+                os.close(file)
+            total += sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(b"Pss:")) * 1024
+    return total
+
+
+def memory_file_systems() -> tuple[str, ...]:
+    """The mount points of those that can be written to here: the world's own. The host's are read-only inside."""
+    found = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        point, options = left.split()[4:6]
+        if right.startswith("tmpfs ") and "rw" in options.split(","):
+            found.append(point.encode().decode("unicode_escape"))
+    return tuple(found)
+
+
+def in_memory(places: Sequence[str]) -> int:
+    """Bytes that files on memory file systems hold: they are memory too, whoever wrote them."""
+    total = 0
+    for place in places:
+        with suppress(FileNotFoundError):
+            found = os.statvfs(place)
+            total += (found.f_blocks - found.f_bfree) * found.f_frsize
+    return total
+
+
+def weigh(folder: int) -> Iterator[int]:
+    """The bytes on disk below an open folder, added up as far as the walk has come: one value for each folder.
+
+    Never follows a link. Hard links count each time.
+    """
+    total = 0
+    queue = [""]
+    while queue:
+        path = queue.pop()
+        gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)  # it changes under us
+        with gone, _opened(folder, path) as inner, os.scandir(inner) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    total += max(entry.stat(follow_symlinks=False).st_blocks * 512, LEAST_CHARGE)
+                if entry.is_dir(follow_symlinks=False) and (path or entry.name not in NOT_COUNTED):
+                    queue.append(f"{path}/{entry.name}" if path else entry.name)
+        yield total
+
+
+def nameless(pids: Sequence[int]) -> int:
+    """Bytes on disk of files that processes hold open and that have no name any more: no walk meets them."""
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        ended = suppress(FileNotFoundError, ProcessLookupError, PermissionError)  # or ending
+        with ended, os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    held = entry.stat()
+                    if stat.S_ISREG(held.st_mode) and not held.st_nlink:
+                        found[held.st_dev, held.st_ino] = held.st_blocks * 512
+    return sum(found.values())
+
+
+@contextmanager
+def _opened(folder: int, path: str) -> Iterator[int]:
+    """The folder at `path` below `folder`, by short steps: a command can nest deeper than PATH_MAX."""
+    with ExitStack() as held:
+        while len(path) > STEP:
+            cut = path.rindex("/", 0, STEP)
+            folder = os.open(path[:cut], os.O_PATH | FOLDER, dir_fd=folder)
+            held.callback(os.close, folder)
+            path = path[cut + 1 :]
+        last = os.open(path or ".", os.O_RDONLY | FOLDER, dir_fd=folder)
+        held.callback(os.close, last)
+        yield last
+
+
+@dataclass
+class Watchdog:
+    """`folder` opens the world's own folder, where its disk is to be watched."""
+
+    bounds: Bounds
+    root: int
+    folder: Callable[[], int] | None = None
+    _busy: bool = False  # something lives beside the shell, or may
+    _due: float = 0.0
+    _places: tuple[str, ...] | None = None
+    _walk: Iterator[int] | None = field(default=None, repr=False)
+    _open: int = -1
+    _nameless: int = 0  # when this walk began
+    _tolerated: int = 0  # bytes on disk that it was over its limit with, when that was last met
+
+    def begin(self) -> None:
+        """A command starts now: look a while later, so that a short one is not looked at at all."""
+        self._due = time.monotonic() + EVERY_S
+        self._busy = True
+
+    def wait_s(self) -> float | None:
+        """Until the next look; none where there is nothing to look at."""
+        return max(0.0, self._due - time.monotonic()) if self._busy else None
+
+    def look(self, shell: int) -> str:
+        """The limit, by its field in `Bounds`, that the world is over; "" where it is over none, or not yet due."""
+        began = time.monotonic()
+        if not self._busy or began < self._due:
+            return ""
+        used = usage(self.root)
+        self._busy = any(pid != shell for pid in used.pids)
+        over = self._memory_or_processes(used) or ("disk_bytes" if self._disk_over(used) else "")
+        ended = time.monotonic()
+        self._due = ended + max(EVERY_S, SHARE * (ended - began))
+        return over
+
+    def still(self, limit: str) -> bool:
+        """Whether the world is over this limit after the command that met it was killed.
+
+        What lies on the disk stays there, and who wrote it is not known: yes. As much as there is now is borne with
+        from now on, so that a next command can remove it.
+        """
+        if limit != "disk_bytes":
+            return self._memory_or_processes(usage(self.root)) == limit
+        if self.folder is not None:
+            descriptor = self.folder()
+            try:
+                *_, weight = weigh(descriptor)
+                self._tolerated = int(weight * GROWTH) + SLACK
+            finally:
+                os.close(descriptor)
+        return True
+
+    def _memory_or_processes(self, used: Usage) -> str:
+        bounds = self.bounds
+        if bounds.processes is not None and used.threads > bounds.processes:
+            return "processes"
+        if bounds.memory_bytes is not None:
+            if self._places is None:
+                self._places = memory_file_systems() if self.folder is not None else ()
+            files = in_memory(self._places)
+            if used.resident + files > bounds.memory_bytes and proportional(used.pids) + files > bounds.memory_bytes:
+                return "memory_bytes"
+        return ""
+
+    def _disk_over(self, used: Usage) -> bool:
+        """Go on with the walk for a moment; a big tree takes many looks."""
+        if self.folder is None or self.bounds.disk_bytes is None:
+            return False
+        most = max(self.bounds.disk_bytes, self._tolerated)
+        if self._walk is None:
+            self._open = self.folder()
+            self._walk = weigh(self._open)
+            self._nameless = nameless(used.pids)
+        until = time.monotonic() + SLICE_S
+        over = False
+        for total in self._walk:
+            over = total + self._nameless > most
+            if over:
+                break
+            if time.monotonic() > until:
+                return False
+        os.close(self._open)
+        self._walk, self._open = None, -1
+        return over

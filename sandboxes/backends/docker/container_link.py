@@ -1,0 +1,110 @@
+"""The host's end of a container's life: its agent's socket, and the container that goes with it.
+
+The host listens on a socket in the world's own folder, the agent connects to it from inside. So frames go straight
+from process to process, and never through the engine; and a host that ends closes the socket, upon which the agent
+ends and, with its first process, the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from pathlib import Path
+
+from ramify.sandboxes.agent.container import SOCKET
+from ramify.sandboxes.backends.docker import cgroup
+from ramify.sandboxes.backends.docker.engine import End, Engine, Plan
+from ramify.sandboxes.errors import WorldStartFailed
+from ramify.sandboxes.host.agent_link import AgentLink, Line
+from ramify.sandboxes.host.concurrency import to_the_end
+
+PATIENCE_S = 120.0  # with a container that runs: one that is short of processor time takes tens of seconds to call
+LOOK_S = 0.25  # how often we look whether it still runs meanwhile
+END_S = 5.0  # how long a world that was hung up on may take to end
+
+
+class ContainerLink(AgentLink):
+    """An agent's link whose other end is a container's first process."""
+
+    def __init__(self, engine: Engine, container: str, line: Line) -> None:
+        self._engine, self.container, self._line = engine, container, line
+        self.pid = 0
+        self._ending: asyncio.Future[End] | None = None
+
+    async def out_of_memory(self) -> int:
+        return cgroup.out_of_memory(self.pid)
+
+    async def close(self) -> None:
+        await self._line.close()
+        await self._end()
+
+    async def _end(self) -> End:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(asyncio.to_thread(self._engine.end, self.container, END_S))
+        return await asyncio.shield(self._ending)
+
+    async def _exit_reason(self) -> str:
+        return f"{_told(await self._end())}; start from its last snapshot again"
+
+
+async def launch(engine: Engine, plan: Plan, private: Path) -> ContainerLink:
+    """Start the container and take its agent's call, to be sent its `Start`. Raises `WorldStartFailed`."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        _listen(listening, private)
+        try:
+            await to_the_end(asyncio.to_thread(engine.start, plan))
+            sock = await _accept(listening, engine, plan.name)
+        except BaseException:
+            await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+            raise
+        (private / Path(SOCKET).name).unlink()
+    try:
+        link = ContainerLink(engine, plan.name, await Line.over(sock))
+        link.pid = await asyncio.to_thread(engine.pid, plan.name)
+    except BaseException:
+        sock.close()
+        await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+        raise
+    return link
+
+
+def _listen(listening: socket.socket, private: Path) -> None:
+    """By way of /proc: a socket's address holds a hundred bytes, which a deep folder's path may not fit in."""
+    folder = os.open(private, os.O_PATH | os.O_DIRECTORY)
+    try:
+        listening.bind(f"/proc/self/fd/{folder}/{Path(SOCKET).name}")
+    finally:
+        os.close(folder)
+    listening.listen(1)
+    listening.setblocking(False)
+
+
+async def _accept(listening: socket.socket, engine: Engine, container: str) -> socket.socket:
+    loop = asyncio.get_running_loop()
+    call = asyncio.ensure_future(loop.sock_accept(listening))
+    deadline = loop.time() + PATIENCE_S
+    try:
+        while True:
+            done, _ = await asyncio.wait({call}, timeout=LOOK_S)
+            if done:
+                return call.result()[0]
+            if not await asyncio.to_thread(engine.pid, container):
+                end = await asyncio.to_thread(engine.end, container, 0.1)
+                raise WorldStartFailed(f"a container was started, but its agent did not call: {_told(end)}")
+            if loop.time() > deadline:
+                raise WorldStartFailed(
+                    f"a container was started and runs, but its agent did not call in {PATIENCE_S:g} s: is the "
+                    "machine overloaded? start fewer worlds at once"
+                )
+    finally:
+        call.cancel()
+        await asyncio.wait({call})
+
+
+def _told(end: End) -> str:
+    code = end.exit_code - 128 if end.exit_code > 128 else 0
+    how = f"by {signal.Signals(code).name}" if code in set(signal.Signals) else f"with exit code {end.exit_code}"
+    why = " (it was out of memory)" if end.out_of_memory else ""
+    return f"the container's first process ended {how}{why}" + (f": {end.last_words}" if end.last_words else "")

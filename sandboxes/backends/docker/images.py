@@ -1,0 +1,205 @@
+"""A small root file system of this machine's own programs, for containers where there is no registry.
+
+    with open("root.tar", "wb") as tar:
+        RootFs.of_host(extra=["file"]).write(tar)
+
+Programs are looked up on the path; their libraries and the Python that runs us come along. `docker import` and
+`WorldSpec.image` take the tar.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import io
+import os
+import shutil
+import sys
+import sysconfig
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import LayerId, Snapshot
+from ramify.sandboxes.backends.docker.engine import Engine
+from ramify.sandboxes.backends.docker.portable_python import libraries
+from ramify.sandboxes.errors import BackendUnavailable, WorldStartFailed
+
+NEEDED = ("bash", "env")
+USUAL = """
+    awk basename cat chgrp chmod chown cksum cmp comm cp cut date dd df diff dirname du echo egrep expand expr false
+    fgrep find fold gawk grep gunzip gzip head hostname id install join kill less ln ls mawk md5sum mkdir mkfifo mknod
+    mktemp mv nice nl nohup nproc numfmt od paste patch pgrep pkill pr printenv printf ps pwd readlink realpath rm
+    rmdir sed seq setsid sh sha1sum sha256sum shuf sleep sort split stat stty sync tac tail tar tee test timeout touch
+    tr true truncate tty uname uniq unlink wc which who whoami xargs yes
+"""
+PROGRAMS = (*NEEDED, *USUAL.split())
+# By binary wheels, beside what programs are linked to (PEP 600).
+EXPECTED = "libgcc_s.so.1 libstdc++.so.6 libm.so.6 libdl.so.2 librt.so.1 libutil.so.1 libpthread.so.0 libresolv.so.2"
+WHERE = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
+MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into usr on most machines
+UNWANTED = frozenset({"test", "site-packages", "dist-packages", "__pycache__", "idlelib", "turtledemo", "ensurepip"})
+# /root is open: a Python may lie below it, and the world's user be somebody else.
+FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o755, "home": 0o755, "proc": 0o755, "sys": 0o755, "dev": 0o755}
+TEXTS = {
+    "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
+    "etc/group": "root:x:0:\nnogroup:x:65534:\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RootFs:
+    """What goes into the tar, by its path in it, without the leading slash. The programs' libraries come along."""
+
+    files: dict[str, Path]
+    links: dict[str, str]
+    texts: dict[str, str]
+    binaries: tuple[Path, ...]
+
+    @classmethod
+    def of_host(
+        cls, extra: Iterable[str] = (), *, python: bool = True, texts: Mapping[str, str] | None = None
+    ) -> Self:
+        """With `extra` programs, with the Python that runs us or without, and with small files of your own.
+
+        Raises `BackendUnavailable` where one of `extra`, or what none can do without, is not on the path.
+
+        An extra program brings its libraries, but no files that it reads: `git` wants its folder of helpers, too.
+        """
+        wanted = (*PROGRAMS, *extra)
+        programs = [path for name in wanted if (path := _find(name, must=name not in PROGRAMS or name in NEEDED))]
+        links = {top: str(Path("/", top).readlink()) for top in MERGED if Path("/", top).is_symlink()}
+        modules: list[Path] = []
+        if python:
+            interpreter = Path(os.path.realpath(sys.executable))
+            links["usr/local/bin/python3"] = os.fspath(interpreter)
+            programs.append(interpreter)
+            modules = list(_below(Path(sysconfig.get_path("stdlib"))))
+        files = {_place(path): path for path in (*programs, *modules)}
+        binaries = (*programs, *(path for path in modules if path.suffix == ".so"))
+        return cls(files, links, {**TEXTS, **(texts or {})}, binaries)
+
+    def digest(self) -> str:
+        """The same as long as none of the files has changed, by name, size and time."""
+        fixed = (FOLDERS, sorted(self.links.items()), sorted(self.texts.items()), EXPECTED)
+        seen = hashlib.sha256(repr(fixed).encode())
+        for name, path in sorted(self.files.items()):
+            status = path.stat()
+            seen.update(repr((name, status.st_size, status.st_mtime_ns, status.st_mode)).encode())
+        return seen.hexdigest()
+
+    def write(self, tar: BinaryIO) -> None:
+        """The tar, everything in it root's. Raises `BackendUnavailable` where a library is missing."""
+        needed = libraries(self.binaries)
+        shared = {_place(Path(name) if name.startswith("/") else path): path for name, path in needed.items()}
+        beside = next(path.parent for name, path in needed.items() if name.startswith("libc."))
+        shared |= {_place(beside / name): beside / name for name in EXPECTED.split() if (beside / name).exists()}
+        with tarfile.open(fileobj=tar, mode="w", dereference=True) as out:
+            for name, mode in FOLDERS.items():
+                out.addfile(_member(name, tarfile.DIRTYPE, mode))
+            for name, target in sorted(self.links.items()):
+                member = _member(name, tarfile.SYMTYPE, 0o777)
+                member.linkname = target
+                out.addfile(member)
+            for name, text in self.texts.items():
+                member = _member(name, tarfile.REGTYPE, 0o644)
+                member.size = len(text.encode())
+                out.addfile(member, io.BytesIO(text.encode()))
+            for name, path in sorted((shared | self.files).items()):
+                out.add(path, name, recursive=False, filter=as_root)
+
+
+def write_folder(folder: Path, tar: BinaryIO) -> None:
+    """The tar of a root file system's folder, everything in it root's."""
+    with tarfile.open(fileobj=tar, mode="w") as out:
+        out.add(folder, "", filter=as_root)
+
+
+def as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = "root"
+    return member
+
+
+def _member(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(name)
+    member.type, member.mode = kind, mode
+    return as_root(member)
+
+
+def _find(name: str, *, must: bool) -> Path | None:
+    found = shutil.which(name, path=WHERE)
+    if found is None and must:
+        raise BackendUnavailable(f"{name} is not on this machine ({WHERE}): an image of it would be of no use")
+    return None if found is None else Path(found)
+
+
+def _place(path: Path) -> str:
+    """Where a file goes: its own path, with the links of its folders followed, for those are links there, too."""
+    return os.fspath(Path(os.path.realpath(path.parent), path.name)).lstrip("/")
+
+
+def _below(standard: Path) -> Iterator[Path]:
+    """The standard library without its tests, its caches and what was installed beside it."""
+    for folder, names, files in os.walk(standard):
+        names[:] = [name for name in names if name not in UNWANTED and not name.startswith("config-")]
+        yield from (Path(folder, file) for file in files)
+
+
+HOST, OURS = "ramify/host", "ramify/image"
+DIGITS = 24  # of a digest, in a tag
+
+
+class Images:
+    """Finds images, importing those that the engine has not yet. One import at a time: siblings want the same."""
+
+    def __init__(self, engine: Engine, store: SnapshotStore, folder: Path) -> None:
+        self._engine, self._store, self._folder = engine, store, folder
+        self._known: dict[LayerId | Path | None, tuple[str, LayerId | None]] = {}
+        self._one = asyncio.Lock()
+
+    async def find(self, snapshot: Snapshot, wanted: Path | None) -> tuple[str, LayerId | None]:
+        """The image under `snapshot`, else the one `wanted`, else one of this machine's own programs.
+
+        `wanted` is a root file system's folder or tar; where there is no such file, an image of the engine by name.
+        Gives the engine's name of it, and the layer that it is in our store, if it is one.
+        Raises `WorldStartFailed`, `BackendUnavailable`, and what importing into the store raises.
+        """
+        key = snapshot.image or wanted
+        async with self._one:
+            if key not in self._known:
+                self._known[key] = await asyncio.to_thread(self._find, snapshot, wanted)
+            return self._known[key]
+
+    def _find(self, snapshot: Snapshot, wanted: Path | None) -> tuple[str, LayerId | None]:
+        if snapshot.image is None and wanted is not None:
+            if not wanted.exists():
+                return self._named(str(wanted)), None
+            snapshot = replace(snapshot, image=self._store.import_image(wanted))
+        if snapshot.image is None:
+            root = RootFs.of_host()
+            return self._imported(f"{HOST}:{root.digest()[:DIGITS]}", root.write), None
+        folder = self._store.outside_dirs(snapshot)[0]
+        name = self._imported(f"{OURS}:{snapshot.image[:DIGITS]}", lambda tar: write_folder(folder, tar))
+        return name, snapshot.image
+
+    def _named(self, name: str) -> str:
+        if not self._engine.has_image(name):
+            raise WorldStartFailed(
+                f"{name} is neither a root file system's folder or tar nor an image of the Docker Engine: "
+                f"name one that is there, or `docker pull {name}` first"
+            )
+        return name
+
+    def _imported(self, name: str, write: Callable[[BinaryIO], None]) -> str:
+        if not self._engine.has_image(name):
+            with tempfile.TemporaryFile(dir=self._folder) as tar:
+                write(tar)
+                tar.seek(0)
+                self._engine.import_tar(tar, name)
+        return name

@@ -1,0 +1,125 @@
+"""What worlds to come stand on: folders, and trees over the snapshot that is forked again and again.
+
+A fork makes four folders on the store's file system, which takes a disk's time where much else is made and removed,
+and has its tree mounted, which is a mount and the way to the keeper and back. So folders are made while nobody waits,
+and once a snapshot was forked a second time, trees over it: a fork takes its own, name and all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ramify.sandboxes.agent.mount_server import Over
+from ramify.sandboxes.errors import SandboxError
+from ramify.sandboxes.host.concurrency import to_the_end
+from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.scratch import remove_tree
+
+STOCK = 4
+TREES = 2  # as many as there are spare agents
+AFTER_S = 0.02  # so that what took the last goes first
+
+Stack = tuple[tuple[int, int], ...]
+"""Layers as a mount holds them, by device and inode: one that was removed and made again is another."""
+
+
+class Folders:
+    """Some, empty, in a backend's folder. What a crash leaves of them goes with that."""
+
+    def __init__(self, place: Path, trees: Trees) -> None:
+        self._place, self._trees = place, trees
+        self._ready: list[Path] = []
+        self._standing: list[tuple[Path, os.stat_result]] = []  # with a tree over `_lowers`, and its uppermost layer
+        self._spent: list[Path] = []  # with a tree that nobody will want
+        self._lowers: Sequence[Path] = ()  # of the last fork
+        self._stack: Stack = ()
+        self._again = False  # it was not its first
+        self._making: asyncio.Task[None] | None = None
+        self._asked = False  # since the making began
+        self._restock()
+
+    def take(self, lowers: Sequence[Path], n: int) -> list[tuple[Path, os.stat_result | None]]:
+        """Where `n` new worlds over these layers are to be: there with the upper and work folders of the first mount,
+        or not there yet. With its tree, where that stands: then also what the uppermost layer's folder is like."""
+        stack = _identity(lowers)
+        again = stack == self._stack != ()
+        self._again = again or (n > 1 and stack != ())
+        if not again:
+            self._spent += [folder for folder, _ in self._standing]
+            self._standing.clear()
+        self._lowers, self._stack = lowers, stack
+        self._restock()
+        return [self._take() for _ in range(n)]
+
+    def _take(self) -> tuple[Path, os.stat_result | None]:
+        if self._standing and not self._trees.gone:
+            return self._standing.pop()
+        return self._ready.pop() if self._ready else self._new(), None
+
+    def _new(self) -> Path:
+        return self._place / uuid.uuid4().hex[:12]
+
+    def _restock(self) -> None:
+        self._asked = True
+        if self._making is None or self._making.done():
+            self._making = asyncio.ensure_future(self._make())
+
+    async def _make(self) -> None:
+        while self._asked:  # also who took while what failed was under way is owed a try
+            self._asked = False
+            await asyncio.sleep(AFTER_S)
+            with suppress(OSError, SandboxError):  # whoever forks next makes their own, and is told why that fails
+                await self._fill_up()
+
+    async def _fill_up(self) -> None:
+        while True:
+            if self._spent:
+                await to_the_end(self._clear(self._spent.pop()))
+            elif len(self._ready) < STOCK:
+                await to_the_end(self._add())
+            elif self._again and len(self._standing) < TREES and self._stack == _identity(self._lowers) != ():
+                await to_the_end(self._plant(self._ready.pop()))
+            else:
+                return
+
+    async def _add(self) -> None:
+        folder = self._new()
+        await asyncio.to_thread(_make, folder)
+        self._ready.append(folder)
+
+    async def _plant(self, folder: Path) -> None:
+        lowers, stack = self._lowers, self._stack
+        over = Over(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
+        self._spent.append(folder)  # unless it comes to something
+        await self._trees.mount([str(lower) for lower in lowers], [over])
+        if stack == self._stack == _identity(lowers) != ():
+            self._spent.remove(folder)
+            self._standing.append((folder, lowers[-1].stat()))
+
+    async def _clear(self, folder: Path) -> None:
+        await self._trees.unmount(folder.name, lazily=True)
+        await asyncio.to_thread(remove_tree, folder)
+
+    async def close(self) -> None:
+        """What stands goes with the keeper and the backend's folder."""
+        if self._making is not None:
+            self._making.cancel()
+            await asyncio.wait({self._making})
+
+
+def _identity(lowers: Sequence[Path]) -> Stack:
+    """() where one is gone: whoever mounts them says so."""
+    try:
+        return tuple((status.st_dev, status.st_ino) for status in map(os.stat, lowers))
+    except FileNotFoundError:
+        return ()
+
+
+def _make(folder: Path) -> None:
+    for path in (folder, folder / "upper", folder / "work", folder / "work/1"):
+        path.mkdir()

@@ -1,0 +1,134 @@
+"""`make criu`: CRIU 4 and its libraries, from the machine's own Debian package sources, into a folder of their own.
+
+Debian 12 has CRIU 3.17, which recent kernels defeat; Debian 13 has 4.1. The packages are downloaded by apt with a
+state folder of its own, signatures checked, and unpacked: nothing is installed, no root is needed, and the programs
+of the system keep their libraries.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from ramify.sandboxes.checkpointing import criu
+
+SUITE = "trixie"  # Debian 13
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+DEFAULT_SOURCE = "http://deb.debian.org/debian"
+OLDEST = 4  # 3 dumps what it then cannot restore, on recent kernels
+
+
+class InstallFailed(Exception):
+    """CRIU could not be fetched or does not work here."""
+
+
+def source() -> str:
+    """The Debian archive that this machine's own apt uses."""
+    etc = Path("/etc/apt")
+    listed = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]
+    text = "\n".join(file.read_text(errors="replace") for file in listed if file.is_file())
+    found = re.search(r"^(?:URIs:|deb(?:\s+\[[^]]*\])?)\s+(\S*/debian/?)(?:\s|$)", text, re.MULTILINE)
+    return found[1].rstrip("/") if found else DEFAULT_SOURCE
+
+
+def apt_options(state: Path) -> list[str]:
+    """Everything that apt keeps lies in `state`; nothing of the system's is read but its own configuration."""
+    for name in ("lists/partial", "archives/partial"):
+        (state / name).mkdir(parents=True)
+    (state / "sources.list").write_text(f"deb [signed-by={KEYRING}] {source()} {SUITE} main\n")
+    (state / "status").touch()
+    places = {
+        "Dir::Etc::sourcelist": state / "sources.list",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::Etc::preferencesparts": "/dev/null",
+        "Dir::State::lists": state / "lists",
+        "Dir::State::status": state / "status",
+        "Dir::Cache": state,
+        "Dir::Cache::archives": state / "archives",
+        "APT::Install-Recommends": "false",
+        "APT::Sandbox::User": "",
+        "Debug::NoLocking": "true",
+    }
+    return [word for name, value in places.items() for word in ("-o", f"{name}={value}")]
+
+
+def download(state: Path) -> list[Path]:
+    """The package files of CRIU and of all that it needs."""
+    options = apt_options(state)
+    for words in (["update", "--quiet"], ["install", "--quiet", "--yes", "--download-only", "criu"]):
+        done = subprocess.run(["apt-get", *options, *words], capture_output=True, text=True)
+        if done.returncode != 0:
+            raise InstallFailed(
+                f"apt-get {words[0]} from {source()} failed: {done.stderr.strip() or done.stdout.strip()}"
+            )
+    return sorted((state / "archives").glob("*.deb"))
+
+
+def unpack(packages: list[Path], into: Path) -> None:
+    for package in packages:
+        subprocess.run(["dpkg-deb", "--extract", str(package), str(into)], check=True)
+    for waste in ("usr/share", "usr/include", "etc"):
+        shutil.rmtree(into / waste, ignore_errors=True)
+
+
+def command(folder: Path) -> list[str]:
+    """CRIU by the dynamic linker that came with it. Raises `InstallFailed` where it does not work on this kernel."""
+    loader = next(iter(sorted(folder.glob("usr/lib/*/ld-linux*.so.*"))), None)
+    program = folder / "usr/sbin/criu"
+    if loader is None or not program.exists():
+        raise InstallFailed(f"the packages of {SUITE} hold no criu for this machine")
+    words = [str(loader), "--library-path", str(loader.parent), str(program)]
+    told = subprocess.run([*words, "--version"], capture_output=True, text=True).stdout
+    version = re.search(r"^Version: (\d+)", told, re.MULTILINE)
+    if version is None or int(version[1]) < OLDEST:
+        raise InstallFailed(f"{program} is {told.strip() or 'no criu'!r}: CRIU {OLDEST} or later is needed")
+    checked = subprocess.run([*words, "check", "--unprivileged"], capture_output=True, text=True)
+    if checked.returncode != 0:
+        raise InstallFailed(f"criu check says: {(checked.stderr or checked.stdout).strip()}")
+    return words
+
+
+def install(folder: Path) -> None:
+    """Leave a working CRIU in `folder`, whole or not at all. One that is there and works is left alone."""
+    if (folder / criu.COMMAND).exists():
+        command(folder)
+        return
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            raise InstallFailed(
+                f"{tool} is not here: install CRIU 4 by other means, and name its folder in RAMIFY_CRIU"
+            )
+    if not KEYRING.exists():
+        raise InstallFailed(
+            f"{KEYRING} is missing, so the packages could not be verified: install debian-archive-keyring"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".criu-") as aside:
+        made = Path(aside, "criu")
+        made.mkdir()
+        unpack(download(Path(aside, "apt")), made)
+        command(made)
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+    (folder / criu.COMMAND).write_text(json.dumps(command(folder)))
+
+
+def main() -> int:
+    folder = criu.folder()
+    try:
+        install(folder)
+    except InstallFailed as error:
+        print(f"criu: {error}", file=sys.stderr)
+        return 1
+    version = subprocess.run([*criu.command(), "--version"], capture_output=True, text=True)
+    print(f"criu: {version.stdout.splitlines()[0]} works, in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""What a live world over an agent does: commands, and seals. Its life is in living.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ramify.fork_engine.errors import ForkEngineError
+from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
+from ramify.sandboxes.agent.messages import (
+    Carried,
+    Carry,
+    Done,
+    Dump,
+    Dumped,
+    Freeze,
+    Frozen,
+    Look,
+    Looked,
+    Message,
+    Open,
+    Ran,
+    Run,
+    Thaw,
+)
+from ramify.sandboxes.agent.shell_state import NAME, Report, environment_without
+from ramify.sandboxes.checkpointing.python_repl import SESSION, SESSION_NAME, AgentRepl
+from ramify.sandboxes.contract import Limit, Repl, RunResult
+from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
+from ramify.sandboxes.host.scratch import remove_tree
+from ramify.sandboxes.host.world_lifecycle import ShellState, T, WorldLifecycle, tier_of
+
+
+class AgentWorld(WorldLifecycle):
+    """The part of `World` that does not depend on how the tree is made."""
+
+    # Commands
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout: float | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> RunResult:
+        text = command if isinstance(command, str) else shlex.join(command)
+        check_command(text, env)
+        data = stdin.encode() if isinstance(stdin, str) else stdin or b""
+        message = Run(text, data, timeout, dict(env or {}), cwd)
+        async with self._lock:
+            with explain_file_limit(SandboxError):
+                await self._wake()
+                killed_before = not self._alone and await self._killed_since()
+                self._looked, self._alone = None, False  # also where we are cancelled, and never hear what it came to
+                ran = await self._ran(message)
+                self._alone = ran.others == 0
+                limit = _limit_met(ran, killed=await self._killed_by(ran))
+            earlier = Limit.MEMORY if killed_before else Limit(ran.earlier)
+        return RunResult(
+            text,
+            ran.exit_code,
+            ran.stdout,
+            ran.stderr,
+            ran.duration_s,
+            ran.timed_out,
+            ran.truncated,
+            limit,
+            earlier=earlier,
+        )
+
+    async def _ran(self, message: Run) -> Ran:
+        link = self._living()
+        if link.pid == 0:  # it is started first
+            return await self._whole(self._ask(message, Ran), interrupt=link.cancel)
+        return await self._ask(message, Ran, hasten=link.cancel)
+
+    async def _killed_by(self, ran: Ran) -> bool:
+        """Whether the kernel killed a process of this command. Of one that did well the next may ask: a new world's
+        control group takes some milliseconds, which its first command need not wait for."""
+        if ran.exit_code == 0 and not self._living().counts:
+            self._alone = False
+            return False
+        return await self._killed_since()
+
+    async def _killed_since(self) -> bool:
+        """Whether the kernel has killed for memory since this was last asked: it tells the agent nothing of it."""
+        before, self._killed = self._killed, await self._living().out_of_memory()
+        return self._killed > before
+
+    async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
+        if not SESSION_NAME.fullmatch(name):
+            raise ValueError(f"not a name for a Python session: {name!r}")
+        await self._session(Open(name, interpreter, SESSION.read_bytes()), Done)
+        return AgentRepl(self._session, name)
+
+    async def _session(self, message: Message, kind: type[T]) -> T:
+        """Ask about a Python session: a process beside the shell, so what we knew is no longer sure."""
+        async with self._lock:
+            await self._wake()
+            link = self._living()
+            self._looked, self._alone = None, False
+            return await self._whole(self._ask(message, kind), interrupt=link.cancel)
+
+    async def background_processes(self) -> int:
+        async with self._lock:
+            await self._wake()
+            return (await self._whole(self._look())).others
+
+    async def keep_running(self, command: str) -> None:
+        check_command(command, None)
+        async with self._lock:
+            await self._wake()
+            await self._whole(self._keep_running(command))
+
+    async def _wake(self) -> None:
+        """Before the world is first used: start what its snapshot and its specification say should run."""
+        if not self._awake:
+            self._awake = True
+            commands = dict.fromkeys((*self._snapshot.processes.commands, *self._spec.startup))
+            for command in commands:
+                await self._whole(self._keep_running(command))
+
+    async def _keep_running(self, command: str) -> None:
+        """In a shell of its own below ours, so that it is none of our shell's jobs."""
+        self._looked, self._alone = None, False
+        text = f"(eval {shlex.quote(command)} </dev/null >/dev/null 2>&1 & builtin echo $!)"
+        ran = await self._ask(Run(text), Ran)
+        if ran.exit_code != 0:
+            raise SandboxError(f"a command that should be kept running could not be started: {command}")
+        self._running[command] = int(ran.stdout)
+
+    async def _look(self) -> Looked:
+        """What the agent says of the shell; as it said last, where only the shell lives and nobody spoke to it."""
+        self._living()
+        if self._looked is None:
+            looked = await self._ask(Look(list(self._running.values())), Looked)
+            self._looked = None if looked.others else looked
+            return looked
+        return self._looked
+
+    # Seals
+
+    async def seal(self, *, flush: bool = True) -> Snapshot:
+        return await self._whole(self._seal(flush))
+
+    async def _seal(self, flush: bool) -> Snapshot:
+        async with self._lock:
+            self._flush = flush
+            try:
+                looked = await self._look()
+                state = await self._shell_state(looked)
+                self._snapshot = await self._seal_with_processes(state, looked.others)
+            except WorldDied:
+                raise
+            except (OSError, ForkEngineError, SandboxError, ValueError) as error:  # ValueError: a forged report
+                raise SealFailed(
+                    f"what changed in world {self._id} could not be made into a layer: {error}"
+                ) from error
+            return self._snapshot
+
+    async def _seal_with_processes(self, state: ShellState, others: int) -> Snapshot:
+        """Files and memory are taken while all stands still."""
+        if not others:
+            return await self._seal_files(state, 0)
+        why = self._why_no_dump
+        if not why:
+            self._still = True
+            try:
+                why = await self._dump()
+                if not why:
+                    kept = replace(state.processes, tier=ProcessTier.CRIU, image=await self._adopt(), dropped=0)
+                    return await self._seal_files(replace(state, processes=kept), others)
+            finally:
+                await self._go_on()
+        return await self._seal_with_sessions(state.because(why), others)
+
+    async def _seal_with_sessions(self, state: ShellState, others: int) -> Snapshot:
+        """What cannot be dumped whole: its Python sessions at least."""
+        why = self._why_no_session
+        if why:
+            return await self._seal_files(state.because(f"{state.processes.reason}; {why}"), others)
+        self._still = True
+        try:
+            carried = await self._carry()
+            if carried.reason:
+                state = state.because(f"{state.processes.reason}; {carried.reason}")
+            if carried.taken:
+                dropped = max(0, state.processes.dropped - len(carried.taken))
+                kept = replace(state.processes, tier=ProcessTier.REPL, image=await self._adopt(), dropped=dropped)
+                self._grounds.keep(self._ground.store.image_dir(kept.image))
+                state = replace(state, processes=kept)
+            return await self._seal_files(state, others)
+        finally:
+            await self._go_on()
+
+    async def _adopt(self) -> str:
+        return await asyncio.to_thread(
+            self._ground.store.adopt_process_image, self._folder / "images", self._grounds.image
+        )
+
+    async def _carry(self) -> Carried:
+        """Take the Python sessions into `images`; from then on all but the shell stands still."""
+        images = await self._fresh_images()
+        carried = await self._ask(Carry(str(images), self._grounds.there()), Carried)
+        self._maps_files = carried.maps_files
+        for session, ground in carried.taken.items():
+            if ground:
+                self._grounds.put(ground, images / session)
+        return carried
+
+    async def _go_on(self) -> None:
+        """Let all that stood still run, and only then wait for the disk."""
+        self._still = False
+        await self._ask(Thaw(), Done)
+        if self._flush:
+            await asyncio.to_thread(self._ground.store.flush)
+
+    async def _dump(self) -> str:
+        """Dump all processes into `images`, which then stand still; else why not."""
+        dumped = await self._ask(Dump(str(await self._fresh_images())), Dumped)
+        self._maps_files = dumped.maps_files
+        return dumped.reason
+
+    async def _fresh_images(self) -> Path:
+        images = self._folder / "images"
+        await asyncio.to_thread(remove_tree, images)
+        images.mkdir()
+        return images
+
+    async def _frozen(self, work: Callable[[], Snapshot]) -> Snapshot:
+        """Run `work` in a thread while every process but the shell stands still; where all do already, at once."""
+        if self._still:
+            return await asyncio.to_thread(work)
+        self._still = True
+        try:
+            self._maps_files = (await self._ask(Freeze(), Frozen)).maps_files
+            return await asyncio.to_thread(work)
+        finally:
+            await self._go_on()
+
+    async def _shell_state(self, looked: Looked) -> ShellState:
+        """What the snapshot will say of the shell and of what runs beside it. No secret is in it."""
+        if self._told is not None and self._told[0] == looked:
+            return self._told[1]
+        processes = Processes(tier_of(looked.others), self._snapshot.processes.shell, dropped=looked.others)
+        if self._running or not self._awake:
+            commands = tuple(self._running) if self._awake else self._snapshot.processes.commands
+            tier = ProcessTier.COMMANDS if commands else ProcessTier.NONE
+            processes = replace(processes, tier=tier, commands=commands, dropped=looked.strays)
+        if not looked.state:
+            return ShellState.standing(self._snapshot, processes)
+        secrets, tree = self._spec.secrets, self._tree_inside()
+        report, began = Report.parse(looked.state), Report.parse(looked.began).kept(tree)
+        now = report.kept(tree)
+        if now != began:
+            kept = now.since(began, self._kept).without(secrets)
+            processes = replace(processes, shell=await asyncio.to_thread(self._ground.store.put_blob, kept.encode()))
+        else:
+            processes = replace(processes, shell=self._began_with)
+        place = os.fsdecode(report.pwd)
+        state = ShellState.of(report.environment, place, self._start_env(), tree, str(self._folder), processes)
+        state = replace(state, env=environment_without(state.env, secrets))
+        self._told = (looked, state)
+        return state
+
+
+def _limit_met(ran: Ran, *, killed: bool) -> Limit:
+    """Which limit ended the command that has just come back. What the kernel kills is a command that failed."""
+    if ran.timed_out:
+        return Limit.TIME
+    return Limit.MEMORY if killed and ran.exit_code and not ran.limit else Limit(ran.limit)
+
+
+def check_command(text: str, env: Mapping[str, str] | None) -> None:
+    """Raises `ValueError` for what no shell can be told."""
+    if "\0" in text:
+        raise ValueError("a command cannot hold a NUL byte: pass such data by stdin")
+    for name, value in (env or {}).items():
+        if not NAME.fullmatch(name) or "\0" in value:
+            raise ValueError(f"not an environment variable that bash can set for one command: {name!r}")

@@ -1,0 +1,164 @@
+"""The host's side of the keeper: have trees mounted, hand them on, take them away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from ramify.fork_engine.close_on_fork import hang_up, refuse_in_child
+from ramify.sandboxes.agent.mount_server import (
+    BIGGEST,
+    FEW,
+    PLACES,
+    Answer,
+    Clone,
+    MakeLayer,
+    Mount,
+    Order,
+    Over,
+    Piece,
+    Unmount,
+    pack,
+    unpack,
+)
+from ramify.sandboxes.errors import TOO_MANY_FILES, SandboxError, UsedAfterFork, WorldStartFailed
+
+MOST_GIVEN = 32  # descriptors beside one answer
+
+Reply = tuple[Answer, list[int]]
+
+
+class Trees:
+    """A keeper, asked from several tasks at once. It answers in the order in which it was asked."""
+
+    def __init__(self) -> None:
+        self._sock: socket.socket | None = None
+        self._sending = asyncio.Lock()
+        self._due: deque[asyncio.Future[Reply]] = deque()
+        self._pid = 0
+        self._owner = os.getpid()
+
+    def open(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock, self._owner = sock, os.getpid()
+        asyncio.get_running_loop().add_reader(sock, self._hear)
+
+    def close(self) -> None:
+        if self._sock is not None:
+            self._lost()
+
+    @property
+    def gone(self) -> bool:
+        return self._sock is None
+
+    def path(self, point: str) -> Path:
+        """Where this process finds a tree that is kept, once one was mounted."""
+        return Path(f"/proc/{self._pid}/root{PLACES}/{point}")
+
+    async def mount(self, lowers: Sequence[str], overlays: Sequence[Over]) -> list[int]:
+        """Mount overlays over one stack, the bottom first. Descriptors of those that are not kept, the caller's to
+        close. Raises `WorldStartFailed`; those that were mounted are the caller's to unmount then."""
+        given: list[int] = []
+        for first in range(0, len(overlays), FEW):
+            answer, descriptors = await self._ask(Mount(list(lowers), list(overlays[first : first + FEW])))
+            given += descriptors
+            if answer.error:
+                for descriptor in given:
+                    os.close(descriptor)
+                raise WorldStartFailed(f"a tree of {len(lowers)} layers could not be mounted: {answer.error}")
+        return given
+
+    async def clone(self, point: str) -> int:
+        """A descriptor of a kept tree, to be attached in a world. Raises `SandboxError`."""
+        answer, given = await self._ask(Clone(point))
+        if answer.error:
+            raise SandboxError(f"a tree could not be handed to its world: {answer.error}")
+        return given[0]
+
+    async def furnish(self, point: str, pieces: Sequence[Piece]) -> None:
+        """A folder of the keeper's own, "@point" in a stack. Raises `WorldStartFailed`."""
+        answer, _ = await self._ask(MakeLayer(point, list(pieces)))
+        if answer.error:
+            raise WorldStartFailed(f"the lowest layer of a world could not be made: {answer.error}")
+
+    async def unmount(self, point: str, *, lazily: bool = False) -> bool:
+        """False where this process has something open in the tree. A keeper that is gone kept nothing."""
+        try:
+            answer, _ = await self._ask(Unmount(point, lazily))
+        except WorldStartFailed:
+            return True
+        if answer.error:
+            raise SandboxError(f"a tree could not be taken away: {answer.error}")
+        return answer.ok
+
+    async def _ask(self, order: Order) -> Reply:
+        refuse_in_child(self._owner, "the backend", UsedAfterFork)
+        loop = asyncio.get_running_loop()
+        due: asyncio.Future[Reply] = loop.create_future()
+        async with self._sending:
+            if self._sock is None:
+                raise WorldStartFailed("the helper process is gone: close the backend and open it again")
+            data = pack(order)
+            try:
+                while True:
+                    try:
+                        self._sock.send(data)
+                        break
+                    except BlockingIOError:  # hundreds of orders wait
+                        await asyncio.sleep(0.001)
+            except OSError as error:
+                raise WorldStartFailed(f"the helper process is gone ({error})") from error
+            self._due.append(due)
+        return await due
+
+    def _hear(self) -> None:
+        """Called by the event loop, which only logs what is raised here: then all who wait are told."""
+        if self._sock is None:
+            return
+        try:
+            self._receive(self._sock)
+        except Exception as error:  # noqa: BLE001  # told to whoever waits
+            self._lost(f"an answer of the helper process cannot be read ({type(error).__name__}: {error})")
+
+    def _receive(self, sock: socket.socket) -> None:
+        try:
+            data, given, flags, _ = socket.recv_fds(sock, BIGGEST, MOST_GIVEN, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            return
+        except ConnectionResetError:
+            data, given, flags = b"", [], 0
+        if not data:
+            self._lost()
+            return
+        try:
+            answer = unpack(data)
+            if not isinstance(answer, Answer):
+                raise TypeError(f"{type(answer).__name__} is no answer")
+            due = self._due.popleft()
+        except BaseException:
+            for descriptor in given:
+                os.close(descriptor)
+            raise
+        self._pid = answer.pid
+        if not due.done() and not flags & socket.MSG_CTRUNC:
+            due.set_result((answer, given))
+            return
+        for descriptor in given:
+            os.close(descriptor)
+        if not due.done():  # else whoever asked was cancelled
+            due.set_exception(WorldStartFailed(TOO_MANY_FILES))
+
+    def _lost(self, why: str = "the helper process ended") -> None:
+        assert self._sock is not None
+        asyncio.get_running_loop().remove_reader(self._sock)
+        hang_up(self._sock)
+        self._sock.close()
+        self._sock = None
+        while self._due:
+            due = self._due.popleft()
+            if not due.done():
+                due.set_exception(WorldStartFailed(f"{why}: close the backend and open it again"))

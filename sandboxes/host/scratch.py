@@ -1,0 +1,92 @@
+"""Where live worlds keep their files, and how what a crash left behind is found and removed.
+
+`scratch/<session>/` belongs to one backend, which holds a lock on `scratch/<session>.lock` while it lives. A lock
+that is free is a session whose owner ended without tidying: the next backend removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import uuid
+from contextlib import suppress
+from pathlib import Path
+
+from ramify.fork_engine.close_on_fork import close_lock, open_lock
+from ramify.fork_engine.filesystem import openat
+from ramify.fork_engine.store_folder import drop_default_acl
+
+FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
+TOPDIR = 0x2_0000  # FS_TOPDIR_FL, `chattr +T`
+
+
+class Session:
+    """One backend's folder. `open()` and `close()` block: call them in a thread."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch = scratch
+        self._lock = -1
+        self.folder = scratch
+
+    def open(self) -> None:
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        self._remove_abandoned()
+        while True:
+            name = uuid.uuid4().hex[:12]
+            lock = self._scratch / f"{name}.lock"
+            self._lock = open_lock(lock, os.O_CREAT | os.O_RDWR)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if lock.exists() and lock.stat().st_ino == os.fstat(self._lock).st_ino:
+                break
+            close_lock(self._lock)  # another backend took it for abandoned before we had locked it
+        self.folder = self._scratch / name
+        self.folder.mkdir(mode=0o700)
+        spread(self.folder)
+        drop_default_acl(self.folder)
+
+    def close(self) -> None:
+        if self._lock < 0:
+            return
+        remove_tree(self.folder)
+        self.folder.with_suffix(".lock").unlink(missing_ok=True)
+        close_lock(self._lock)
+        self._lock = -1
+
+    def _remove_abandoned(self) -> None:
+        for lock in self._scratch.glob("*.lock"):
+            try:
+                held = open_lock(lock, os.O_RDWR)
+            except FileNotFoundError:
+                continue
+            try:
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                remove_tree(lock.with_suffix(""))
+                lock.unlink(missing_ok=True)
+            except BlockingIOError:
+                pass  # its owner lives
+            finally:
+                close_lock(held)
+
+
+def spread(folder: Path) -> None:
+    """Have ext4 put what is made in `folder` where little was made before, not beside it: decision 034.
+
+    Only the time of a mount depends on it, so a file system without such a flag is left as it is.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        (flags,) = struct.unpack_from("i", fcntl.ioctl(descriptor, FS_IOC_GETFLAGS, bytes(8)))
+        fcntl.ioctl(descriptor, FS_IOC_SETFLAGS, struct.pack("ii", flags | TOPDIR, 0))
+    except OSError:
+        pass
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder, if it is there, whatever modes lie in it and however deep: overlayfs leaves `work/` with none,
+    commands do what they like."""
+    while os.path.lexists(folder):
+        with suppress(FileNotFoundError):  # something in it went away by itself
+            openat.remove_tree(folder)

@@ -1,0 +1,280 @@
+"""The life of a world over an agent: its beginning, its end, and how it is asked.
+
+One operation at a time, under the world's lock. An operation that has begun is never left half done: when the task
+that awaits it is cancelled, a command is killed, anything else runs to its end, and only then does the cancellation
+go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
+from ramify.sandboxes.agent.messages import Looked, Message, Start
+from ramify.sandboxes.agent.shell_state import HOUSEKEEPING, NAME, Kept
+from ramify.sandboxes.checkpointing import criu
+from ramify.sandboxes.checkpointing.base_images import BaseImages
+from ramify.sandboxes.contract import WorldId, WorldSpec
+from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
+from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.host.scratch import remove_tree
+from ramify.sandboxes.linux import ptrace
+from ramify.sandboxes.linux.resource_limits import Bounds
+
+
+@dataclass(frozen=True, slots=True)
+class ShellState:
+    """What a snapshot keeps beside the files: the exported variables as a difference, the directory, what ran."""
+
+    env: Mapping[str, str]
+    unset: tuple[str, ...]
+    cwd: str
+    processes: Processes
+
+    @classmethod
+    def of(
+        cls, now: Mapping[str, str], cwd: str, start: Mapping[str, str], tree: str, own: str, processes: Processes
+    ) -> ShellState:
+        """A directory in the tree is kept relative to it, which may stand elsewhere in the next world. One in the
+        world's `own` folder beside its tree goes with the world: the next one starts at the top of its tree."""
+        kept = {name: value for name, value in now.items() if name not in HOUSEKEEPING}
+        env = {name: value for name, value in sorted(kept.items()) if start.get(name) != value}
+        gone = (name for name in start if NAME.fullmatch(name) and name not in kept and name not in HOUSEKEEPING)
+        if f"{cwd}/".startswith(tree.rstrip("/") + "/"):
+            cwd = "" if cwd == tree else os.path.relpath(cwd, tree)
+        elif f"{cwd}/".startswith(own + "/"):
+            cwd = ""
+        return cls(env, tuple(sorted(gone)), cwd, processes)
+
+    @classmethod
+    def standing(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
+        """Of a world whose shell did not start yet."""
+        return cls(snapshot.env, snapshot.env_unset, snapshot.cwd, processes)
+
+    def because(self, reason: str) -> ShellState:
+        """With why processes are not kept better."""
+        return replace(self, processes=replace(self.processes, reason=reason))
+
+    def same_as(self, snapshot: Snapshot) -> bool:
+        mine = (dict(self.env), self.unset, self.cwd, self.processes)
+        return mine == (dict(snapshot.env), snapshot.env_unset, snapshot.cwd, snapshot.processes)
+
+
+def tier_of(others: int) -> ProcessTier:
+    return ProcessTier.DROPPED if others else ProcessTier.NONE
+
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+T = TypeVar("T")
+
+
+class AgentSpawner(Protocol):
+    """What starts agents: a backend's helper process, for one."""
+
+    async def spawn(self, start: Start) -> AgentLink:
+        """Raises `WorldStartFailed`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a backend gives each of its worlds to stand on."""
+
+    store: SnapshotStore
+    helper: AgentSpawner
+    bash: str
+    folder: Path  # the world's own; not there yet
+    hidden: tuple[Path, ...]  # what commands must not read
+    forget: Callable[[WorldId], None]
+
+
+class WorldLifecycle(ABC):
+    """The part of `World` that begins, goes back and ends, and the way to its agent."""
+
+    def __init__(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> None:
+        self._id = WorldId(ground.folder.name)
+        self._ground, self._folder = ground, ground.folder
+        self._snapshot, self._spec = snapshot, spec
+        self._image = snapshot.image  # where a snapshot that names none stands, too: one that no world had sealed yet
+        self._lock = asyncio.Lock()
+        self._link: AgentLink | None = None
+        self._looked: Looked | None = None  # as things stand, where nothing can have changed since
+        self._alone = True  # only the shell lived, or nothing, when the world was last asked to do something
+        self._told: tuple[Looked, ShellState] | None = None  # what the last seal made of it
+        self._why_no_dump = self._why_no_session = ""
+        self._running: dict[
+            str, int
+        ] = {}  # commands that are kept running: their pids, -1 where they came back with the image
+        self._awake = False  # they were started
+        self._flush = True  # what is sealed
+        self._killed = 0  # processes, by the kernel for memory
+        self._still = False  # all processes, the shell too, wait for `Thaw`
+        self._maps_files = True  # when all last stood still, a process could write to one by a mapping
+        self._closed = False
+        self._kept, self._began_with = Kept(), ""  # what the first shell began with, and its blob
+        self._grounds = BaseImages(ground.folder / "grounds")
+
+    @property
+    def id(self) -> WorldId:
+        return self._id
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self._snapshot
+
+    @property
+    @abstractmethod
+    def path(self) -> Path: ...
+
+    # What a backend adds
+
+    @abstractmethod
+    def _tree_inside(self) -> str:
+        """Where commands see the tree."""
+
+    @abstractmethod
+    def _default_env(self) -> dict[str, str]:
+        """What commands find set where the specification sets nothing."""
+
+    @abstractmethod
+    async def _make(self, snapshot: Snapshot) -> Start:
+        """Make `folder` and what stands in it; how the agent is to start there."""
+
+    @abstractmethod
+    async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
+        """Turn what changed into a layer. `others` processes live beside the shell."""
+
+    # Life
+
+    async def begin(self) -> None:
+        """Come to life at the snapshot. Raises `WorldStartFailed`."""
+        start = replace(await self._make(self._snapshot), bounds=Bounds(**asdict(self._spec.limits)))
+        shell = self._snapshot.processes.shell
+        if shell:
+            start = replace(start, shell=await asyncio.to_thread(self._ground.store.blob, shell))
+        start = self._with_sessions(self._dumpable(start))
+        self._kept, self._began_with = Kept.decode(start.shell) if start.shell else Kept(), shell
+        self._looked = None if start.image else Looked(b"", b"", 0)
+        self._alone = not start.image
+        self._running = dict.fromkeys(self._snapshot.processes.commands, -1) if start.image else {}
+        self._awake = bool(start.image)
+        self._killed = 0
+        link = await self._link_to(start)
+        if self._closed:  # meanwhile
+            await link.close()
+            raise WorldDied("the world was closed while it started")
+        self._link = link
+
+    async def _link_to(self, start: Start) -> AgentLink:
+        """The way to the world's agent."""
+        return await self._ground.helper.spawn(start)
+
+    async def rollback(self, snapshot: Snapshot) -> None:
+        await self._whole(self._rollback(snapshot))
+
+    async def _rollback(self, snapshot: Snapshot) -> None:
+        """End the world and begin it again: exactly what a new fork of `snapshot` would be. Revives a dead one."""
+        async with self._lock:
+            if self._closed:
+                raise WorldDied("the world was closed")
+            await self._abandon()
+            await asyncio.to_thread(remove_tree, self._folder)
+            if snapshot.image is None and self._spec.image is not None:
+                snapshot = replace(snapshot, image=self._image)
+            self._snapshot = snapshot
+            await self.begin()
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            await self._whole(self._end())
+
+    async def _end(self) -> None:
+        try:
+            await self._abandon()  # which also ends what is under way
+        finally:  # also where a process of it hangs in the kernel, and its control group stays
+            async with self._lock:
+                await asyncio.to_thread(remove_tree, self._folder)
+            self._ground.forget(self._id)
+
+    async def _abandon(self) -> None:
+        """End the world's processes: it cannot go on, and says `WorldDied` from now on."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    def _living(self) -> AgentLink:
+        if self._link is None:
+            raise WorldDied("the world was closed" if self._closed else "the world could not go on after an error")
+        return self._link
+
+    async def _ask(self, message: Message, kind: type[T], hasten: Callable[[], None] | None = None) -> T:
+        """With `hasten` it is asked to the end also where we are cancelled, after that was called."""
+        answer = await self._living().ask(message, (), hasten)
+        if not isinstance(answer, kind):
+            # by its kind alone: an answer holds the world's variables, secrets among them
+            raise SandboxError(f"the agent answered {type(answer).__name__} where {kind.__name__} was due")
+        return answer
+
+    async def _whole(self, work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None) -> T:
+        """Await `work` to its end even if we are cancelled, after telling it so by `interrupt`."""
+        task = asyncio.ensure_future(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if interrupt is not None:
+                interrupt()
+            await asyncio.wait({task})
+            if not task.cancelled():
+                task.exception()  # seen: the cancellation says more
+            raise
+
+    def _dumpable(self, start: Start) -> Start:
+        """With CRIU in sight, and the processes of the snapshot to begin with. Raises `WorldStartFailed`."""
+        self._why_no_dump = (
+            criu.why_not(self._spec) if start.view is not None else "only an isolated world can be dumped"
+        )
+        whole = self._snapshot.tier is ProcessTier.CRIU
+        image = self._snapshot.processes.image if whole else ""
+        if self._why_no_dump and image:
+            raise WorldStartFailed(f"snapshot {self._snapshot.id} holds dumped processes: {self._why_no_dump}")
+        if self._why_no_dump or start.view is None:
+            return start
+        view = replace(start.view, visible=[*start.view.visible, str(criu.folder())])
+        place = str(self._ground.store.image_dir(image)) if image else ""
+        return replace(start, view=view, criu=list(criu.command()), image=place)
+
+    def _with_sessions(self, start: Start) -> Start:
+        """With the Python sessions of the snapshot, or with why they cannot be there."""
+        self._why_no_session = self.why_no_session(isolated=start.view is not None)
+        if self._snapshot.tier is not ProcessTier.REPL:
+            return start
+        place = self._ground.store.image_dir(self._snapshot.processes.image)
+        if self._why_no_session:
+            return replace(start, lost={folder.name: self._why_no_session for folder in place.iterdir()})
+        self._grounds.keep(place)
+        return replace(start, sessions=str(place))
+
+    def why_no_session(self, *, isolated: bool) -> str:
+        """Why Python sessions are not kept; "" where they are."""
+        if not isolated:
+            return "only an isolated world keeps Python sessions"
+        if self._spec.secrets:
+            return "the world holds secrets, and an image of a session's memory would keep them"
+        return ptrace.why_not()
+
+    def _start_env(self) -> dict[str, str]:
+        """The secrets apart."""
+        return {**self._default_env(), **self._spec.env}
+
+    def _shell_env(self, snapshot: Snapshot) -> dict[str, str]:
+        merged = {**self._start_env(), **self._spec.secrets, **snapshot.env}
+        return {name: value for name, value in merged.items() if name not in snapshot.env_unset}

@@ -1,0 +1,185 @@
+"""Control groups around whole worlds, where this process may make them; version 1 and 2. The host's side.
+
+The kernel's own wall behind the watchdog: it stops a process that allocates or forks faster than anyone looks, and it
+counts what /proc does not show (memory of files that nobody maps). Root may make groups nearly everywhere, a user
+where systemd delegates; where not, the watchdog and the rlimits stand alone, and `why_not` says why.
+
+A group is named after the process that made it, so that what a crash left behind is known and removed by the next,
+and numbered within it: a process may have several backends open at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from io import FileIO
+from pathlib import Path
+
+from ramify.sandboxes.linux import processes
+from ramify.sandboxes.linux.resource_limits import FORKS_AHEAD, Bounds
+
+ROOT = Path("/sys/fs/cgroup")
+NEEDED = ("memory", "pids")
+MEMORY_AHEAD = 64 << 20  # the agent, the kernel's own for the world, and time for the watchdog to name the culprit
+PATIENCE_S = 20.0  # with a group whose last process is on its way out; a loaded machine takes its time
+
+_numbers = itertools.count()  # of this process's groups, whichever `Groups` makes them
+
+
+@dataclass(frozen=True)
+class Group:
+    """One world's. `places`: its folder by controller; the same twice under version 2."""
+
+    places: Mapping[str, Path]
+
+    def add(self, pid: int) -> None:
+        """Take in a process and all that it has started by now; what they start is born inside."""
+        seen: set[int] = set()
+        while fresh := [one for one in _family(pid) if one not in seen]:
+            for one in fresh:
+                seen.add(one)
+                for place in set(self.places.values()):
+                    with suppress(ProcessLookupError):  # it ended meanwhile
+                        (place / "cgroup.procs").write_text(str(one))
+
+    def limit(self, bounds: Bounds) -> None:
+        if bounds.memory_bytes is not None:
+            memory = self.places["memory"]
+            most = memory / "memory.max"
+            (most if most.exists() else memory / "memory.limit_in_bytes").write_text(
+                str(bounds.memory_bytes + MEMORY_AHEAD)
+            )
+        if bounds.processes is not None:
+            (self.places["pids"] / "pids.max").write_text(str(bounds.processes + FORKS_AHEAD))
+
+    def out_of_memory(self) -> int:
+        """How many processes the kernel has killed here for memory. Raises `ValueError` once the group is removed."""
+        if self._kills is None:
+            return 0
+        lines = os.pread(self._kills.fileno(), 4096, 0).splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
+
+    @cached_property
+    def _kills(self) -> FileIO | None:
+        """The file that counts them, held open: it is read after every command."""
+        files = (self.places["memory"] / name for name in ("memory.events", "memory.oom_control"))
+        return next((FileIO(file) for file in files if file.exists()), None)
+
+    def remove(self, patience_s: float = PATIENCE_S) -> None:
+        """Raises `OSError` where a process of the world is still in it after that time. Blocks."""
+        if (counts := vars(self).get("_kills")) is not None:
+            counts.close()
+        deadline = time.monotonic() + patience_s
+        for place in set(self.places.values()):
+            while True:
+                try:
+                    place.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.005)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Where new groups go: a folder for each controller."""
+
+    places: Mapping[str, Path]
+    owner: str
+
+    def hold(self, pid: int) -> Group:
+        """A group for the world whose agent is `pid`, with all its processes in it. Blocks for up to some 10 ms, and
+        with it every process of the machine that forks: the sooner in a world's life, the better."""
+        group = self.group()
+        try:
+            for place in set(group.places.values()):
+                place.mkdir()
+            group.add(pid)
+        except OSError:
+            group.remove()
+            raise
+        return group
+
+    def group(self) -> Group:
+        """One that nobody else has; not made yet."""
+        name = f"{self.owner}-{next(_numbers)}"
+        return Group({controller: place / name for controller, place in self.places.items()})
+
+
+def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | str:
+    """Where this process may make groups, what crashed ones left there removed; else why it may not."""
+    lines = [line.split(":", 2) for line in own.read_text().splitlines()] if own.exists() else []
+    ours = {controller: group for _, controllers, group in lines for controller in controllers.split(",")}
+    places: dict[str, Path] = {}
+    for controller in NEEDED:
+        place = _version_1(root, controller, ours) or _version_2(root, controller, ours)
+        if place is None:
+            return f"the control groups of this process leave it no {controller} controller to use"
+        places[controller] = place
+    me = os.getpid()
+    groups = Groups(places, f"ramify-{me}-{processes.everything()[me].started}")
+    try:
+        _make_and_remove(groups.group())
+    except OSError as error:
+        return f"no control group can be made and removed: {error.strerror}: {error.filename}"
+    _remove_abandoned(set(places.values()))
+    return groups
+
+
+def _make_and_remove(probe: Group) -> None:
+    try:
+        for place in set(probe.places.values()):
+            place.mkdir()
+    finally:
+        probe.remove()
+
+
+def _version_1(root: Path, controller: str, ours: Mapping[str, str]) -> Path | None:
+    if controller not in ours:
+        return None
+    place = root / controller / ours[controller].lstrip("/")
+    return place if os.access(place, os.W_OK) else None
+
+
+def _version_2(root: Path, controller: str, ours: Mapping[str, str]) -> Path | None:
+    """The nearest group above us whose children have the controller, and that we may move processes in."""
+    if controller in ours or "" not in ours:
+        return None
+    top = root if (root / "cgroup.procs").exists() else root / "unified"
+    own = top / ours[""].lstrip("/")
+    for place in (own, *own.parents):
+        granted = place / "cgroup.subtree_control"
+        if not granted.exists():
+            return None
+        if controller in granted.read_text().split():
+            usable = os.access(place, os.W_OK) and os.access(place / "cgroup.procs", os.W_OK)
+            return place if usable else None
+    return None
+
+
+def _remove_abandoned(places: set[Path]) -> None:
+    """Groups whose maker has ended. One that still holds a process is somebody's to look at: it stays."""
+    living = processes.everything()
+    for group in (found for place in places for found in place.glob("ramify-*-*-*")):
+        _, pid, started, _ = group.name.split("-", 3)
+        maker = living.get(int(pid)) if pid.isdigit() else None
+        if maker is None or str(maker.started) != started:
+            with suppress(OSError):  # EBUSY: see above; or another process was quicker
+                group.rmdir()
+
+
+def _family(pid: int) -> list[int]:
+    """By its own lists, where the kernel keeps them: a hundred worlds that start would each read all of /proc."""
+    try:
+        return processes.family(pid)
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [pid, *(process.pid for process in processes.descendants(pid))]

@@ -1,0 +1,234 @@
+"""The system calls that Python 3.11 does not wrap: namespaces, mounts, capabilities. Stdlib only.
+
+Numbers are from the kernel's uapi headers. Every failure is an `OSError` whose text begins with what was tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+from collections.abc import Collection
+from pathlib import Path
+
+CLONE_NEWNS = 0x0002_0000
+CLONE_NEWUTS = 0x0400_0000
+CLONE_NEWIPC = 0x0800_0000
+CLONE_NEWUSER = 0x1000_0000
+CLONE_NEWPID = 0x2000_0000
+CLONE_NEWNET = 0x4000_0000
+
+KINDS = {
+    "user": CLONE_NEWUSER,
+    "mount": CLONE_NEWNS,
+    "pid": CLONE_NEWPID,
+    "net": CLONE_NEWNET,
+    "ipc": CLONE_NEWIPC,
+    "uts": CLONE_NEWUTS,
+}
+
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_BIND, MS_REC, MS_PRIVATE, MS_SLAVE = 4096, 16384, 1 << 18, 1 << 19
+MNT_DETACH = 2
+
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
+AT_EMPTY_PATH = 0x1000
+OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+MOVE_MOUNT_F_EMPTY_PATH = 4
+SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture; Linux 5.2, 5.12
+SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432  # Linux 5.2
+FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
+SYS_OPENAT2, RESOLVE_NO_MAGICLINKS = 437, 0x02  # Linux 5.6
+SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE = 47, 2
+CAPABILITY_VERSION = 0x2008_0522
+CAP_SETGID, CAP_SETUID = 6, 7
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+ROOT_KEEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 10, 13, 31})
+"""What commands of a root user keep inside: chown, dac_override, dac_read_search, fowner, fsetid, kill, setgid,
+setuid, net_bind_service, net_raw, setfcap. None of them reaches past the world's own namespaces and mounts."""
+
+OVER_MODES = frozenset({1, 2})
+"""dac_override, dac_read_search. Over the host's root they would open what other users keep to themselves: root has
+them over an image alone, where packages bring users of their own."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+class MountAttr(ctypes.Structure):
+    _fields_ = (
+        ("attr_set", ctypes.c_uint64),
+        ("attr_clr", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns_fd", ctypes.c_uint64),
+    )
+
+
+def _check(result: int, what: str) -> None:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    _check(_libc.unshare(flags), f"unshare({', '.join(name for name, flag in KINDS.items() if flags & flag)})")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str = "") -> None:
+    done = _libc.mount(
+        os.fsencode(source),
+        os.fsencode(target),
+        kind.encode() or None,
+        ctypes.c_ulong(flags),
+        os.fsencode(options) or None,
+    )
+    _check(done, f"mount {kind or 'bind'} on {target}")
+
+
+def bind(source: str, target: str, *, recursive: bool = True) -> None:
+    mount(source, target, flags=MS_BIND | (MS_REC if recursive else 0))
+
+
+def clone_tree(path: str, *, recursive: bool = False) -> int:
+    """A descriptor of a copy of the mount at `path` that is attached nowhere; it goes when the descriptor does."""
+    flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
+    descriptor = int(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags))
+    _check(descriptor, f"open_tree of {path}")
+    return descriptor
+
+
+def narrow(path: str, *, writable: bool = False) -> int:
+    """A descriptor of a folder that leads nowhere else: there is nothing above it, and no way out but a link."""
+    descriptor = clone_tree(path, recursive=True)
+    attributes = ATTR_NOSUID | ATTR_NODEV | (0 if writable else ATTR_RDONLY)
+    try:
+        set_attributes(f"/proc/self/fd/{descriptor}", attributes, recursive=True)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def nowhere(size: str) -> int:
+    """A descriptor of an empty folder in memory, of mode 0700: mounted nowhere, it goes with its last user."""
+    kind = int(_libc.syscall(SYS_FSOPEN, b"tmpfs", 1))  # FSOPEN_CLOEXEC
+    _check(kind, "fsopen of tmpfs")
+    try:
+        for name, value in ((b"size", size.encode()), (b"mode", b"0700")):
+            _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_SET_STRING, name, value, 0), f"fsconfig {name!r}")
+        _check(_libc.syscall(SYS_FSCONFIG, kind, FSCONFIG_CMD_CREATE, None, None, 0), "fsconfig create")
+        descriptor = int(_libc.syscall(SYS_FSMOUNT, kind, 1, ATTR_NOSUID | ATTR_NODEV))  # FSMOUNT_CLOEXEC
+        _check(descriptor, "fsmount of tmpfs")
+        return descriptor
+    finally:
+        os.close(kind)
+
+
+def attach(descriptor: int, target: str) -> None:
+    """Put a mount that is attached nowhere at `target`. The descriptor stays the caller's to close."""
+    done = _libc.syscall(SYS_MOVE_MOUNT, descriptor, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
+    _check(done, f"move_mount to {target}")
+
+
+def set_attributes(target: str, attributes: int, *, recursive: bool = False) -> None:
+    """Add ATTR_* to a mount, with `recursive` to all below it. Flags that are set already stay."""
+    attr = MountAttr(attributes, 0, 0, 0)
+    flags = AT_RECURSIVE if recursive else 0
+    done = _libc.syscall(
+        SYS_MOUNT_SETATTR, AT_FDCWD, os.fsencode(target), flags, ctypes.byref(attr), ctypes.sizeof(attr)
+    )
+    _check(done, f"mount_setattr on {target}")
+
+
+def umount(target: str, flags: int = 0) -> None:
+    _check(_libc.umount2(os.fsencode(target), flags), f"umount {target}")
+
+
+def pivot_root_here() -> None:
+    """Make the current directory, a mount, the root, and let go of the old one."""
+    number = SYS_PIVOT_ROOT.get(platform.machine())
+    if number is None:
+        raise OSError(f"pivot_root: not known for {platform.machine()}")
+    _check(_libc.syscall(number, b".", b"."), "pivot_root")
+    umount(".", MNT_DETACH)
+    os.chdir("/")
+
+
+def shut(*, closed: bool) -> None:
+    """Keep everyone in this user namespace, whatever their capabilities, from this process's memory and descriptors.
+
+    For a process that has executed nothing since before that namespace was: else its makers may look all the same.
+    """
+    _check(_libc.prctl(PR_SET_DUMPABLE, 0 if closed else 1, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def die_with_parent() -> None:
+    _check(_libc.prctl(PR_SET_PDEATHSIG, 9, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
+
+
+def become_subreaper() -> None:
+    _check(_libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def keep_capabilities_on_exec(*, but: frozenset[int] = frozenset()) -> None:
+    """Let the next exec keep every capability except for `but`; one that is not root would lose them all by it."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
+    data = (ctypes.c_uint32 * 6)()  # twice: effective, permitted, inheritable
+    _check(_libc.capget(header, data), "capget")
+    data[2], data[5] = data[1], data[4]
+    _check(_libc.capset(header, data), "capset")
+    for capability in range(64):
+        if capability not in but and data[1 + 3 * (capability // 32)] >> (capability % 32) & 1:
+            _check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, capability, 0, 0), "prctl(PR_CAP_AMBIENT)")
+
+
+def drop_privileges(*, image: bool) -> None:
+    """Nothing stays for a user, `ROOT_KEEPS` for root, from now on and for good; no set-uid program helps. Over the
+    host's root, not over an `image`, root too is held by the modes of files.
+
+    At once, not by the next exec: with the agent's capabilities the way to the program that is executed could lead
+    through the agent's descriptors.
+    """
+    kept = frozenset() if os.geteuid() != 0 else ROOT_KEEPS if image else ROOT_KEEPS - OVER_MODES
+    for capability in range(64):
+        if capability not in kept and _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
+            break  # past the last that this kernel knows
+    header, data = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    _check(_libc.capget(header, data), "capget")
+    for half in (0, 3):  # the lower and the higher 32; of each: effective, permitted, inheritable
+        mask = sum(1 << number % 32 for number in kept if number // 32 == half // 3)
+        data[half], data[half + 1], data[half + 2] = data[half + 1] & mask, data[half + 1] & mask, 0
+    _check(_libc.capset(header, data), "capset")
+    _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def enter_folder(path: str) -> None:
+    """As `os.chdir`, but through no link of /proc to what a process has open: who follows a path that commands made
+    must not be led by it to descriptors that they do not have."""
+    how = OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, RESOLVE_NO_MAGICLINKS)
+    folder = int(_libc.syscall(SYS_OPENAT2, AT_FDCWD, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
+    _check(folder, f"openat2 of {path}")
+    try:
+        os.fchdir(folder)
+    finally:
+        os.close(folder)
+
+
+def close_all_but(kept: Collection[int]) -> None:
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        if number not in kept:
+            with contextlib.suppress(OSError):  # the one that they were listed by
+                os.close(number)

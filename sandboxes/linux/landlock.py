@@ -1,0 +1,81 @@
+"""What the mounts and capabilities of a world forbid, forbidden once more by Landlock. Stdlib only.
+
+A landlocked process is refused every mount call, may trace nothing outside its domain, and, with this rule set, makes
+no device node anywhere. In the host's own network (`WorldSpec.network`) its abstract sockets end at the domain: the
+desktop's bus and X11 are not reached.
+
+Paths to write are not listed here: Landlock ties a rule to an inode, a seal replaces the overlays under a living
+shell, and their mount points stand in `/`; the one rule that would go on holding is "all of /", which is no rule.
+The read-only flags of the mounts hold that line. A world over an image has a `/` that a seal replaces, and no domain.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from pathlib import Path
+
+from ramify.sandboxes.linux.syscalls import call
+
+ASK_VERSION = 1  # LANDLOCK_CREATE_RULESET_VERSION
+RULE_PATH_BENEATH = 1
+MAKE_CHAR, MAKE_BLOCK, REFER = 1 << 6, 1 << 11, 1 << 13  # LANDLOCK_ACCESS_FS_*
+SCOPE_ABSTRACT_SOCKET = 1 << 0
+
+ABI_REFER, ABI_SCOPES = 2, 6
+"""The first version under which a rename from folder to folder can be allowed, and that knows scopes."""
+
+
+class RulesetAttr(ctypes.Structure):
+    _fields_ = (("handled_fs", ctypes.c_uint64), ("handled_net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
+
+
+class PathBeneathAttr(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+@functools.cache
+def version() -> int:
+    """The ABI that the running kernel offers; 0 for none (too old, not built in, or not switched on)."""
+    try:
+        return call("landlock_create_ruleset", None, ctypes.c_size_t(0), ASK_VERSION)
+    except OSError:
+        return 0
+
+
+def restrict() -> bool:
+    """Enter a domain for good; False where the kernel has no Landlock that fits, or the world no lasting `/`.
+
+    Needs no-new-privs.
+    """
+    root = Path("/").stat()
+    rules = _rules.get((root.st_dev, root.st_ino))
+    if rules is None:
+        return False
+    call("landlock_restrict_self", rules, 0)
+    return True
+
+
+_rules: dict[tuple[int, int], int] = {}
+"""By the device and inode of the `/` that it is for: a rule set's descriptor, which stays open."""
+
+
+def prepare() -> bool:
+    """Make the rule set for the `/` of this process, which must stay its root; False where the kernel has no Landlock
+    that fits."""
+    abi = version()
+    if abi < ABI_REFER:
+        return False
+    attr = RulesetAttr(MAKE_CHAR | MAKE_BLOCK | REFER, 0, SCOPE_ABSTRACT_SOCKET if abi >= ABI_SCOPES else 0)
+    descriptor = call("landlock_create_ruleset", ctypes.byref(attr), ctypes.c_size_t(ctypes.sizeof(attr)), 0)
+    root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        rule = PathBeneathAttr(REFER, root)  # or renames from folder to folder are refused everywhere
+        call("landlock_add_rule", descriptor, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
+        found = os.fstat(root)
+    finally:
+        os.close(root)
+    _rules[(found.st_dev, found.st_ino)] = descriptor
+    return True

@@ -1,0 +1,249 @@
+"""Making a stopped process do system calls, by ptrace. Stdlib only; x86_64.
+
+One call is one single step of a `syscall` instruction in the process's own vDSO. Many calls are a table that a few
+instructions of ours run through, in a page that is taken away again: each stop would cost two switches of process.
+None of the process's own code runs meanwhile, and what is called passes its filter and its Landlock domain: what it
+may not do, nobody can have it do.
+
+Numbers are from the kernel's uapi headers (`ptrace.h`, `elf.h`); registers in the order of `user_regs_struct`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import platform
+import signal
+import struct
+from collections.abc import Sequence
+from typing import Self
+
+from ramify.sandboxes.linux.memory_map import Area
+
+CONT, SINGLESTEP, DETACH = 7, 9, 17
+GETREGSET, SETREGSET, SEIZE, INTERRUPT = 0x4204, 0x4205, 0x4206, 0x4207
+GETSIGMASK, SETSIGMASK, GET_RSEQ = 0x420A, 0x420B, 0x420F
+TRACE_EXEC, EXIT_KILL = 0x10, 0x10_0000
+EVENT_EXEC, EVENT_STOP = 4, 128
+NT_PRSTATUS, NT_X86_XSTATE = 1, 0x202
+WALL = 0x4000_0000
+KCMP = 312
+
+REGISTERS = (
+    *("r15", "r14", "r13", "r12", "rbp", "rbx", "r11", "r10", "r9", "r8", "rax", "rcx", "rdx", "rsi", "rdi"),
+    *("orig_rax", "rip", "cs", "eflags", "rsp", "ss", "fs_base", "gs_base", "ds", "es", "fs", "gs"),
+)
+LAYOUT = struct.Struct(f"={len(REGISTERS)}Q")
+ARGUMENTS = ("rdi", "rsi", "rdx", "r10", "r8", "r9")
+SYSCALL = b"\x0f\x05"
+RUNNER = bytes.fromhex(
+    "488b03"  # next: mov rax, [rbx]
+    "488b7b08 488b7310 488b5318 4c8b5320 4c8b4328 4c8b4b30"  # rdi, rsi, rdx, r10, r8, r9: [rbx + 8 …]
+    "0f05"  # syscall
+    "48894338"  # mov [rbx + 56], rax
+    "4883c340"  # add rbx, 64
+    "49ffcc 75d6"  # dec r12; jnz next
+    "cc"  # int3
+)
+ENTRY = struct.Struct("=8Q")  # a call's number, its six arguments, what came of it
+PADDING = (0,) * 6
+CODE = 64  # bytes, at the beginning of the room
+NONE = (1 << 64) - 1  # as `orig_rax`: not in a system call
+RESTART = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND: the kernel would make the call again
+RESTART_BLOCK = -516
+XSTATE_MOST = 1 << 14
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+Call = Sequence[int]
+"""A system call's number and its arguments."""
+
+
+class IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+class Tracee:
+    """A process that stands still while it is traced. Every failure is an `OSError`.
+
+    As a context: let go of at the end, to run on (or to stop, where a SIGSTOP waits for it).
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.memory = -1  # /proc/PID/mem
+        self._syscall = 0  # where the instruction lies
+
+    @classmethod
+    def seize(cls, pid: int, options: int = 0) -> Self:
+        """One that may still run: `interrupt` it, or wait for its exec."""
+        tracee = cls(pid)
+        tracee._ask(SEIZE, 0, options)
+        return tracee
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()
+
+    def interrupt(self) -> None:
+        self._ask(INTERRUPT)
+        self._await_stop()
+        self._open()
+
+    def await_exec(self) -> None:
+        """Until it stands at the first instruction of a new program."""
+        while (status := self._await_stop()) >> 8 != (signal.SIGTRAP | EVENT_EXEC << 8):
+            number = 0 if status >> 16 else status >> 8 & 0xFF
+            self._ask(CONT, 0, number)
+        self._ask(SINGLESTEP)  # out of execve, which still has its result to write into a register
+        self._await_stop()
+        self._open()
+
+    def _open(self) -> None:
+        self.memory = os.open(f"/proc/{self.pid}/mem", os.O_RDWR | os.O_CLOEXEC)
+
+    def _await_stop(self) -> int:
+        _, status = os.waitpid(self.pid, WALL)
+        if not os.WIFSTOPPED(status):
+            raise OSError(f"process {self.pid} ended while it was looked at")
+        return status
+
+    def _ask(self, request: int, address: int = 0, data: int | None = 0) -> None:
+        if _libc.ptrace(request, self.pid, address, data) == -1:
+            number = ctypes.get_errno()
+            raise OSError(number, f"ptrace({request:#x}) of process {self.pid}: {os.strerror(number)}")
+
+    # Registers and the like
+
+    def _regset(self, request: int, kind: int, data: bytes) -> bytes:
+        room = ctypes.create_string_buffer(data, len(data))
+        vector = IoVec(ctypes.addressof(room), len(data))
+        self._ask(request, kind, ctypes.addressof(vector))
+        return room.raw[: vector.length]
+
+    @property
+    def registers(self) -> dict[str, int]:
+        raw = self._regset(GETREGSET, NT_PRSTATUS, bytes(LAYOUT.size))
+        return dict(zip(REGISTERS, LAYOUT.unpack(raw), strict=True))
+
+    @registers.setter
+    def registers(self, values: dict[str, int]) -> None:
+        self._regset(SETREGSET, NT_PRSTATUS, LAYOUT.pack(*(values[name] for name in REGISTERS)))
+
+    @property
+    def floats(self) -> bytes:
+        return self._regset(GETREGSET, NT_X86_XSTATE, bytes(XSTATE_MOST))
+
+    @floats.setter
+    def floats(self, state: bytes) -> None:
+        self._regset(SETREGSET, NT_X86_XSTATE, state)
+
+    @property
+    def blocked(self) -> int:
+        """The mask of blocked signals."""
+        mask = ctypes.c_uint64()
+        self._ask(GETSIGMASK, 8, ctypes.addressof(mask))
+        return mask.value
+
+    @blocked.setter
+    def blocked(self, mask: int) -> None:
+        value = ctypes.c_uint64(mask)
+        self._ask(SETSIGMASK, 8, ctypes.addressof(value))
+
+    @property
+    def restartable(self) -> tuple[int, int, int]:
+        """Address, length and signature of its area for restartable sequences; zeros where it has none."""
+        room = ctypes.create_string_buffer(24)
+        self._ask(GET_RSEQ, 24, ctypes.addressof(room))
+        address, length, signature, _, _ = struct.unpack("=QIIII", room.raw)
+        return address, length, signature
+
+    # System calls
+
+    def step_from(self, vdso: Area) -> None:
+        """Make calls with the instruction that is found there."""
+        at = os.pread(self.memory, vdso.size, vdso.start).find(SYSCALL)
+        if at < 0:
+            raise OSError(f"the vDSO of process {self.pid} makes no system call")
+        self._syscall = vdso.start + at
+
+    def call(self, number: int, *arguments: int) -> int:
+        """Raises `OSError` with what the kernel answered it."""
+        registers = self.registers
+        registers |= dict(zip(ARGUMENTS, (value & NONE for value in arguments), strict=False))
+        registers |= {"rax": number, "orig_rax": NONE, "rip": self._syscall}
+        self.registers = registers
+        self._go(SINGLESTEP)
+        return self._checked(number, signed(self.registers["rax"]))
+
+    def run(self, calls: Sequence[Call], room: int) -> list[int]:
+        """Make them one after the other, from a table at `room`, which it can write and execute. Raises `OSError` for
+        the first that failed; the others were made all the same."""
+        table = room + CODE
+        rows = (
+            ENTRY.pack(number, *(value & NONE for value in (*values, *PADDING)[:6]), 0) for number, *values in calls
+        )
+        os.pwrite(self.memory, RUNNER.ljust(CODE, b"\xcc") + b"".join(rows), room)
+        self.registers = {**self.registers, "rbx": table, "r12": len(calls), "rip": room, "orig_rax": NONE}
+        self._go(CONT)
+        told = os.pread(self.memory, ENTRY.size * len(calls), table)
+        results = [signed(row[-1]) for row in ENTRY.iter_unpack(told)]
+        for call, result in zip(calls, results, strict=True):
+            self._checked(call[0], result)
+        return results
+
+    def _go(self, request: int) -> None:
+        """To the next trap. Its signals are blocked meanwhile: what comes is a stop, which waits, or a fault."""
+        self._ask(request)
+        while (stop := self._await_stop() >> 8) != signal.SIGTRAP:
+            if stop >> 8 != EVENT_STOP and stop != signal.SIGSTOP:
+                raise OSError(f"process {self.pid} was stopped by signal {stop & 0xFF} in a call made for it")
+            self._ask(request)
+
+    def _checked(self, number: int, result: int) -> int:
+        if -4096 < result < 0:
+            raise OSError(-result, f"system call {number} of process {self.pid}: {os.strerror(-result)}")
+        return result
+
+    def let_go(self) -> None:
+        if self.memory >= 0:
+            os.close(self.memory)
+            self.memory = -1
+        with contextlib.suppress(ProcessLookupError):  # it was killed meanwhile
+            self._ask(DETACH)
+
+
+def signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def settled(registers: dict[str, int]) -> dict[str, int]:
+    """Registers to go on with, somewhere else: a system call that was interrupted is made again."""
+    result = signed(registers["rax"])
+    if signed(registers["orig_rax"]) < 0:
+        return registers
+    if result in RESTART:
+        return {**registers, "rax": registers["orig_rax"], "rip": registers["rip"] - len(SYSCALL), "orig_rax": NONE}
+    if result == RESTART_BLOCK:  # what it was to go on with lies in the kernel
+        return {**registers, "rax": -4 & NONE, "orig_rax": NONE}  # EINTR
+    return {**registers, "orig_rax": NONE}
+
+
+def share_open_file(pid: int, one: int, other: int) -> bool:
+    """Whether two descriptors of a process share their place in the file. Raises `OSError`."""
+    order = int(_libc.syscall(KCMP, pid, pid, 0, one, other))
+    if order == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"kcmp of process {pid}: {os.strerror(number)}")
+    return order == 0
+
+
+def why_not() -> str:
+    """Why this cannot be done here; "" where it can."""
+    return "" if platform.machine() == "x86_64" else f"no table of registers for {platform.machine()}"

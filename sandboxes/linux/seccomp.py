@@ -1,0 +1,174 @@
+"""Which system calls commands may make. Stdlib only: installed in a shell's child, just before it becomes bash.
+
+A list of what is refused, not of what is allowed: a world is to run any program, and what keeps it inside are its
+namespaces, mounts and lost capabilities. The filter takes away what would reach *past* them by a kernel bug (the
+calls that most such bugs were found in) and what namespaces do not cover (keys, vsock, the terminal's input queue).
+Calls newer than our table answer as an older kernel would: a program falls back, and nothing slips by unread.
+
+What programs probe for, knowing that kernels lack it, gets ENOSYS; what is a refusal gets EPERM.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import platform
+from collections.abc import Sequence
+
+from ramify.sandboxes.linux import bpf
+from ramify.sandboxes.linux.syscalls import ARCHITECTURES, LAST, call, here
+
+ALLOW = 0x7FFF_0000
+KILL = 0x8000_0000  # the whole process
+ERRNO = 0x0005_0000
+
+REFUSED = (
+    # mounts: the view of the world is the agent's to make
+    *("mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount"),
+    *("fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
+    # other namespaces; `unshare` and `clone` are looked into below
+    "setns",
+    # files by their number on the disk, past every mount
+    *("open_by_handle_at", "lookup_dcookie", "fanotify_init"),
+    # keys, which are the user's and not the namespace's
+    *("add_key", "request_key", "keyctl"),
+    # the kernel and the machine
+    *("bpf", "perf_event_open", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module"),
+    *("reboot", "swapon", "swapoff", "acct", "quotactl", "quotactl_fd", "syslog", "iopl", "ioperm", "vhangup"),
+    *("settimeofday", "clock_settime", "sethostname", "setdomainname", "uselib"),
+)
+ABSENT = (
+    "clone3",
+    "io_uring_setup",
+    "io_uring_enter",
+    "io_uring_register",
+    "userfaultfd",
+    "memfd_secret",
+    "modify_ldt",
+)
+"""`clone3` hides its flags behind a pointer, where no filter sees them: the C library then uses `clone`."""
+
+NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
+NEW_TIME = 0x80  # CLONE_NEWTIME: for `unshare` alone; in `clone` these bits are a signal's number
+AGENT = 1  # its pid inside; the kernel lets whoever has its uid take its limits away
+TERMINAL_TRICKS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal that someone else reads
+FAMILIES = (1, 2, 10, 16, 17)  # AF_UNIX, INET, INET6, NETLINK, PACKET. Not vsock, which reaches a hypervisor
+
+SECCOMP_SET_MODE_FILTER = 1
+
+MREMAP, MADVISE = 25, 28  # x86_64
+MREMAP_FIXED = 2
+GIVING_BACK = (4, 9, 24)  # MADV_DONTNEED, MADV_REMOVE, MADV_DONTNEED_LOCKED
+
+
+class SockFprog(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
+
+
+@functools.cache
+def program(machine: str) -> bytes:
+    """The filter for `machine`, as `platform.machine()` names it. Raises `KeyError` for one without a table."""
+    architecture = ARCHITECTURES[machine]
+    numbers = architecture.numbers
+    code = bpf.Assembler()
+    code.load(bpf.ARCHITECTURE)
+    code.jump(bpf.EQUAL, architecture.audit, "our table")
+    code.answer(KILL)  # another call table (32-bit): its numbers mean other calls
+    code.label("our table")
+    code.load(bpf.NUMBER)
+    if architecture.x32:
+        code.jump(bpf.ANY_BIT, architecture.x32, "absent")
+    code.jump(bpf.GREATER, LAST, "absent")
+    special = {name: name for name in ("ioctl", "socket", "clone", "unshare", "prlimit64")}
+    special |= dict.fromkeys(REFUSED, "refused") | dict.fromkeys(ABSENT, "absent")
+    _search(code, sorted((numbers[name], target) for name, target in special.items() if name in numbers))
+    _arguments(code)
+    code.answer(ERRNO | errno.EPERM, "refused")
+    code.answer(ERRNO | errno.ENOSYS, "absent")
+    return code.assemble()
+
+
+def _search(code: bpf.Assembler, special: Sequence[tuple[int, str]]) -> None:
+    """Go where the loaded number is sent, and allow one that is not among them. By halves: the kernel tries every
+    number when a filter is installed, which is most of what a new shell waits for."""
+    if len(special) <= 3:
+        for number, target in special:
+            code.jump(bpf.EQUAL, number, target)
+        code.answer(ALLOW)
+        return
+    middle = len(special) // 2
+    above = f"above {special[middle - 1][0]}"
+    code.jump(bpf.GREATER, special[middle - 1][0], above)
+    _search(code, special[:middle])
+    code.label(above)
+    _search(code, special[middle:])
+
+
+def _arguments(code: bpf.Assembler) -> None:
+    """The five calls that are one thing or another by an argument. The kernel itself reads the low half of each."""
+    for name, bits in (("clone", NEW_NAMESPACES), ("unshare", NEW_NAMESPACES | NEW_TIME)):
+        code.label(name)
+        code.load(bpf.argument(0))
+        code.jump(bpf.ANY_BIT, bits, "refused")
+        code.answer(ALLOW)
+    code.label("ioctl")
+    code.load(bpf.argument(1))
+    for request in TERMINAL_TRICKS:
+        code.jump(bpf.EQUAL, request, "refused")
+    code.answer(ALLOW)
+    code.label("prlimit64")
+    code.load(bpf.argument(0))
+    code.jump(bpf.EQUAL, AGENT, "refused")
+    code.answer(ALLOW)
+    code.label("socket")
+    code.load(bpf.argument(0))
+    for family in FAMILIES:
+        code.jump(bpf.EQUAL, family, "family")
+    code.answer(ERRNO | errno.EAFNOSUPPORT)
+    code.answer(ALLOW, "family")
+
+
+@functools.cache
+def filter_for_restored() -> bytes:
+    """What memory over an image cannot do as other memory would, for x86_64, which alone has such sessions.
+
+    Grown, it would show what follows in the image; given back, it would show the image again instead of zeros. Every
+    allocator knows what to do where the kernel refuses: copy, or clear. MREMAP_FIXED is for the bringing itself.
+    """
+    code = bpf.Assembler()
+    code.load(bpf.NUMBER)
+    code.jump(bpf.EQUAL, MREMAP, "mremap")
+    code.jump(bpf.EQUAL, MADVISE, "madvise")
+    code.answer(ALLOW, "allowed")
+    code.label("mremap")
+    code.load(bpf.argument(3))
+    code.jump(bpf.ANY_BIT, MREMAP_FIXED, "also allowed")
+    code.answer(ERRNO | errno.ENOMEM)
+    code.label("madvise")
+    code.load(bpf.argument(2))
+    for advice in GIVING_BACK:
+        code.jump(bpf.EQUAL, advice, "invalid")
+    code.answer(ALLOW, "also allowed")
+    code.answer(ERRNO | errno.EINVAL, "invalid")
+    return code.assemble()
+
+
+def supported() -> str:
+    """Why there is no filter on this machine; "" where there is."""
+    return "" if here() is not None else f"no table of system calls for {platform.machine()}"
+
+
+def install() -> None:
+    """From now on, for this thread and all it starts. Needs no-new-privs. Raises `OSError`."""
+    _install(program(platform.machine()))
+
+
+def install_for_restored() -> None:
+    """As `install`, beside it."""
+    _install(filter_for_restored())
+
+
+def _install(text: bytes) -> None:
+    filter_ = SockFprog(len(text) // bpf.INSTRUCTION.size, text)
+    call("seccomp", SECCOMP_SET_MODE_FILTER, 0, ctypes.byref(filter_))

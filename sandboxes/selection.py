@@ -1,0 +1,40 @@
+"""Which backend a name means. A backend that cannot run here is an error, never quietly another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.sandboxes import doctor
+from ramify.sandboxes.backends.copying import CopyBackend
+from ramify.sandboxes.backends.docker.backend import DockerBackend
+from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
+from ramify.sandboxes.contract import Backend
+from ramify.sandboxes.errors import BackendUnavailable
+
+NAMES = ("namespaces", "docker", "copy")
+
+
+def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
+    """The backend called `name`, for `async with`. Blocks for a tenth of a second to see that it works here.
+
+    Raises `BackendUnavailable` with the reason, and `ValueError` for a name that is none.
+    """
+    match name:
+        case "namespaces":
+            able = doctor.namespaces(scratch)
+            if not able.available:
+                raise BackendUnavailable(
+                    f"worlds in namespaces cannot be made here: {able.reason}. "
+                    "To run without isolation instead, on copies of the tree, ask for it: --sandbox copy"
+                )
+            return NamespaceBackend(store, scratch)
+        case "docker":
+            able = doctor.docker()
+            if not able.available:
+                raise BackendUnavailable(f"worlds in containers cannot be made here: {able.reason}")
+            return DockerBackend(store, scratch)
+        case "copy":
+            return CopyBackend(store, scratch)
+        case _:
+            raise ValueError(f"no sandbox backend is called {name!r}: choose one of {', '.join(NAMES)}")

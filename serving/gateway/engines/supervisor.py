@@ -1,0 +1,237 @@
+"""Engine processes of our own behind replicas: started, watched, and started again when they die or hang."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+from ramify.serving.engine.contract import Engine
+from ramify.serving.errors import EngineFailed
+from ramify.serving.gateway import sse
+from ramify.serving.gateway.engines.replicas import EngineTraits, Replica
+from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
+from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.records.logs import log
+from ramify.serving.protocol.wire import Malformed
+
+_QUESTIONS = 6  # without an answer, in a row
+LOOKS = 6  # at what its model has done, in the time after which its silence counts
+
+
+async def hung(upstream: Upstream, model: str, after_s: float, slots: int) -> str:
+    """Returns when that engine is taken for hung, after some `after_s` seconds without a sign: what was seen.
+    `slots`: calls that it works on at once."""
+    each_s, unanswered = after_s / _QUESTIONS, 0
+    while True:
+        begun, since = asyncio.get_running_loop().time(), upstream.awake.time()
+        if await upstream.answers(each_s):
+            unanswered = 0
+            if upstream.suspect and await _is_mute(upstream, model, after_s, slots):
+                return f"its server lives, and its model gave no token within {after_s:g} s"
+        elif upstream.heard_since(since):
+            unanswered = 0  # it is at work, if too busy to say so
+        elif (unanswered := unanswered + 1) == _QUESTIONS:
+            return f"its server did not say that it is well, asked {_QUESTIONS} times in {after_s:g} s"
+        await asyncio.sleep(max(0.0, begun + each_s - asyncio.get_running_loop().time()))
+
+
+async def follow(upstream: Upstream, every_s: float) -> None:
+    """For ever, while calls wait and none hears a word: has its model worked all the same? Whole answers say nothing
+    before their end, and may be all that there is for an engine to do. One that queues may have lost a call while it
+    works for others: it is asked all the time."""
+    while True:
+        await asyncio.sleep(every_s)
+        if upstream.awaited and (upstream.queues or not upstream.heard_since(upstream.awake.time() - every_s)):
+            await upstream.count(every_s)
+
+
+@asynccontextmanager
+async def following(upstream: Upstream, every_s: float) -> AsyncIterator[None]:
+    """While entered, `follow` it."""
+    task = asyncio.create_task(follow(upstream, every_s))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _is_mute(upstream: Upstream, model: str, after_s: float, slots: int) -> bool:
+    """Does its model say nothing, to us or to anybody else? Whole answers that take all its slots may come first, and
+    so may the prompt of a stream: each is silent for as long as it may be."""
+    token = asyncio.create_task(_token(upstream, model))
+    begun = upstream.awake.time()
+    try:
+        while True:
+            await upstream.awake.wait(token, after_s)
+            if token.done() or upstream.heard_since(begun):
+                upstream.suspect = False
+                return False
+            ahead_s = upstream.hang_s if upstream.reading else 0.0
+            if upstream.working > slots:  # our question is one of them
+                ahead_s = upstream.whole_s
+            if upstream.awake.time() > begun + ahead_s:
+                return True
+    finally:
+        token.cancel()
+        await asyncio.gather(token, return_exceptions=True)
+
+
+async def _token(upstream: Upstream, model: str) -> None:
+    """Whatever it says is a sign of life, an error too."""
+    body = {"model": model, "prompt": ".", "max_tokens": 1}
+    try:
+        await upstream.post("/completions", sse.encode(body))
+    except (ApiError, Malformed) as error:
+        if isinstance(error, ApiError) and error.status == 504:
+            await asyncio.Event().wait()  # its own limit was over: no sign
+
+
+_BACKOFF_S = 0.5
+_BACKOFF_CAP_S = 30.0
+RESTART_S = 60.0  # without a sign of life
+_STATUS_S = 1.0  # until a process whose connections are gone is, too
+_STEADY_S = 60.0  # an engine that has lived so long starts its next life without a wait
+
+
+class SupervisedEngine:
+    """One engine, for as long as this is entered. `replica` has its present process's address, or none.
+
+    Entering raises EngineFailed where the first start fails: then something is wrong that no second one mends.
+    `queue`: calls that are let in beyond those that the engine works on at once. `key` is the engine's. An engine
+    that gives no sign of life for `restart_s` is ended, and started again. `changed` is called when the replica has
+    come or gone, `restarted` with its index for each new life.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        make: Callable[[], Engine],
+        traits: EngineTraits,
+        *,
+        queue: int = 0,
+        hang_s: float = HANG_S,
+        whole_s: float = WHOLE_S,
+        restart_s: float = RESTART_S,
+        key: str | None = None,
+        changed: Callable[[], None] = lambda: None,
+        restarted: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.replica = Replica(index, 1, None, traits, queue=queue, comes_back=self._comes_back)
+        self._key = key
+        self._hang_s, self._whole_s, self._restart_s = hang_s, whole_s, restart_s
+        self.changed = changed
+        self.restarted = restarted
+        self._make = make
+        self._life = AsyncExitStack()
+        self._upstream: Upstream | None = None  # of the present life, also when its replica is used no more
+        self._past_answering = asyncio.Event()  # the present life's engine, whether its process knows it or not
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        engine = await self._start()
+        self._watch = asyncio.create_task(self._keep(engine))
+        self._watch.add_done_callback(self._unwatched)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+        await self._end()
+
+    def _unwatched(self, watch: asyncio.Task[None]) -> None:
+        """A fault of ours: without a word of it an engine that dies later would stay away for no reason told."""
+        if not watch.cancelled() and (fault := watch.exception()) is not None:
+            log("engine_unwatched", level=logging.ERROR, replica=self.replica.index, problem=repr(fault))
+
+    async def _start(self) -> Engine:
+        engine = await self._life.enter_async_context(self._make())
+        self.replica.slots = engine.slots
+        self.replica.alias = engine.alias
+        queues = self.replica.traits.reads_tags
+        self._upstream = Upstream(
+            engine.base_url,
+            key=self._key,
+            hang_s=self._hang_s,
+            whole_s=self._whole_s,
+            queues=queues,
+            loops=self.replica.traits.llama_cpp,
+        )
+        self._past_answering.clear()
+        self.replica.upstream = self._upstream
+        self.replica.failures, self.replica.down_until, self.replica.false_starts = 0, 0.0, 0
+        self.changed()
+        return engine
+
+    async def _end(self) -> None:
+        """Of one life. Calls that are in it are lost at once, however long its process takes to go."""
+        self.replica.upstream = None
+        upstream, self._upstream = self._upstream, None
+        life, self._life = self._life, AsyncExitStack()
+        try:
+            if upstream is not None:
+                await upstream.aclose()
+        finally:
+            await life.aclose()
+
+    async def _comes_back(self) -> bool:
+        """A call was lost in it: is this life over, so that another one follows? A server may live on for a while
+        whose engine is dead: it is ended."""
+        if (upstream := self.replica.upstream) is None:
+            return True
+        if await upstream.lives():
+            return False
+        if self.replica.upstream is upstream:
+            self.replica.upstream = None
+            self._past_answering.set()
+        return True
+
+    async def _end_of(self, engine: Engine) -> int | None:
+        """Of this life: its process's exit status, None where that still runs."""
+        assert self._upstream is not None
+        ended = asyncio.create_task(engine.ended())
+        past = asyncio.create_task(self._past_answering.wait())
+        mute = asyncio.create_task(hung(self._upstream, engine.alias, self._restart_s, engine.slots))
+        try:
+            async with following(self._upstream, min(self._hang_s, self._restart_s) / LOOKS):
+                await asyncio.wait({ended, past, mute}, return_when=asyncio.FIRST_COMPLETED)
+            if mute.done() and not ended.done():
+                self._upstream.stood_still = self._upstream.shaped.suspected and self.replica.traits.llama_cpp
+                log("engine_hung", level=logging.ERROR, replica=self.replica.index, problem=mute.result())
+                return None
+            await asyncio.wait({ended}, timeout=_STATUS_S)
+            return ended.result() if ended.done() else None
+        finally:
+            for task in (ended, past, mute):
+                task.cancel()
+            await asyncio.gather(mute, return_exceptions=True)
+
+    async def _keep(self, engine: Engine) -> None:
+        loop, index = asyncio.get_running_loop(), self.replica.index
+        pause = 0.0
+        while True:
+            born = loop.time()
+            status = await self._end_of(engine)
+            log("engine_died", level=logging.ERROR, replica=index, status=status)
+            await self._end()
+            pause = 0.0 if loop.time() - born > _STEADY_S else min(_BACKOFF_CAP_S, max(_BACKOFF_S, 2 * pause))
+            while True:
+                await asyncio.sleep(pause)
+                try:
+                    engine = await self._start()
+                    break
+                except EngineFailed as error:
+                    log("engine_failed", level=logging.ERROR, replica=index, problem=str(error))
+                    self.replica.false_starts += 1
+                    self.changed()
+                    pause = min(_BACKOFF_CAP_S, max(_BACKOFF_S, 2 * pause))
+            self.replica.restarts += 1
+            self.restarted(index)
+            log("engine_restarted", replica=index, restarts=self.replica.restarts)

@@ -1,0 +1,217 @@
+"""What all calls of a gateway share; a call's begin and end, of which records, metrics and the policy hear."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from ramify.serving.gateway.admission.admission import Admission
+from ramify.serving.gateway.admission.prefix_hints import HintResult, Hints
+from ramify.serving.gateway.dialects import CHAT, MOST_TOKENS, Details, Dialect, resumable
+from ramify.serving.gateway.engines.constraint_checks import with_response_format
+from ramify.serving.gateway.engines.observed import echoes, service_of
+from ramify.serving.gateway.engines.replicas import Replica, Replicas
+from ramify.serving.gateway.engines.service_time import PromptSizes
+from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.records.call_records import Records
+from ramify.serving.gateway.records.calls import Call, Outcome
+from ramify.serving.gateway.records.logs import request as log_request
+from ramify.serving.gateway.records.metrics import Metrics
+from ramify.serving.http_guard import Keys
+from ramify.serving.policy.types import Finished, StepModel
+from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.protocol.tags import SLOTags, without_tags
+
+if TYPE_CHECKING:  # it brings numbers along, which a gateway without an analyzer needs not
+    from ramify.serving.gateway.records.length_forecasts import Analysis
+
+_PREFIX = 1024  # characters of a prompt that two calls must share to be worth one replica
+
+
+class Gateway:
+    """`app.state.gateway` of what create_gateway returns."""
+
+    def __init__(
+        self, replicas: Replicas, admission: Admission, records: Records, metrics: Metrics, api_keys: Sequence[str]
+    ) -> None:
+        self.replicas = replicas
+        self.admission = admission
+        self.records = records
+        self.metrics = metrics
+        self.hints = Hints(replicas, admission, metrics, records.clock)
+        self.answers: set[asyncio.Task[None]] = set()
+        self.stopping = False
+        self.analysis: Analysis | None = None
+        self._keys = Keys(api_keys)
+        self._sizes = PromptSizes()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more calls, let those in progress end for so long, and break off the rest."""
+        self.stopping = True
+        await self.hints.stop()
+        if self.answers:
+            await asyncio.wait(self.answers, timeout=seconds)
+        self.abort()
+
+    def abort(self) -> None:
+        """Break off every call: its client is told."""
+        for answer in self.answers:
+            answer.cancel()
+
+    async def aclose(self) -> None:
+        if self.analysis is not None:
+            await self.analysis.aclose()
+        for one in self.replicas.all:
+            if one.upstream is not None:
+                await one.upstream.aclose()
+
+    def authorise(self, request: Request) -> None:
+        shown = request.headers.get("authorization", "").encode("latin-1")
+        if self._keys and not self._keys.shown_in(shown):
+            raise ApiError(401, "invalid_api_key", "the API key is missing or wrong: send Authorization: Bearer KEY")
+
+    def upstream(self) -> Upstream:
+        """Any engine that is up. Raises ApiError where there is none."""
+        now = self.records.clock()
+        for one in self.replicas.usable(now):
+            if one.upstream is not None:
+                return one.upstream
+        raise ApiError(503, "upstream_unavailable", "the engine is being started: try again")
+
+    def step_of(self, call: Call) -> StepModel:
+        """Of the engine that works on it, or would most quickly."""
+        if call.entered is not None:
+            return self.replicas.all[call.replica].model.step
+        return self.replicas.fastest(self.records.clock()).model.step
+
+    async def hint(self, body: Mapping[str, object]) -> HintResult:
+        """Have an idle engine read what calls will begin with."""
+        return await self.hints.read(body, _affinity(SLOTags(), body, _prompt(CHAT, body)))
+
+    def open(self, dialect: Dialect, body: Mapping[str, object], tags: SLOTags) -> Call:
+        """A call has come in."""
+        prompt = _prompt(dialect, body)
+        affinity = _affinity(tags, body, prompt)
+        return self.records.open(
+            dialect.path,
+            tags,
+            prompt_tokens=self._sizes.guess(len(prompt)),
+            sketch=None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles),
+            max_tokens=_limit(body),
+            affinity=affinity,
+            cached_as=affinity or f"prompt {hash(prompt)}",
+            resumable=resumable(dialect, without_tags(body)),
+        )
+
+    async def analyse(self, call: Call, dialect: Dialect, body: Mapping[str, object]) -> None:
+        """Learn of a call what the analyzer has to say, before it waits for its slot."""
+        if self.analysis is not None:
+            said = body.get(dialect.prompt_field)
+            messages = said if isinstance(said, list) else [said]
+            last = messages[-1] if messages else ""
+            content = last.get("content") if isinstance(last, Mapping) else last
+            model, alone = str(body.get("model", "")), not several(dialect, body)
+            await self.analysis.begin(call, model, str(content), len(messages), alone)
+
+    def answered(
+        self,
+        call: Call,
+        at: Replica,
+        body: Mapping[str, object],
+        dialect: Dialect,
+        usage: tuple[int | None, int | None],
+        answer_id: object,
+        details: Details,
+    ) -> None:
+        """A replica has given a whole answer: what it took, for the estimates; and that a conversation is there."""
+        if dialect.last_is_whole and isinstance(answer_id, str):
+            self.replicas.remember(_conversation(answer_id), at)
+        now = self.records.clock()
+        made, read = usage
+        pieces, streamed = call.chunks, call.first_token is not None
+        if read is not None and not call.track.preemptions:
+            self._sizes.observe(len(_prompt(dialect, body)), read)
+            call.prompt_tokens = read
+        if made is not None:
+            call.chunks = made
+        alone = not several(dialect, body) and not echoes(body)  # else what is counted is not one answer's
+        tokens = made if made is not None or not streamed else pieces
+        seen = service_of(call, at, details, now, tokens=tokens, pieces=pieces) if alone else None
+        at.answered(seen)
+
+    def close(self, call: Call, outcome: Outcome) -> None:
+        """A call has ended, one way or another. Only the first ending counts."""
+        view = call.view()
+        if not self.records.close(call, outcome):
+            return
+        if self.analysis is not None:
+            self.analysis.ended(call, whole=outcome is Outcome.DONE)
+        self.metrics.ended(call)
+        log_request(call)
+        if outcome is Outcome.DONE:
+            assert call.ended is not None
+            done = replace(view, generated=call.chunks, prompt_tokens=call.prompt_tokens)
+            delivered = call.chunks - call.late_chunks
+            self.admission.observe(Finished(done, call.ended, call.met() is not False, delivered))
+
+    def forwarded(self, call: Call, body: Mapping[str, object], to: Replica) -> dict[str, object]:
+        """The body that an engine gets: without our tags, or with what is left of them; for "default", its model."""
+        plain = without_tags(body)
+        if to.alias is not None and plain.get("model", "default") == "default":
+            plain["model"] = to.alias
+        if to.traits.llama_cpp:
+            plain = with_response_format(plain)
+        if not to.traits.reads_tags:
+            return plain
+        now = self.records.clock()
+        left = call.tags.aged(now - call.arrived)
+        if call.compound and call.compound.deadline is not None and call.tags.compound_deadline_s is not None:
+            left = replace(left, compound_deadline_s=max(0.0, call.compound.deadline - now))
+        if call.thinking and left.slo_ttft_s is None:  # a scheduler sees tokens, and not which of them are thoughts
+            left = replace(left, slo_ttft_s=left.slo_think_s)
+        if call.predicted and call.sketch is not None:
+            left = replace(left, length_quantiles=call.sketch.to_wire())
+        if call.compound is not None:
+            left = call.compound.completed(left, now)
+        theirs = plain.get("vllm_xargs")
+        return {**plain, "vllm_xargs": {**(theirs if isinstance(theirs, dict) else {}), **left.to_xargs()}}
+
+
+def _prompt(dialect: Dialect, body: Mapping[str, object]) -> str:
+    """Something as long as the prompt, and as alike as two prompts are: it serves to guess and to compare."""
+    try:
+        return str(body.get(dialect.prompt_field, ""))
+    except RecursionError:
+        raise bad_request(dialect.prompt_field, f"{dialect.prompt_field}: nested too deeply") from None
+
+
+def _limit(body: Mapping[str, object]) -> int | None:
+    """Tokens after which the answer is cut, where the request says so."""
+    said = [body.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens")]
+    limits = [v for v in said if isinstance(v, int) and not isinstance(v, bool) and v > 0]
+    return min((*limits, MOST_TOKENS)) if limits else None  # more than that no reckoning here could hold
+
+
+def several(dialect: Dialect, body: Mapping[str, object]) -> bool:
+    """Does it ask for more than one answer? Then what is counted of them is the length of none."""
+    prompts = body.get("prompt") if dialect.prompt_field == "prompt" else None
+    many = isinstance(prompts, list) and len(prompts) > 1 and not isinstance(prompts[0], int)  # else tokens of one
+    return many or any(body.get(name) not in (None, 1) for name in ("n", "best_of"))
+
+
+def _conversation(response_id: str) -> str:
+    return f"response {response_id[:256]}"
+
+
+def _affinity(tags: SLOTags, body: Mapping[str, object], prompt: str) -> str | None:
+    """What makes two calls belong on one replica: a fork group, a conversation that it keeps, a long prefix."""
+    if tags.fork_group is not None:
+        return f"group {tags.fork_group}"
+    if isinstance(earlier := body.get("previous_response_id"), str):
+        return _conversation(earlier)
+    return f"prefix {hash(prompt[:_PREFIX])}" if len(prompt) >= _PREFIX else None

@@ -1,0 +1,231 @@
+"""The gateway: an OpenAI-compatible server that lets calls into engines by their deadlines.
+
+A call comes in with its tags, waits in the policy's order for a slot of one of the engines, and is passed on; the
+answer goes back as the engine gives it, with one addition: the `ramify` object (types.Ledger), in a whole answer's
+body, in one more chunk without choices before `[DONE]`, or in the last event's response. The first token is
+measured where the client can first see one: in a stream when it passes, in a whole answer at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+import httpx
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ramify.serving.gateway.admission.admission import Admission, OneQueue
+from ramify.serving.gateway.admission.prefix_hints import hint_of
+from ramify.serving.gateway.admission.replica_queues import ReplicaQueues
+from ramify.serving.gateway.dialects import DIALECTS
+from ramify.serving.gateway.engines.constraint_checks import check_constraints
+from ramify.serving.gateway.engines.replicas import EngineTraits, Replica, Replicas
+from ramify.serving.gateway.engines.upstream import HANG_S, WHOLE_S, Upstream
+from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.gateway.gateway import Gateway
+from ramify.serving.gateway.http.endpoint import STOPPING, Aborted, Endpoint
+from ramify.serving.gateway.http.exchange import JsonResponse, body_of, error_response, left
+from ramify.serving.gateway.records import metrics
+from ramify.serving.gateway.records.call_records import Records
+from ramify.serving.policy.registry import make_live_policy
+from ramify.serving.policy.types import Policy
+from ramify.serving.protocol import wire
+
+
+def create_gateway(
+    upstream: str | Sequence[Replica],
+    *,
+    slots: int = 32,
+    policy: Policy | Sequence[Policy] | None = None,
+    k: int | None = 2,
+    clock: Callable[[], float] = time.monotonic,
+    wall: Callable[[], float] = time.time,
+    transport: httpx.AsyncBaseTransport | None = None,
+    api_keys: Sequence[str] = (),
+    upstream_key: str | None = None,
+    forward_xargs: bool = False,
+    hang_s: float = HANG_S,
+    whole_s: float = WHOLE_S,
+) -> Starlette:
+    """The gateway as an ASGI application.
+
+    In front of several replicas, or of one engine at a base URL that takes at most `slots` calls. With one `policy`
+    calls wait in one queue before all replicas; with one for each of them, each has its queue, and a call stands in
+    `k` of these (None: in all) until one lets it in. With `api_keys` clients must show one. Tags stay here, since
+    most servers refuse fields that they do not know, unless `forward_xargs` (a replica's `traits.reads_tags`) says
+    that the engine reads them.
+    """
+    if isinstance(upstream, str):
+        one = Upstream(
+            upstream,
+            key=upstream_key,
+            hang_s=hang_s,
+            whole_s=whole_s,
+            queues=forward_xargs,
+            transport=transport,
+        )
+        upstream = [Replica(0, slots, one, EngineTraits(reads_tags=forward_xargs))]
+    replicas, figures = Replicas(upstream), metrics.Metrics()
+    admission: Admission
+    if isinstance(policy, Sequence):
+        admission = ReplicaQueues(policy, replicas, clock, figures.verdict, k=k)
+    else:
+        admission = OneQueue(policy or make_live_policy(), replicas, clock, figures.verdict)
+    gateway = Gateway(replicas, admission, Records(clock, wall), figures, api_keys)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await gateway.aclose()
+
+    control = _Control(gateway)
+    app = Starlette(
+        routes=[
+            *(Route(f"/v1{dialect.path}", Endpoint(gateway, dialect), methods=["POST"]) for dialect in DIALECTS),
+            Route("/v1/models", control.models),
+            Route("/v1/ramify/requests", control.requests),
+            Route(f"/v1{wire.HISTORY_PATH}", control.history),
+            Route("/v1/ramify/cancel", control.cancel, methods=["POST"]),
+            Route(f"/v1{wire.PREFIX_PATH}", control.prefix, methods=["POST"]),
+            Route("/health", control.health),
+            Route("/ready", control.ready),
+            Route("/metrics", control.metrics),
+        ],
+        exception_handlers={ApiError: _on_api_error, HTTPException: _on_http_error, Exception: _on_bug},
+        lifespan=lifespan,
+    )
+    app.state.gateway = gateway
+    return app
+
+
+class _Control:
+    """What is asked about calls, and not for an answer."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    async def models(self, request: Request) -> Response:
+        self._gateway.authorise(request)
+        listed = await self._gateway.upstream().get("/models")
+        return JsonResponse(listed, headers={wire.GATEWAY_HEADER: "1"})
+
+    async def requests(self, request: Request) -> Response:
+        self._gateway.authorise(request)
+        gateway = self._gateway
+        return JsonResponse(gateway.records.snapshot(request.query_params.get("compound_id"), gateway.step_of))
+
+    async def history(self, request: Request) -> Response:
+        """What is known of a workflow before its first call, by its `app_id`: the stages that it will have."""
+        self._gateway.authorise(request)
+        if not (app := request.query_params.get("app_id")):
+            raise bad_request("app_id", "app_id: say of which workflow, as in ?app_id=NAME")
+        analysis = self._gateway.analysis
+        found = None if analysis is None else await analysis.history(app)
+        stages = (
+            []
+            if found is None
+            else [
+                {
+                    "calls": stage.calls,
+                    "prefill": stage.prefill,
+                    "output": stage.output_median,
+                    "tools_s": stage.tool_s_before,
+                    "seconds": max(0.0, found.times[at] - stage.tool_s_before),
+                    "share": found.share(at),
+                }
+                for at, stage in enumerate(found.rest)
+            ]
+        )
+        return JsonResponse({"app_id": app, "stages": stages})
+
+    async def cancel(self, request: Request) -> Response:
+        """Break off what a workflow needs no longer: `{"compound_id": …, "fork_group": …}`, one of them or both."""
+        self._gateway.authorise(request)
+        body = await body_of(request)
+        for name, value in body.items():
+            if name not in ("compound_id", "fork_group") or not isinstance(value, str) or not value:
+                raise bad_request(name, f"{name}: give compound_id, fork_group or both, each a text")
+        if not body:
+            raise bad_request("fork_group", "fork_group: say what to cancel, by compound_id or fork_group")
+        chosen = self._gateway.records.open_calls(
+            compound_id=_text(body.get("compound_id")), fork_group=_text(body.get("fork_group"))
+        )
+        for call in chosen:
+            call.interrupt(Aborted())
+        return JsonResponse({"cancelled": len(chosen)})
+
+    async def prefix(self, request: Request) -> Response:
+        """Have an idle engine read what calls will begin with: `{"model": …, "messages": […], "tools": […]}`. 200
+        when it has, 202 where it has not, and why. It is called off where its client leaves."""
+        self._gateway.authorise(request)
+        hint = hint_of(await body_of(request))
+        check_constraints(hint, llama_cpp=self._gateway.replicas.llama_cpp)
+        if self._gateway.stopping:
+            raise STOPPING
+        reading = asyncio.create_task(self._gateway.hint(hint))
+        gone = asyncio.create_task(left(request.receive))
+        try:
+            await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reading.cancel()
+            gone.cancel()
+            await asyncio.gather(reading, gone, return_exceptions=True)
+        if reading.cancelled():
+            return Response(status_code=499)  # to nobody
+        said = reading.result().body()
+        return JsonResponse(said, 200 if said["read"] else 202)
+
+    async def health(self, _: Request) -> Response:
+        """The gateway itself lives."""
+        admission = self._gateway.admission
+        return JsonResponse({"status": "ok", "running": admission.running, "waiting": admission.waiting})
+
+    async def ready(self, _: Request) -> Response:
+        """It takes calls, and an engine answers."""
+        if self._gateway.stopping:
+            raise ApiError(503, "stopping", "the gateway is stopping")
+        await self._gateway.upstream().get("/models")
+        return JsonResponse({"status": "ready"})
+
+    async def metrics(self, _: Request) -> Response:
+        gateway, now = self._gateway, self._gateway.records.clock()
+        for one in await gateway.analysis.coverage() if gateway.analysis else ():
+            gateway.metrics.coverage(one.generated, one.covered)
+        text = gateway.metrics.text(
+            running=gateway.admission.running,
+            waiting=gateway.admission.waiting,
+            up=[one.up(now) for one in gateway.replicas.all],
+            infeasible=gateway.records.infeasible(gateway.step_of),
+        )
+        return Response(text, media_type=metrics.CONTENT_TYPE)
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+async def _on_api_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    asked, detail = f"{request.method} {request.url.path}"[:200], error.detail
+    if error.status_code in (404, 405):
+        there = ", ".join(f"POST /v1{dialect.path}" for dialect in DIALECTS)
+        detail = f"path: there is no {asked} here; answers are given at {there}, models listed at GET /v1/models"
+    return error_response(bad_request("path", detail, status=error.status_code))
+
+
+async def _on_bug(_: Request, error: Exception) -> Response:
+    """Of ours. It is raised again after this answer, and logged with its place."""
+    return error_response(ApiError(500, "internal_error", f"the gateway failed: {type(error).__name__}"))

@@ -1,0 +1,346 @@
+"""One of the three endpoints: a call from its arrival to the last byte of its answer.
+
+Nothing of an answer goes out before its first token is there. Until then a replica that dies costs the client
+nothing: the call goes back to the queue, with the arrival and the deadline that it had, and another replica does
+it. After that the answer is one engine's, and what breaks it off is an error event; but for a call that the policy
+interrupts and that can be gone on with (resume.py), which waits again and then goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing, contextmanager
+from dataclasses import asdict, dataclass, field
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from ramify.serving.gateway import sse
+from ramify.serving.gateway.admission.admission import Preempted, Refused
+from ramify.serving.gateway.dialects import (
+    Details,
+    Dialect,
+    Places,
+    answer_id,
+    continued,
+    details_of,
+    refusal_of,
+    rejoin_chunk,
+    usage_of,
+    was_cut,
+)
+from ramify.serving.gateway.engines.constraint_checks import check_constraints, constraint_field, requires_tool_call
+from ramify.serving.gateway.engines.liveness import STOOD_STILL, limited
+from ramify.serving.gateway.engines.replicas import Replica
+from ramify.serving.gateway.engines.upstream import Upstream
+from ramify.serving.gateway.errors import ApiError, as_api_error, bad_request, broken_off, infeasible
+from ramify.serving.gateway.gateway import Gateway, several
+from ramify.serving.gateway.http.exchange import Out, body_of, check_prompt, left, tags_of
+from ramify.serving.gateway.records.calls import Call, Outcome
+from ramify.serving.policy.types import Refusal
+from ramify.serving.protocol import wire
+from ramify.serving.protocol.refusal import refusal_from_line
+
+_LIVES = 3  # of engines that a call may have been in when they died
+_NO_TOOLS = "the embedded model's template has no place for tools, so that it never calls one: take another --model"
+STOPPING = ApiError(503, "stopping", "the gateway is stopping: try again when it is back", lost=False)
+
+
+class Aborted(Exception):
+    """The workflow that asked for this call needs it no longer."""
+
+
+@dataclass
+class _Work:
+    """One call's way through."""
+
+    call: Call
+    body: Mapping[str, object]
+    out: Out
+    held: list[bytes] = field(default_factory=list)  # events that came before the first token
+    head: dict[str, object] = field(default_factory=dict)  # what every chunk of the answer begins with
+    name: str | None = None  # what the engine that is at it calls its answer
+    text: list[str] = field(default_factory=list)  # said so far, where it may have to be gone on with
+    usage: tuple[int | None, int | None] = (None, None)
+    details: Details = field(default_factory=Details)
+    closing: Mapping[str, object] | None = None  # the event that holds the whole answer
+    places: Places = field(default_factory=Places)  # of typed events
+    ended: bool = False
+    whole: bool = True
+
+
+class Endpoint:
+    """Plain ASGI, since it must hear at any moment that its client has left."""
+
+    def __init__(self, gateway: Gateway, dialect: Dialect) -> None:
+        self._gateway = gateway
+        self._dialect = dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway, request = self._gateway, Request(scope, receive)
+        gateway.authorise(request)
+        body = await body_of(request)
+        tags = tags_of(request, body)
+        check_prompt(self._dialect, body)
+        check_constraints(body, llama_cpp=gateway.replicas.llama_cpp)
+        stream = _flag(body, "stream")
+        if _flag(body, "background"):
+            raise bad_request("background", "background: a call that outlives its connection has no slot here")
+        if stream and scope.get("http_version") == "1.0":
+            raise bad_request("stream", "stream: HTTP/1.0 cannot carry one: use HTTP/1.1, or ask for the whole")
+        if gateway.stopping:
+            raise STOPPING
+        call = gateway.open(self._dialect, body, tags)
+        out = Out(scope, receive, send, f"req-{call.id}", typed_events=self._dialect.last_is_whole)
+        answer = call.task = asyncio.create_task(self._answer(_Work(call, body, out), stream))
+        gone = asyncio.create_task(left(receive))
+        gateway.answers.add(answer)
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.cancelled() and not gone.done():
+                await out.error(STOPPING)
+        finally:
+            gateway.close(call, Outcome.GONE if gone.done() else Outcome.FAILED)
+            gateway.answers.discard(answer)
+            answer.cancel()
+            gone.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
+        if not answer.cancelled():
+            answer.result()
+
+    async def _answer(self, work: _Work, stream: bool) -> None:
+        """Attempts until one is the last; then what came of it, to the client."""
+        call, close = work.call, self._gateway.close
+        try:
+            with _interruptible(call):
+                await self._gateway.analyse(call, self._dialect, work.body)
+            while not await self._attempt(work, stream):
+                pass
+        except Refused as refused:
+            close(call, Outcome.REFUSED)
+            refusal = refused.refusal
+            begun = "not gone on with" if call.chunks else "not started"
+            said = f"{begun}: {refusal.reason}{_of_an_old_run(call)}"
+            await self._fail(work, infeasible(said, refusal.earliest_feasible_s))
+        except Aborted:
+            close(call, Outcome.ABORTED)
+            said = "its workflow called it off"
+            await self._fail(work, ApiError(499, "aborted", said, headers={"x-should-retry": "false"}))
+        except ApiError as error:
+            close(call, Outcome.FAILED)
+            await self._fail(work, error)
+
+    async def _fail(self, work: _Work, error: ApiError) -> None:
+        """Tell the client, after what there is of the answer."""
+        if work.held and work.call.first_token is not None:
+            await work.out.bytes(b"".join(work.held))
+        await work.out.error(error)
+
+    async def _attempt(self, work: _Work, stream: bool) -> bool:
+        """Wait for a slot, and get the answer there. False where the call has to wait for another one."""
+        gateway, call = self._gateway, work.call
+        replica: Replica | None = None
+        upstream: Upstream | None = None
+        try:
+            with _interruptible(call):
+                async with gateway.admission.slot(call) as replica:
+                    await gateway.hints.make_room(replica)
+                    if (
+                        replica.traits.llama_cpp
+                        and requires_tool_call(work.body)
+                        and not await _of(replica).shows_tools()
+                    ):
+                        raise bad_request("tool_choice", f"tool_choice: {_NO_TOOLS}")
+                    upstream = _of(replica)
+                    async with limited(upstream, call, work.body, loops=replica.traits.llama_cpp):
+                        await (self._stream if stream else self._whole)(work, replica)
+        except Preempted:
+            gateway.metrics.preempted()
+            return False
+        except (ApiError, wire.Malformed) as error:
+            failure = as_api_error(error)
+            if failure.status == 400 and failure.param is None:
+                failure.param = constraint_field(failure.message, work.body)
+            blamed = (
+                None if upstream is None or failure.code != STOOD_STILL else upstream.shaped.blame(call, work.body)
+            )
+            if blamed is not None:
+                raise blamed from error
+            if (refused := refusal_from_line(failure.message)) is not None:  # as vLLM 0.33 says it
+                raise Refused(Refusal(call.id, *refused)) from error
+            with _interruptible(call):
+                if replica is None or not await self._another_can(call, replica, failure):
+                    raise failure from error
+            return False
+        return True
+
+    async def _another_can(self, call: Call, replica: Replica, failure: ApiError) -> bool:
+        """Note a replica that failed a call; is there one that could still do it, if only by being started again?"""
+        gateway, now = self._gateway, self._gateway.records.clock()
+        if not failure.lost:
+            return False
+        if len(gateway.replicas.all) > 1:
+            replica.lost(now)
+        call.avoid |= {replica.index}
+        call.lost += failure.status != 503  # in one that cannot be reached it never was
+        if call.first_token is not None:
+            return False
+        if not gateway.replicas.others(call.avoid) and not await self._one_comes_back(call, failure):
+            return False
+        gateway.metrics.retried()
+        return True
+
+    async def _one_comes_back(self, call: Call, failure: ApiError) -> bool:
+        """Every engine that there is has lost this call. It waits for one of ours that is over; but what has been in
+        so many when they died may be why they did."""
+        if failure.status not in (502, 503) or call.lost >= _LIVES:
+            return False
+        before = call.avoid
+        for one in self._gateway.replicas.all:
+            if one.index in before and one.comes_back is not None and await one.comes_back():
+                call.avoid -= {one.index}
+        return call.avoid != before
+
+    async def _whole(self, work: _Work, replica: Replica) -> None:
+        call, gateway = work.call, self._gateway
+        body = gateway.forwarded(call, work.body, replica)
+        answer = await _of(replica).post(self._dialect.path, _encoded(body))
+        if (refused := refusal_of(answer.get("choices"))) is not None:
+            raise Refused(Refusal(call.id, *refused))
+        call.cut = was_cut(answer)
+        usage, details = usage_of(answer), details_of(answer)
+        gateway.answered(call, replica, work.body, self._dialect, usage, answer.get("id"), details)
+        gateway.close(call, Outcome.DONE)
+        await work.out.whole({**answer, wire.LEDGER_KEY: self._ledger(call)})
+
+    async def _stream(self, work: _Work, replica: Replica) -> None:
+        call, gateway, upstream = work.call, self._gateway, _of(replica)
+        body = gateway.forwarded(call, work.body, replica)
+        again, work.name = call.chunks, None
+        if again:
+            body = continued(self._dialect, body, "".join(work.text), again)
+        else:
+            work.held.clear()  # left by an attempt that came to nothing, and so is the head of its answer
+            work.head.clear()
+            work.places = Places()
+        done = False
+        async with aclosing(upstream.stream(self._dialect.path, _encoded(body))) as batches:
+            async for batch in batches:
+                done = self._take(work, batch, again)
+                if work.held and call.first_token is not None:
+                    await work.out.bytes(b"".join(work.held))
+                    work.held.clear()
+                if done:
+                    break
+        # Of several answers one that has ended says nothing of the others.
+        if not work.ended or (not done and several(self._dialect, work.body)):
+            raise upstream.broken("it ended its stream before the answer's end")
+        await self._finish(work, replica)
+
+    def _take(self, work: _Work, batch: list[sse.Event], again: int) -> bool:
+        """Events that came together, into `held`. True with the last."""
+        call, dialect, now = work.call, self._dialect, self._gateway.records.clock()
+        analysis = self._gateway.analysis
+        for event in batch:
+            if event.data == sse.DONE:
+                return True
+            if not event.data:
+                work.held.append(event.raw + b"\n\n")
+                continue
+            chunk = wire.parse_object(event.data)
+            piece = dialect.read(chunk)
+            if piece.failed is not None:
+                raise broken_off(piece.failed)
+            if piece.refused is not None:
+                raise Refused(Refusal(call.id, *piece.refused))
+            if not work.head:
+                work.head = {k: chunk[k] for k in ("id", "object", "created", "model") if k in chunk}
+            work.name = work.name or answer_id(chunk)
+            if piece.answers or piece.thinks:
+                call.token(now, thought=not piece.answers)
+                call.resumable = call.resumable and not piece.thinks
+                if call.resumable:
+                    work.text.append(piece.text)
+                if analysis is not None:
+                    analysis.progressed(call, piece.text, work.name)
+            if piece.tokens is not None:
+                work.usage = (piece.tokens + again, piece.prompt_tokens)
+            if piece.tokens is not None or "timings" in chunk:
+                whole = chunk.get("response")
+                work.details = details_of(whole if isinstance(whole, Mapping) else chunk)
+            if piece.ends:
+                work.ended, work.whole, call.cut = True, piece.whole, piece.cut
+                call.resumable = False  # what is left to come is the end
+                if dialect.last_is_whole:
+                    work.closing = chunk
+                    return True
+            if not again:
+                typed = work.places.completed(chunk) if dialect.last_is_whole else None
+                work.held.append(event.raw + b"\n\n" if typed is None else sse.event(typed, str(chunk.get("type"))))
+            elif (joined := rejoin_chunk(chunk, work.head, again)) is not None:
+                work.held.append(sse.event(joined))
+        return False
+
+    async def _finish(self, work: _Work, replica: Replica) -> None:
+        """The end of a stream: the ledger, where each dialect's clients look for more."""
+        call, gateway = work.call, self._gateway
+        last = None if work.closing is None else work.closing.get("response")
+        answer = last if isinstance(last, Mapping) else {}
+        if work.whole:
+            gateway.answered(call, replica, work.body, self._dialect, work.usage, answer.get("id"), work.details)
+        gateway.close(call, Outcome.DONE if work.whole else Outcome.FAILED)
+        ledger = self._ledger(call)
+        if work.closing is not None:
+            whole = {**answer, wire.LEDGER_KEY: ledger}
+            closing = work.places.completed(work.closing) or work.closing
+            work.held.append(sse.event({**closing, "response": whole}, str(closing.get("type"))))
+        else:
+            work.held.append(sse.event({**work.head, "choices": [], wire.LEDGER_KEY: ledger}))
+            work.held.append(b"data: [DONE]\n\n")
+        await work.out.bytes(b"".join(work.held))
+        await work.out.end()
+
+    def _ledger(self, call: Call) -> dict[str, object]:
+        return asdict(call.ledger(self._gateway.records.clock()))
+
+
+@contextmanager
+def _interruptible(call: Call) -> Iterator[None]:
+    """Raises why the call was interrupted, in place of the cancellation that an interruption is."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        task, why = asyncio.current_task(), call.why
+        call.why = None
+        if why is None or task is None or task.uncancel() > 0:
+            raise
+        raise why from None
+
+
+def _of_an_old_run(call: Call) -> str:
+    """Where the deadline was over before the call came: its client may use an id again."""
+    run = call.compound
+    if run is None or run.deadline is None or run.deadline > call.arrived or run.first_at == call.arrived:
+        return ""
+    return f"; compound_id {run.id!r} began {call.arrived - run.first_at:.0f} s ago: a new run needs one of its own"
+
+
+def _flag(body: Mapping[str, object], name: str) -> bool:
+    value = body.get(name) or False
+    if not isinstance(value, bool):
+        raise bad_request(name, f"{name}: must be true or false")
+    return value
+
+
+def _encoded(body: Mapping[str, object]) -> bytes:
+    try:
+        return sse.encode(body)
+    except (RecursionError, ValueError) as error:
+        raise bad_request("body", f"body: cannot be passed on: {error}") from error
+
+
+def _of(replica: Replica) -> Upstream:
+    if replica.upstream is None:
+        raise ApiError(503, "upstream_unavailable", "the engine is being started again: try again", lost=True)
+    return replica.upstream

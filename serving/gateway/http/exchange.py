@@ -1,0 +1,166 @@
+"""One client's side of a call: its request read and checked, and the way back to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Mapping
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ramify.serving.errors import BadTags
+from ramify.serving.gateway import sse
+from ramify.serving.gateway.dialects import CHAT, RESPONSES, Dialect
+from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.protocol.tags import HEADER, SLOTags, _no_twins, is_tag
+
+MAX_BODY = 8 * 1024 * 1024
+MAX_PARTS = 500_000  # objects and arrays: to read as many takes half a second of everybody's
+BODY_S = 60.0  # a body that takes longer is a client that means harm, or is gone
+_MAX_DRAIN = 64 * 1024 * 1024  # how much of a body that is too long is read, so that its sender hears the answer
+_SAYS_TOO = ("instructions", "previous_response_id", "conversation", "prompt")  # beside the input of a response
+_SSE = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+class JsonResponse(Response):
+    """A JSON object in ASCII: half a surrogate pair, which clients can send, has no UTF-8."""
+
+    media_type = "application/json"
+
+    def render(self, content: Mapping[str, object]) -> bytes:
+        return sse.encode(content)
+
+
+def error_response(error: ApiError) -> JsonResponse:
+    return JsonResponse(error.body(), error.status, dict(error.headers))
+
+
+class Out:
+    """The way back to one client: a status is sent with the first thing that there is to say, not before."""
+
+    def __init__(
+        self, scope: Scope, receive: Receive, send: Send, request_id: str, *, typed_events: bool = False
+    ) -> None:
+        self._asgi = (scope, receive, send)
+        self._send = send
+        self._id = request_id
+        self._typed_events = typed_events  # each event of the stream has a name and a type
+        self.begun = False
+
+    async def whole(self, body: Mapping[str, object]) -> None:
+        self.begun = True
+        await JsonResponse(body, headers={"x-request-id": self._id})(*self._asgi)
+
+    async def bytes(self, data: bytes) -> None:
+        """A part of a stream of events."""
+        if not self.begun:
+            self.begun = True
+            headers = [*_SSE, (b"x-request-id", self._id.encode())]
+            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self) -> None:
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def error(self, error: ApiError) -> None:
+        """As a response; as an event, and no `[DONE]`, where the answer has begun."""
+        if self.begun:
+            said = error.body()
+            typed = {"type": "error", "code": error.code, "message": error.message, "param": error.param, **said}
+            await self.bytes(sse.event(typed, "error") if self._typed_events else sse.event(said))
+            await self.end()
+        else:
+            response = error_response(error)
+            response.headers["x-request-id"] = self._id
+            await response(*self._asgi)
+
+
+async def body_of(request: Request) -> Mapping[str, object]:
+    """The JSON object that was sent. Raises ApiError, naming what is wrong."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise bad_request(
+            "content-encoding", f"content-encoding: {encoding[:40]!r} is not read: send it plain", status=415
+        )
+    try:
+        async with asyncio.timeout(BODY_S):
+            kept = await _read(request)
+    except TimeoutError:
+        raise bad_request("body", f"body: not all of it came within {BODY_S:g} s", status=408) from None
+    except ClientDisconnect:
+        raise bad_request("body", "body: the client left before its end") from None
+    if (parts := kept.count(b"{") + kept.count(b"[")) > MAX_PARTS:
+        raise bad_request("body", f"body: {parts} opening brackets: at most {MAX_PARTS} objects and arrays are read")
+    try:
+        body = json.loads(
+            kept.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_no_twins
+        )
+    except BadTags as error:
+        said = str(error).encode("ascii", "backslashreplace").decode()  # half a surrogate pair can be a name
+        raise bad_request(error.field, said) from error
+    except UnicodeDecodeError as error:
+        raise bad_request("body", f"body: not UTF-8 at byte {error.start}") from error
+    except RecursionError as error:
+        raise bad_request("body", "body: nested too deeply") from error
+    except ValueError as error:
+        raise bad_request("body", f"body: not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise bad_request("body", "body: must be a JSON object")
+    return body
+
+
+def tags_of(request: Request, body: Mapping[str, object]) -> SLOTags:
+    """The tags of all routes together. Raises ApiError, naming the field; also for one in the URL, which would
+    otherwise be a promise that nobody keeps."""
+    for name in request.query_params:
+        if is_tag(name):
+            raise bad_request(name, f"{name}: not read from a URL: say it in the body, or in the header {HEADER}")
+    try:
+        tags = SLOTags.from_body(body)
+        for header in request.headers.getlist(HEADER):
+            tags = tags.merged(SLOTags.from_header(header))
+    except BadTags as error:
+        raise bad_request(error.field, str(error)) from error
+    return tags
+
+
+def check_prompt(dialect: Dialect, body: Mapping[str, object]) -> None:
+    """Raises ApiError for a chat without a message, as OpenAI does. Engines differ: some make a prompt of nothing,
+    after which the model says whatever it likes, at length."""
+    if dialect is CHAT and body.get(CHAT.prompt_field) == []:
+        raise ApiError(400, "empty_array", "messages: must hold at least one message", "messages")
+    if dialect is RESPONSES and body.get(RESPONSES.prompt_field) == [] and not any(body.get(n) for n in _SAYS_TOO):
+        raise ApiError(400, "empty_array", "input: must hold at least one item", "input")
+
+
+async def _read(request: Request) -> bytes:
+    kept, size = bytearray(), 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= MAX_BODY:
+            kept += chunk
+        elif size > _MAX_DRAIN:
+            break
+    if size > MAX_BODY:
+        raise bad_request("body", f"body: longer than {MAX_BODY} bytes", status=413)
+    return bytes(kept)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text[:40]} is beyond what a number can hold")
+    return value
+
+
+async def left(receive: Receive) -> None:
+    """Returns when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,112 @@
+"""uvicorn's HTTP protocol with an end to its patience: request heads that come too slowly, or do not end, and clients
+that ask and do not read.
+
+uvicorn waits for a head as long as its sender likes, so a few thousand sockets that send a byte a minute would take
+every descriptor there is; and as long for a client to take its answer, whose slot in the engine nobody else gets.
+What is no HTTP is answered as everything else is: by an error that OpenAI's clients read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ramify.serving.gateway import sse
+from ramify.serving.gateway.errors import ApiError, bad_request
+from ramify.serving.http_guard import with_target_host
+
+HEAD_S = 15.0
+UNREAD_S = 60.0  # as long as most web servers wait
+MAX_HEAD = 512 * 1024  # of what has come before a head is whole; most of a packet may be the body that follows
+_SLOW = bad_request("head", f"the request's head was not whole within {HEAD_S:g} s", status=408)
+_LONG = bad_request("head", f"the request's head is longer than {MAX_HEAD} bytes", status=431)
+_NO_HTTP = bad_request("request", "this is no HTTP request, or its body is not as long as its head says")
+
+
+def _response(error: ApiError) -> bytes:
+    body = sse.encode(error.body())
+    head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\nconnection: close\r\n"
+    return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class SlowClientProtocol(HttpToolsProtocol):
+    """Answers 408 where a head has not come `HEAD_S` after its connection was made, or after it began. Breaks the
+    connection where there is more to send than fits on the way, and not a byte of it is taken for `UNREAD_S`."""
+
+    head_s = HEAD_S
+    unread_s = UNREAD_S
+    _unread = 0
+    _reads: asyncio.TimerHandle | None = None
+    _waits: asyncio.TimerHandle | None = None
+    _seen = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._came()
+        self._taken()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._waits is not None:
+            self._seen += len(data)
+            if self._seen > MAX_HEAD:
+                self._refuse(_LONG)
+                return
+        super().data_received(data)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._waits is None:  # a further request of this connection
+            self._wait()
+
+    def on_headers_complete(self) -> None:
+        self._came()
+        with_target_host(self.url, self.headers)
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        self._taken()
+        super().resume_writing()
+
+    def _look_later(self) -> None:
+        self._unread = self.transport.get_write_buffer_size()
+        self._reads = self.loop.call_later(self.unread_s, self._look)
+
+    def _look(self) -> None:
+        """What is not taken is not written twice: less is there to be sent only where the client has read."""
+        if self.transport.get_write_buffer_size() < self._unread:
+            self._look_later()
+        else:
+            self.transport.abort()  # to close it would be to wait until all is read
+
+    def _taken(self) -> None:
+        if self._reads is not None:
+            self._reads.cancel()
+            self._reads = None
+
+    def _wait(self) -> None:
+        self._seen = 0
+        self._waits = self.loop.call_later(self.head_s, self._refuse, _SLOW)
+
+    def _came(self) -> None:
+        if self._waits is not None:
+            self._waits.cancel()
+            self._waits = None
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(_NO_HTTP)
+
+    def _refuse(self, error: ApiError) -> None:
+        self._came()
+        if not self.transport.is_closing():
+            self.transport.write(_response(error))
+            self.transport.close()

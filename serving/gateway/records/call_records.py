@@ -1,0 +1,163 @@
+"""What became of each call and each compound request: queueing, first token, end, SLO met."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from ramify.serving.gateway.records.calls import Call, Outcome
+from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound, Phase
+from ramify.serving.policy.types import RequestId, StepModel
+from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.protocol.tags import SLOTags
+
+KEEP = 10_000  # calls and compounds remembered; the oldest go first
+
+
+@dataclass
+class Records:
+    """All calls and compounds of late, in memory."""
+
+    clock: Callable[[], float]
+    wall: Callable[[], float]
+    keep: int = KEEP
+    _calls: deque[Call] = field(init=False)
+    _open: dict[RequestId, Call] = field(default_factory=dict)  # however many have come since
+    _compounds: OrderedDict[str, Compound] = field(default_factory=OrderedDict)
+    _ids: itertools.count[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self._calls = deque(maxlen=self.keep)
+
+    def open(
+        self,
+        path: str,
+        tags: SLOTags,
+        *,
+        prompt_tokens: int = 0,
+        sketch: LengthSketch | None = None,
+        max_tokens: int | None = None,
+        affinity: str | None = None,
+        cached_as: str | None = None,
+        resumable: bool = False,
+    ) -> Call:
+        """A call has come in."""
+        now, wall = self.clock(), self.wall()
+        compound = self._compound(tags, now, wall)
+        if compound is not None:
+            tags = compound.join(tags)
+            if tags.compound_due_s is not None and len(compound.dues) < MOST_STAGES:
+                # Counted from the stage's first call: its calls are due together.
+                compound.dues.setdefault(tags.compound_stage or 0, now + tags.compound_due_s)
+        own = None if tags.slo_deadline_s is None else now + tags.slo_deadline_s
+        whole = compound.deadline if compound else None
+        deadline = min((d for d in (own, whole, _on_clock(tags, now, wall)) if d is not None), default=None)
+        call = Call(
+            RequestId(next(self._ids)),
+            path,
+            tags,
+            now,
+            wall,
+            deadline,
+            compound,
+            prompt_tokens=prompt_tokens,
+            sketch=sketch,
+            max_tokens=max_tokens,
+            affinity=affinity,
+            cached_as=cached_as,
+            resumable=resumable,
+        )
+        self._calls.append(call)
+        self._open[call.id] = call
+        return call
+
+    def close(self, call: Call, outcome: Outcome) -> bool:
+        """A call has ended, one way or another. False where it had ended before: only the first ending counts."""
+        if call.ended is not None:
+            return False
+        del self._open[call.id]
+        call.ended, call.outcome = self.clock(), outcome
+        call.track.completed = outcome is Outcome.DONE
+        call.track.move(Phase.ENDED, call.ended)
+        if call.compound:
+            call.compound.left(
+                call.ended,
+                whole=outcome is Outcome.DONE,
+                off=outcome is Outcome.ABORTED,
+                gone=outcome is Outcome.GONE,
+                tags=call.tags,
+                spent=call.track.spent(call.ended),
+            )
+        return True
+
+    def open_calls(self, *, compound_id: str | None, fork_group: str | None) -> list[Call]:
+        """Those of a compound or a fork group that have not ended. Without either, none."""
+        wanted = [c for c in self._open.values() if compound_id or fork_group]
+        wanted = [c for c in wanted if compound_id is None or c.tags.compound_id == compound_id]
+        return [c for c in wanted if fork_group is None or c.tags.fork_group == fork_group]
+
+    def infeasible(self, step: Callable[[Call], StepModel]) -> Counter[str]:
+        """How many calls in progress cannot keep their promise any more, by kind; `step`: of the engine of each."""
+        now = self.clock()
+        return Counter(c.kind.value for c in self._open.values() if c.feasible(now, step(c)) is False)
+
+    def snapshot(
+        self, compound_id: str | None = None, step: Callable[[Call], StepModel] = lambda _: StepModel()
+    ) -> dict[str, object]:
+        """As JSON: all of it, or one compound's. `step`: of the engine of each call."""
+        now, offset = self.clock(), self.wall() - self.clock()
+        can = {c.id: c.feasible(now, step(c)) for c in self._open.values()}
+        lost = {c.compound.id for c in self._open.values() if c.compound is not None and can[c.id] is False}
+        calls = [c for c in self._calls if compound_id is None or c.tags.compound_id == compound_id]
+        compounds = [c for c in self._compounds.values() if compound_id is None or c.id == compound_id]
+        return {
+            "requests": [
+                {
+                    "id": c.id,
+                    "path": c.path,
+                    "outcome": c.outcome.value,
+                    "arrived_at": c.arrived_unix,
+                    "tags": c.tags.to_xargs(),
+                    **asdict(c.ledger(now)),
+                    "feasible": can.get(c.id),
+                }
+                for c in calls
+            ],
+            "compounds": [
+                {
+                    "id": c.id,
+                    "calls": c.calls,
+                    "done": c.done,
+                    "open": c.open,
+                    "first_at": c.first_at + offset,
+                    "total_s": None if c.ended_at is None else c.ended_at - c.first_at,
+                    "deadline_s": None if c.deadline is None else c.deadline - c.first_at,
+                    "met": c.met(),
+                    "left_s": None if c.deadline is None else c.deadline - now,
+                    "feasible": c.feasible(now) and c.id not in lost,
+                    "spent": asdict(c.spent),
+                }
+                for c in compounds
+            ],
+        }
+
+    def _compound(self, tags: SLOTags, now: float, wall: float) -> Compound | None:
+        if tags.compound_id is None:
+            return None
+        compound = self._compounds.get(tags.compound_id)
+        if compound is None:
+            compound = self._compounds[tags.compound_id] = Compound(tags.compound_id, now)
+            while len(self._compounds) > self.keep:
+                self._compounds.popitem(last=False)
+        self._compounds.move_to_end(tags.compound_id)
+        if compound.deadline is None:
+            at = _on_clock(tags, now, wall)
+            by = None if tags.compound_deadline_s is None else compound.first_at + tags.compound_deadline_s
+            compound.deadline = min((d for d in (at, by) if d is not None), default=None)
+        return compound
+
+
+def _on_clock(tags: SLOTags, now: float, wall: float) -> float | None:
+    return None if tags.compound_deadline_at is None else now + tags.compound_deadline_at - wall

@@ -1,0 +1,265 @@
+"""One call on the gateway's clock: what was promised, what was delivered, and what the policy sees of it."""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ramify.serving.gateway.admission.admission import Preempted
+from ramify.serving.gateway.records.slo_tracker import Compound, Phase, RequestTrack
+from ramify.serving.policy.cost_model import before_token_s
+from ramify.serving.policy.types import GroupView, RequestId, RequestView, SloClass, StageEstimate, State, StepModel
+from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.types import Ledger
+
+_SHORT = 0.1  # the quantile of its length at which an answer may be hoped to end
+_VIEW_EVERY = 16  # tokens after which the policy is shown a new view
+
+
+class Outcome(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"  # by the policy: it could not be done in time
+    FAILED = "failed"  # the engine gave no whole answer
+    GONE = "gone"  # the client left
+    ABORTED = "aborted"  # its workflow needs it no longer, and said so
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. While a model thinks it is due by a time; once it answers, token by token (`slo_think_s`)."""
+
+    id: RequestId
+    path: str
+    tags: SLOTags
+    arrived: float
+    arrived_unix: float
+    deadline: float | None  # the earliest of its own and its compound's
+    compound: Compound | None
+    prompt_tokens: int = 0  # the gateway's guess, until the engine has counted
+    sketch: LengthSketch | None = None
+    max_tokens: int | None = None  # where its answer is cut
+    predicted: bool = False  # the sketch is the analyzer's
+    cut: bool = False  # it ended there
+    affinity: str | None = None
+    cached_as: str | None = None
+    resumable: bool = False
+    avoid: frozenset[int] = frozenset()
+    replica: int = 0
+    attempts: int = 0
+    lost: int = 0  # engines that failed with it inside
+    stood_still: int = 0  # of these, engines whose loop did not turn
+    outcome: Outcome = Outcome.WAITING
+    admitted: float | None = None  # the first time
+    entered: float | None = None  # the engine, this time
+    first_token: float | None = None
+    first_answer: float | None = None  # the first token that is no thought
+    last_token: float | None = None
+    ended: float | None = None
+    chunks: int = 0
+    thoughts: int = 0
+    late_chunks: int = 0
+    recomputed: int = 0  # tokens prefilled again after preemptions
+    task: asyncio.Task[None] | None = None
+    why: Exception | None = None
+    _view: RequestView | None = None
+    track: RequestTrack = field(init=False)  # where its time goes
+
+    def __post_init__(self) -> None:
+        self.track = RequestTrack(self.view())
+
+    def view(self) -> RequestView:
+        """What the policy sees; the same object until something has changed that matters."""
+        if self._view is None:
+            self._view = self._new_view()
+        return self._view
+
+    @property
+    def thinking(self) -> bool:
+        return self.tags.slo_think_s is not None and self.first_answer is None
+
+    @property
+    def kind(self) -> SloClass:
+        tags = self.tags
+        if self.thinking:
+            return SloClass.DEADLINE
+        if tags.slo_class is not None:
+            return SloClass(tags.slo_class)
+        if self.compound:
+            return SloClass.COMPOUND
+        if tags.slo_think_s is not None:
+            return SloClass.LATENCY
+        if self.deadline is not None:
+            return SloClass.DEADLINE
+        timed = tags.slo_ttft_s is not None or tags.slo_tbt_s is not None
+        return SloClass.LATENCY if timed else SloClass.BEST_EFFORT
+
+    def enter(self, now: float, replica: int) -> None:
+        """A replica works on it from now."""
+        if self.track.phase is Phase.QUEUE:
+            self.track.move(Phase.PREFILL, now)
+        elif self.track.phase is Phase.PREEMPTED:
+            self.recomputed += self.prompt_tokens + self.chunks
+        self.admitted = now if self.admitted is None else self.admitted
+        self.entered, self.replica = now, replica
+        self.attempts += 1
+        self.outcome, self._view = Outcome.RUNNING, None
+
+    def leave(self, now: float) -> None:
+        """It has no replica any more, for good or until it is let in again.
+
+        One that is left without a token has had nothing: it begins anew, and has waited since its arrival.
+        """
+        if self.ended is None:
+            if self.chunks:
+                self.track.move(Phase.PREEMPTED, now)
+            else:
+                self.track = RequestTrack(self.track.view)
+            self.entered, self._view, self.outcome = None, None, Outcome.WAITING
+
+    def predict(self, sketch: LengthSketch) -> None:
+        """A new sketch of its length."""
+        self.sketch, self.predicted, self._view = sketch, True, None
+
+    def expect(self, rest: tuple[StageEstimate, ...], share: float | None) -> None:
+        """What history says of its workflow: the later stages, and this one's share φ of the deadline."""
+        assert self.compound is not None
+        stage, deadline = self.tags.compound_stage or 0, self.compound.deadline
+        self.compound.matched, self.compound.expected = stage, rest
+        if share is not None and deadline is not None:
+            due = self.compound.first_at + share * (deadline - self.compound.first_at)
+            self.compound.dues.setdefault(stage, due)
+        self._view = None
+
+    def interrupt(self, why: Exception) -> None:
+        """Make it leave its slot, or its wait for one. Where it is leaving already, what is final stands: a call that
+        was put back and then called off does not wait again, nor the other way round."""
+        leaving = self.why is not None
+        if not leaving or isinstance(self.why, Preempted):
+            self.why = why
+        if self.task is not None and not leaving:
+            self.task.cancel()
+
+    def token(self, now: float, *, thought: bool = False) -> None:
+        """A piece of the answer went out. With `slo_tbt_s`, the n-th is due n steps after the first was."""
+        self.track.token(now)
+        if self.first_token is None:
+            self.first_token, self._view = now, None
+        if thought:
+            self.thoughts += 1
+        elif self.first_answer is None:
+            self.first_answer, self._view = now, None  # from here on it is of its other kind
+        if self.tags.slo_tbt_s is not None and not (thought and self.tags.slo_think_s is not None):
+            self.late_chunks += now > self._timeline() + (self.chunks - self._off_timeline) * self.tags.slo_tbt_s
+        self.chunks += 1
+        self.last_token = now
+        if self.chunks % _VIEW_EVERY == 0:
+            self._view = None
+
+    def met(self) -> bool | None:
+        """None while it runs and for best effort."""
+        ttft, think = self.tags.slo_ttft_s, self.tags.slo_think_s
+        if self.ended is None or not self._promised:
+            return None
+        in_time = self.deadline is None or self.ended <= self.deadline
+        begun = ttft is None or (self.first_token is not None and self.first_token <= self.arrived + ttft)
+        thought = think is None or (self.first_answer is not None and self.first_answer <= self.arrived + think)
+        return self.outcome is Outcome.DONE and in_time and begun and thought and not self.late_chunks
+
+    def feasible(self, now: float, step: StepModel) -> bool | None:
+        """Can what was promised still be kept, should the answer be short (P10) and have the engine to itself? None
+        where nothing was promised, and once it has ended."""
+        if self.ended is not None or not self._promised:
+            return None
+        think = self.tags.slo_think_s
+        thought_late = think is not None and (self.first_answer or 0.0) > self.arrived + think
+        if self.late_chunks or thought_late:
+            return False
+        left = 1.0 if self.sketch is None else self.sketch.quantile(_SHORT, self.chunks) - self.chunks
+        if self.max_tokens is not None:
+            left = min(left, self.max_tokens - self.chunks)
+        token_s = step.step_ms(1, self.prompt_tokens + self.chunks) / 1000
+        before_s = 0.0 if self.chunks else before_token_s(step, self.prompt_tokens)
+        track = copy(self.track)
+        track.view = self.view()  # a call that thinks has other promises before its answer than in it
+        return track.feasible(now, max(1.0, left), token_s, before_s)
+
+    @property
+    def _promised(self) -> bool:
+        tags = self.tags
+        limits = (self.deadline, tags.slo_ttft_s, tags.slo_tbt_s, tags.slo_think_s)
+        return any(limit is not None for limit in limits)
+
+    def ledger(self, now: float) -> Ledger:
+        """Where the time went. A call that ended without a token saw its first one at its end."""
+        end = now if self.ended is None else self.ended
+        first = end if self.first_token is None else self.first_token
+        spent = self.track.spent(end)
+        return Ledger(
+            queue_s=spent.queue_s,
+            first_token_s=first - self.arrived,
+            total_s=end - self.arrived,
+            deadline_s=None if self.deadline is None else self.deadline - self.arrived,
+            met=self.met(),
+            attempts=max(1, self.attempts),
+            prefill_s=spent.prefill_s,
+            decode_s=spent.decode_s,
+            preempted_s=spent.preempted_s,
+            thought_s=None if not self.thoughts or self.first_answer is None else self.first_answer - first,
+            preemptions=self.track.preemptions,
+            replica=self.replica,
+        )
+
+    @property
+    def _off_timeline(self) -> int:
+        """Tokens that no timeline counts: thoughts that are due as a whole."""
+        return self.thoughts if self.tags.slo_think_s is not None else 0
+
+    def _timeline(self) -> float:
+        """When the first token of the timeline is due, or was there."""
+        if self.tags.slo_think_s is not None:
+            assert self.first_answer is not None
+            return self.first_answer
+        assert self.first_token is not None
+        return self.first_token if self.tags.slo_ttft_s is None else self.arrived + self.tags.slo_ttft_s
+
+    def _new_view(self) -> RequestView:
+        tags = self.tags
+        deadline, ttft = self.deadline, None if tags.slo_ttft_s is None else self.arrived + tags.slo_ttft_s
+        tbt = tags.slo_tbt_s
+        if tags.slo_think_s is not None and self.first_answer is None:
+            by = self.arrived + tags.slo_think_s
+            deadline, tbt = by if deadline is None else min(by, deadline), None
+        elif tags.slo_think_s is not None and self.first_answer is not None and tbt is not None:
+            ttft = self.first_answer - self.thoughts * tbt  # the policy counts from the first token of all
+        running = self.entered is not None
+        return RequestView(
+            self.id,
+            self.arrived,
+            self.kind,
+            deadline,
+            ttft,
+            tbt,
+            None if tags.slo_waiting_s is None or self.admitted is not None else self.arrived + tags.slo_waiting_s,
+            prompt_tokens=self.prompt_tokens,
+            computed=self.prompt_tokens + self.chunks if running and self.chunks else 0,
+            generated=self.chunks,
+            sketch=self.sketch,
+            weight=tags.goodput_weight or 1.0,
+            state=State.RUNNING if running else State.PREEMPTED if self.chunks else State.WAITING,
+            compound=None if self.compound is None else self.compound.view(tags),
+            group=_group(tags),
+            replica=self.replica,
+            max_tokens=self.max_tokens,
+        )
+
+
+def _group(tags: SLOTags) -> GroupView | None:
+    if tags.fork_group is None:
+        return None
+    size = tags.fork_size or 1
+    return GroupView(tags.fork_group, size, tags.fork_need or size)

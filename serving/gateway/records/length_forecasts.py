@@ -1,0 +1,223 @@
+"""The gateway's use of the request analyzer: a length before the first token, a better one every so many tokens, the
+stages still to come of a workflow; and what the analyzer learns from in return.
+
+Nothing here can hold a call up for longer than the analyzer client's patience, nor fail it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ramify.serving.errors import AnalyzerDown, BadFrame
+from ramify.serving.gateway.errors import ApiError
+from ramify.serving.gateway.records.calls import Call
+from ramify.serving.gateway.records.slo_tracker import MOST_STAGES, Compound
+from ramify.serving.lengths.client import AnalyzerClient
+from ramify.serving.lengths.coverage import BinCoverage
+from ramify.serving.lengths.pattern_graph import Kind, Node
+from ramify.serving.lengths.service import Stats
+from ramify.serving.lengths.types import INTERVAL, Ask, Basis, Ended, Estimates
+from ramify.serving.protocol.length_sketch import LengthSketch
+
+_LIMIT = 4096  # tokens that an answer may have where the request sets no limit
+_ENDS = 4000  # characters at each end of a prompt that the analyzer looks at
+_TOOLS = "tools"  # the name of whatever passes between two stages: a gateway does not see tools
+_WORKFLOWS = 4096  # remembered; the oldest go first
+_SILENT_S = 600.0  # without a call, and a workflow whose last one nobody announced is over
+_MOST_CALLS = 1024  # of a stage
+
+
+@dataclass
+class _Followed:
+    """A call whose length is predicted."""
+
+    ask: Ask
+    alone: bool = True  # one answer: of several, the tokens together are no length
+    bound: LengthSketch | None = None
+    text: list[str] = field(default_factory=list)
+    asked_at: int = 0  # tokens
+    asking: asyncio.Task[None] | None = None
+
+
+@dataclass
+class _Workflow:
+    """What a compound request has done so far, stage by stage."""
+
+    app: str
+    compound: Compound
+    stages: list[list[Node]] = field(default_factory=list)
+    ended_at: float = 0.0  # of its latest stage so far
+    heard_at: float = 0.0
+
+
+class Analysis:
+    """One gateway's. `changed` is called when a running or waiting call has a new sketch."""
+
+    def __init__(self, client: AnalyzerClient, changed: Callable[[], None], *, sockets: Mapping[int, Path]) -> None:
+        """`sockets`: of each replica whose engine takes new sketches as datagrams."""
+        self._client = client
+        self._changed = changed
+        self._sockets = sockets
+        self._datagrams = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._datagrams.setblocking(False)
+        self._calls: dict[int, _Followed] = {}
+        self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
+        self._asking: set[asyncio.Task[None]] = set()
+
+    async def begin(self, call: Call, model: str, prompt: str, messages: int, alone: bool = True) -> None:
+        """Before it waits for a slot: how long it will be, and what comes after its stage. `alone`: one answer is
+        asked for; of several each is as long as was predicted, and nothing is learnt."""
+        tags = call.tags
+        self._sweep(call.arrived)
+        ask = Ask(
+            model=model,
+            prompt=prompt if len(prompt) <= 2 * _ENDS else prompt[:_ENDS] + prompt[-_ENDS:],
+            limit=call.max_tokens or _LIMIT,
+            app=tags.app_id or "",
+            stage=tags.compound_stage or 0,
+            prompt_tokens=call.prompt_tokens,
+            messages=messages,
+            call=str(call.id),
+        )
+        followed = self._calls[call.id] = _Followed(ask, alone)
+        if call.compound is not None and not tags.plan_rest:
+            await self._match(call)
+        if call.sketch is None:
+            (forecast,) = await self._client.predict([ask])
+            if forecast.basis is not Basis.COLD:  # which says no more than the limit does
+                call.predict(forecast.sketch)
+        followed.bound = call.sketch
+
+    def progressed(self, call: Call, text: str, answer_id: str | None) -> None:
+        """A piece of its answer came."""
+        followed = self._calls.get(call.id)
+        if followed is None or not followed.alone:
+            return
+        followed.text.append(text)
+        due = call.chunks - followed.asked_at >= INTERVAL and call.tags.length_quantiles is None
+        if due and (followed.asking is None or followed.asking.done()):
+            followed.asked_at = call.chunks
+            followed.asking = asyncio.create_task(self._again(call, followed, answer_id))
+            self._asking.add(followed.asking)
+            followed.asking.add_done_callback(self._asking.discard)
+
+    def ended(self, call: Call, *, whole: bool) -> None:
+        """It has ended. Only a whole answer teaches a length."""
+        followed = self._calls.pop(call.id, None)
+        if followed is None:
+            return
+        if whole and call.chunks and followed.alone:
+            self._client.observe(Ended(followed.ask, call.chunks, call.cut, followed.bound))
+        if whole and call.compound is not None:
+            self._note(call, followed.ask)
+        workflow = None if call.compound is None else self._workflows.get(call.compound.id)
+        if workflow is not None and workflow.compound is call.compound and call.compound.over:
+            self._over(workflow)
+
+    async def history(self, app: str) -> Estimates | None:
+        """What the workflows of that `app_id` are like from their first stage on; None where none is known. Raises
+        ApiError while the analyzer is away."""
+        try:
+            return await self._client.expected(app)
+        except (AnalyzerDown, BadFrame) as error:
+            said = "the analyzer, which knows what workflows are like, does not answer: try again"
+            raise ApiError(503, "analyzer_unavailable", said) from error
+
+    async def stats(self) -> Stats:
+        """Raises AnalyzerDown, BadFrame."""
+        return await self._client.stats()
+
+    async def coverage(self) -> tuple[BinCoverage, ...]:
+        """How well the bounds hold of late, by tokens generated; nothing while the analyzer is away."""
+        try:
+            return (await self.stats()).coverage
+        except (AnalyzerDown, BadFrame):
+            return ()
+
+    async def aclose(self) -> None:
+        for task in self._asking:
+            task.cancel()
+        await asyncio.gather(*self._asking, return_exceptions=True)
+        self._datagrams.close()
+        await self._client.aclose()
+
+    async def _again(self, call: Call, followed: _Followed, answer_id: str | None) -> None:
+        """Predict anew from what is said so far, for our policy and for the engine's."""
+        ask = replace(followed.ask, generated=call.chunks, text="".join(followed.text))
+        (forecast,) = await self._client.predict([ask])
+        if not forecast.fresh or call.ended is not None:
+            return
+        call.predict(forecast.sketch)
+        path = self._sockets.get(call.replica)
+        if path is not None and answer_id is not None:
+            said = {"request_id": answer_id, "length_quantiles": list(forecast.sketch.to_wire())}
+            with contextlib.suppress(OSError):  # an engine that is busy, or gone, goes on with the sketch it has
+                self._datagrams.sendto(json.dumps(said).encode(), str(path))
+        self._changed()
+
+    async def _match(self, call: Call) -> None:
+        """Take what is still to come of a workflow without a plan from those that began alike."""
+        compound, stage = call.compound, call.tags.compound_stage or 0
+        assert compound is not None
+        if stage == 0 and not call.tags.app_id:
+            return  # it is like any other so far, also those of strangers
+        done = self._workflows[compound.id].stages if compound.id in self._workflows else []
+        if compound.matched == stage or len(done) < stage:
+            return
+        found = await self._client.match(compound.id, call.tags.app_id or "", done[:stage])
+        if found is None:
+            call.expect((), None)
+        else:  # `rest` begins with the stage that is arriving now, which is no later one
+            call.expect(found.rest[1:], found.share(stage))
+
+    def _note(self, call: Call, ask: Ask) -> None:
+        compound = call.compound
+        assert compound is not None and call.ended is not None
+        workflow = self._workflows.get(compound.id)
+        if workflow is None or workflow.compound is not compound:
+            workflow = self._workflows[compound.id] = _Workflow(ask.app, compound)
+        self._workflows.move_to_end(compound.id)
+        while len(self._workflows) > _WORKFLOWS:
+            self._workflows.popitem(last=False)
+        workflow.heard_at = call.ended
+        if compound.recorded or ask.stage > len(workflow.stages) + 64 or ask.stage >= MOST_STAGES:
+            return  # a client that goes on after its last call, or counts in its own way
+        while len(workflow.stages) <= ask.stage:
+            gap = max(0.0, call.arrived - workflow.ended_at) if workflow.stages else 0.0
+            workflow.stages.append([Node(Kind.TOOL, _TOOLS, len(workflow.stages), seconds=gap)] if gap else [])
+        seconds = call.ended - call.arrived
+        node = Node(Kind.LLM, ask.model, ask.stage, call.prompt_tokens, call.chunks, seconds)
+        if len(workflow.stages[ask.stage]) < _MOST_CALLS:
+            workflow.stages[ask.stage].append(node)
+        workflow.ended_at = call.ended
+
+    def _sweep(self, now: float) -> None:
+        """Those of which nothing was heard for long are over. One that ended in a failure, or short of what it said
+        would come, was broken off, and so may be one whose client left its last call: what it would have done is not
+        known."""
+        while self._workflows:
+            workflow = next(iter(self._workflows.values()))
+            if now < workflow.heard_at + _SILENT_S:
+                return
+            if workflow.compound.open:
+                workflow.heard_at = now
+                self._workflows.move_to_end(workflow.compound.id)
+            else:
+                self._over(workflow, known=workflow.compound.over or workflow.compound.finished)
+
+    def _over(self, workflow: _Workflow, *, known: bool = True) -> None:
+        """`known`: nothing that comes after is missing. A run that was resumed, or had answers from elsewhere, lacks
+        stages: it is no pattern."""
+        compound = workflow.compound
+        del self._workflows[compound.id]
+        whole = all(any(node.kind is Kind.LLM for node in stage) for stage in workflow.stages)
+        if known and compound.ended_well and whole and not compound.recorded and workflow.stages:
+            self._client.record(compound.id, workflow.app, workflow.stages)
+        compound.recorded = True

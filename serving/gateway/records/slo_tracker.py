@@ -1,0 +1,307 @@
+"""The SLO tracker: what was promised to each request, what was delivered, what can still be met.
+
+It follows a request through its phases at the grain of a token. Every second between arrival and end belongs to
+exactly one phase, so the ledger adds up: the budget went to the queue, to prefill, to decoding, to standing aside
+(paused), or to a preemption and the prefill that it cost. Pure: the host hands in events with their times. Of whole
+workflows the gateway keeps the sum (`gateway/compounds.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, dataclass, field, replace
+from enum import StrEnum
+from operator import add
+
+from ramify.serving.policy.goodput import is_latency
+from ramify.serving.policy.types import CompoundView, RequestView, StageEstimate
+from ramify.serving.protocol.tags import SLOTags
+
+
+class Phase(StrEnum):
+    QUEUE = "queue"  # not started
+    PREFILL = "prefill"  # started, no token yet
+    DECODE = "decode"
+    PAUSED = "paused"  # holds its KV, gets no steps
+    PREEMPTED = "preempted"  # lost its KV: waits again, and until its next token prefills again
+    ENDED = "ended"
+
+
+# What may follow what. An event that is not in this table is a mistake of the host's.
+_NEXT: dict[Phase, frozenset[Phase]] = {
+    Phase.QUEUE: frozenset({Phase.PREFILL, Phase.ENDED}),
+    Phase.PREFILL: frozenset({Phase.DECODE, Phase.PAUSED, Phase.PREEMPTED, Phase.ENDED}),
+    Phase.DECODE: frozenset({Phase.PAUSED, Phase.PREEMPTED, Phase.ENDED}),
+    Phase.PAUSED: frozenset({Phase.PREFILL, Phase.DECODE, Phase.PREEMPTED, Phase.ENDED}),
+    Phase.PREEMPTED: frozenset({Phase.DECODE, Phase.PAUSED, Phase.ENDED}),
+    Phase.ENDED: frozenset(),
+}
+
+
+class OutOfOrder(ValueError):
+    """An event that cannot follow what went before, or a time before the last one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Where the time went, in seconds. Adds up to the time from arrival to end."""
+
+    queue_s: float = 0.0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    paused_s: float = 0.0
+    preempted_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.queue_s + self.prefill_s + self.decode_s + self.paused_s + self.preempted_s
+
+
+@dataclass(slots=True)
+class RequestTrack:
+    """One request: its promise (`view`), and what came of it so far."""
+
+    view: RequestView
+    phase: Phase = Phase.QUEUE
+    tokens: int = 0
+    on_time: int = 0  # tokens that came by their own due time; all, where no token has one
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    completed: bool = False  # ended with its whole answer
+    preemptions: int = 0
+    _since: float = field(init=False)
+    _spent: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+
+    def __post_init__(self) -> None:
+        self._since = self.view.arrived
+
+    def token_due(self, index: int) -> float | None:
+        """When token `index` (from 0) is due: TTFT + i · TBT (thesis, chapter 3). None without such an SLO."""
+        view = self.view
+        if view.ttft is None and view.tbt is None:
+            return None
+        if view.tbt is None:
+            return view.ttft if index == 0 else None
+        begin = view.ttft if view.ttft is not None else self.first_token_at
+        return None if begin is None else begin + index * view.tbt
+
+    def ahead(self, now: float) -> int:
+        """Tokens delivered beyond what is due by now; negative when behind. 0 without a time between tokens."""
+        tbt, begin = self.view.tbt, self.token_due(0)
+        if tbt is None or begin is None:
+            return 0
+        due = 0 if now < begin else int((now - begin) / tbt) + 1
+        return self.tokens - due
+
+    def move(self, phase: Phase, now: float) -> None:
+        """It is in this phase from now on."""
+        if phase not in _NEXT[self.phase]:
+            raise OutOfOrder(f"request {self.view.id}: {phase} cannot follow {self.phase}")
+        self._pass(now)
+        self.preemptions += phase is Phase.PREEMPTED
+        self.phase = phase
+        if phase is Phase.ENDED:
+            self.ended_at = now
+
+    def token(self, now: float, count: int = 1) -> None:
+        """`count` tokens came now. The first after a start or a preemption begins decoding."""
+        if self.phase in (Phase.PREFILL, Phase.PREEMPTED):
+            self.move(Phase.DECODE, now)
+        elif self.phase is not Phase.DECODE and self.phase is not Phase.PAUSED:  # one may be in flight at a pause
+            raise OutOfOrder(f"request {self.view.id}: a token while it is in {self.phase}")
+        if self.first_token_at is None:
+            self.first_token_at = now
+        for index in range(self.tokens, self.tokens + count):
+            due = self.token_due(index)
+            self.on_time += due is None or now <= due
+        self.tokens += count
+
+    def spent(self, now: float) -> Spent:
+        """The ledger, up to now or to its end."""
+        spent = dict(self._spent)
+        if self.phase is not Phase.ENDED:
+            spent[self.phase] += max(0.0, now - self._since)
+        return Spent(
+            spent[Phase.QUEUE],
+            spent[Phase.PREFILL],
+            spent[Phase.DECODE],
+            spent[Phase.PAUSED],
+            spent[Phase.PREEMPTED],
+        )
+
+    def met(self) -> bool | None:
+        """Was all that was promised delivered? None while it runs, and for what was promised nothing."""
+        view = self.view
+        promised = (view.deadline, view.ttft, view.tbt)
+        if self.ended_at is None or all(p is None for p in promised):
+            return None
+        in_time = view.deadline is None or self.ended_at <= view.deadline
+        begun = view.ttft is None or (self.first_token_at is not None and self.first_token_at <= view.ttft)
+        return self.completed and in_time and begun and self.on_time == self.tokens
+
+    def goodput(self) -> int:
+        """Tokens that count (thesis, chapter 3): of a latency-sensitive request those on time; of another, prompt and
+        answer if it was completed by its deadline, else none."""
+        if is_latency(self.view):
+            return self.on_time
+        late = self.view.deadline is not None and (self.ended_at is None or self.ended_at > self.view.deadline)
+        return 0 if late or not self.completed else self.view.prompt_tokens + self.tokens
+
+    def feasible(self, now: float, tokens_left: float, token_s: float, before_s: float = 0.0) -> bool:
+        """Can the promise still be kept, with so much to do: `before_s` until its next token, then one each
+        `token_s`? What has been missed cannot."""
+        if self.ended_at is not None:
+            return self.met() is not False
+        view = self.view
+        if self.on_time < self.tokens:
+            return False
+        if view.ttft is not None and self.first_token_at is None and now + before_s > view.ttft:
+            return False
+        due = self.token_due(self.tokens)
+        if self.tokens and due is not None and now + before_s > due:
+            return False
+        return view.deadline is None or now + before_s + tokens_left * token_s <= view.deadline
+
+    def _pass(self, now: float) -> None:
+        if now < self._since:
+            raise OutOfOrder(f"request {self.view.id}: {now} is before {self._since}")
+        self._spent[self.phase] += now - self._since
+        self._since = now
+
+
+_NOTHING = Spent()
+_PLAIN = SLOTags()
+MOST_STAGES = 256  # that the tag `plan_rest` holds
+
+
+@dataclass(slots=True)
+class Compound:
+    """Its deadline counts from the first call seen, whoever repeats it."""
+
+    id: str
+    first_at: float
+    deadline: float | None = None
+    calls: int = 0
+    open: int = 0
+    done: int = 0
+    spent: Spent = _NOTHING  # by its calls that ended: more than wall time where they ran beside each other
+    ended_at: float | None = None  # when its last call so far ended
+    ended_well: bool = False  # that one did, with its whole answer or because nobody needed it any more
+    ended_surely: bool = False  # that one did, and its client was there to see it
+    recorded: bool = False  # as a pattern: what comes later is not a part of it
+    latest: int = -1  # the last stage of which a call has come
+    stage: CompoundView | None = None  # what all calls of its stage share
+    matched: int = -1  # the stage at which history was asked last
+    expected: tuple[StageEstimate, ...] = ()  # after that stage, by history
+    dues: dict[int, float] = field(default_factory=dict)  # by stage: when it is due by its share of the deadline
+    _answered: bool = False  # a call of the latest stage, at least
+    _said: int = 0  # stages that it has, where that was said
+    _latest_calls: int = 0  # calls of the latest stage that have come,
+    _latest_width: int = 1  # of so many,
+    _latest_done: int = 0  # and that have their whole answer
+    _joined: dict[str, int] = field(default_factory=dict)  # whole answers, by fork group
+    _last_calls: int = 0  # calls of the last stage that have come,
+    _last_width: int = 1  # of so many
+
+    @property
+    def last_seen(self) -> bool:
+        """The calls of the last stage have come."""
+        return self._last_calls >= self._last_width
+
+    def join(self, tags: SLOTags) -> SLOTags:
+        """A call comes. One that does not say its stage is of the latest while that has calls open or no answer yet
+        (what failed is asked again), else of the next: a client that gives its calls an id and no more has stages."""
+        if tags.compound_stage is None:
+            stage = max(0, self.latest) if self.open or not self._answered else self.latest + 1
+            most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages
+            tags = replace(tags, compound_stage=min(stage, most, MOST_STAGES))
+        if (tags.compound_stage or 0) > self.latest:
+            self.latest, self._answered = tags.compound_stage or 0, False
+            self._latest_calls, self._latest_width, self._latest_done = 0, 1, 0
+        if (tags.compound_stage or 0) == self.latest:
+            self._latest_calls += 1
+            self._latest_width = max(self._latest_width, tags.compound_width or 1)
+        self._said = max(self._said, tags.compound_stages or 0)
+        self.calls += 1
+        self.open += 1
+        if is_last(tags):
+            self._last_calls += 1
+            self._last_width = max(self._last_width, tags.compound_width or 1)
+        return tags
+
+    def left(
+        self, now: float, *, whole: bool, off: bool = False, gone: bool = False,
+        tags: SLOTags = _PLAIN, spent: Spent = _NOTHING,
+    ) -> None:  # fmt: skip
+        """One of its calls has ended, and spent its time so. `off`: the workflow called it off; `gone`: its client
+        left, which is the same of a fork that has its answers. What else a client leaves, it leaves undone."""
+        self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
+        self.open -= 1
+        self.done += whole
+        self._latest_done += whole and (tags.compound_stage or 0) == self.latest
+        group, need = tags.fork_group, tags.fork_need or tags.fork_size or 1
+        if whole and group is not None and (group in self._joined or len(self._joined) < MOST_STAGES):
+            self._joined[group] = self._joined.get(group, 0) + 1
+        loser = gone and group is not None and self._joined.get(group, 0) >= need
+        self.ended_at, self.ended_well, self.ended_surely = now, whole or off or loser, whole or off
+        self._answered = self._answered or self.ended_well
+
+    @property
+    def over(self) -> bool:
+        """Its last stage is done: not where that failed, and may be asked again, or was called off as a whole."""
+        return self.last_seen and not self.open and self.ended_well and self._latest_done > 0
+
+    @property
+    def finished(self) -> bool:
+        """Nothing that it said would come is missing, and its client did not leave a call undone: should nothing more
+        come, it may have been all."""
+        here = self.latest + 1 >= self._said and self._latest_calls >= self._latest_width
+        return here and not self.open and self.ended_surely and self._latest_done > 0
+
+    def met(self) -> bool | None:
+        """None while it runs or where it has no deadline; a compound is in time when its last stage was, whole."""
+        if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
+            return None
+        return self.ended_well and self.ended_at <= self.deadline
+
+    def feasible(self, now: float) -> bool | None:
+        """Is there time left? None where it has no deadline, and once it is over."""
+        return None if self.deadline is None or self.met() is not None else now < self.deadline
+
+    def completed(self, tags: SLOTags, now: float) -> SLOTags:
+        """With what is known of its stage and the later ones, where the client said nothing."""
+        stage = tags.compound_stage or 0
+        if tags.plan_rest is None and self.matched == stage and self.expected:
+            later = self.expected[:MOST_STAGES]
+            rest = tuple(n for s in later for n in (s.calls, s.prefill, s.output_median, s.tool_s_before))
+            tags = replace(tags, plan_rest=rest)
+        due = self.dues.get(stage)
+        if tags.compound_due_s is None and due is not None:
+            tags = replace(tags, compound_due_s=max(0.0, due - now))
+        return replace(tags, compound_last=1) if tags.compound_last is None and is_last(tags) else tags
+
+    def view(self, tags: SLOTags) -> CompoundView:
+        """This stage of it. The same object for equal calls, so that a policy may keep what it worked out."""
+        numbers = tags.plan_rest or ()
+        rest = tuple(StageEstimate(*numbers[at : at + 4]) for at in range(0, len(numbers), 4))
+        if tags.plan_rest is None and self.matched == (tags.compound_stage or 0):
+            rest = self.expected
+        view = CompoundView(
+            self.id,
+            tags.compound_stage or 0,
+            tags.compound_stages,
+            tags.compound_width or 1,
+            is_last(tags),
+            self.deadline,
+            rest,
+            self.dues.get(tags.compound_stage or 0),
+        )
+        if self.stage != view:
+            self.stage = view
+        return self.stage or view
+
+
+def is_last(tags: SLOTags) -> bool:
+    """Of the workflow's last stage: as it says, or as its number of stages does."""
+    if tags.compound_last is not None or tags.compound_stages is None:
+        return tags.compound_last == 1
+    return (tags.compound_stage or 0) + 1 >= tags.compound_stages

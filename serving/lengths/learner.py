@@ -1,0 +1,160 @@
+"""Learns lengths from traffic: predicts with the models it has, collects what came, refits in the background.
+
+Two models. One predicts before the first token; the other, asked again every 50 tokens, predicts what remains from
+the answer's text so far, and is used once it has been learnt (deep into an answer its bound is less than half of the
+conditioned one's). Readers never wait: a fit works on a copy and the finished model takes the old one's place whole.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ramify.serving.lengths import features
+from ramify.serving.lengths.coverage import NOMINAL, Coverage
+from ramify.serving.lengths.features import Matrix
+from ramify.serving.lengths.length_model import FEWEST, LengthModel, ObservationRing, fit
+from ramify.serving.lengths.types import INTERVAL, Ask, Basis, Ended, Forecast
+from ramify.serving.protocol.length_sketch import LengthSketch
+
+_RING = 6_000  # answers: a fit of them takes about half a minute of one core
+_RING_LATER = 6_000
+_MOMENTS = 200  # of one answer that are kept: a bound for answers without end
+_OPEN = 4_096  # running calls whose moments are kept
+_SOONEST = 40  # new answers before another fit ...
+_GROWTH = 0.25  # ... and this share of those that the last fit had
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    first: LengthModel | None = None
+    later: LengthModel | None = None
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    """A running answer when its length was asked again."""
+
+    generated: int
+    progress: Matrix | None  # its features beyond those of the beginning; None where it is not learnt from
+    bound: float  # the whole length's 95 % bound of that moment
+
+
+class Learner:
+    """Thread-safe: predictions from any thread, one refit at a time."""
+
+    def __init__(self, *, salt: int | None = None) -> None:
+        self.salt = secrets.randbits(32) if salt is None else salt
+        self.first = ObservationRing(_RING, features.WIDTH)
+        self.later = ObservationRing(_RING_LATER, features.WIDTH_LATER)
+        self.models = Models()
+        self.coverage = Coverage()
+        self.fitted_at = 0  # `first.total` of the last fit
+        self._moments: OrderedDict[str, list[_Moment]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._fitting = threading.Lock()
+
+    def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        """One forecast each, from the models of this moment."""
+        models = self.models
+        rows = np.zeros((len(asks), features.WIDTH), dtype=np.float32)
+        for i, ask in enumerate(asks):
+            rows[i] = features.of(ask, self.salt)
+        at_start = _forecasts(models.first, rows, asks)
+        return [
+            self._in_the_middle(models, ask, row, forecast) if ask.generated > 0 else forecast
+            for ask, row, forecast in zip(asks, rows, at_start, strict=True)
+        ]
+
+    def _in_the_middle(self, models: Models, ask: Ask, row: Matrix, at_start: Forecast) -> Forecast:
+        known = features.later(row, ask)
+        forecast = Forecast(at_start.sketch.condition(ask.generated), at_start.basis)
+        if models.later is not None and ask.text and ask.generated < ask.limit:
+            (rest,) = models.later.sketches(known[None], [key_of(ask)], [ask.limit - ask.generated])
+            if rest.basis is Basis.LEARNT:
+                forecast = Forecast(_shifted(rest.sketch, ask.generated), rest.basis)
+        if ask.call and ask.text:
+            self._remember(ask, known[features.WIDTH :], forecast.sketch.quantile(NOMINAL))
+        return forecast
+
+    def _remember(self, ask: Ask, progress: Matrix, bound: float) -> None:
+        """Keep a moment of a running answer until its end says what remained."""
+        learnt = progress.copy() if learnt_from(ask.call, ask.generated) else None
+        with self._lock:
+            kept = self._moments.pop(ask.call, [])
+            if len(kept) < _MOMENTS:
+                kept.append(_Moment(ask.generated, learnt, bound))
+            self._moments[ask.call] = kept
+            while len(self._moments) > _OPEN:
+                self._moments.popitem(last=False)
+
+    def observe(self, ended: Ended) -> None:
+        """Learn from a call that came to its end."""
+        ask, length = ended.ask, ended.length
+        row = features.of(replace(ask, generated=0, text=""), self.salt)
+        group = features.prompt_id(ask.prompt, self.salt)
+        key = key_of(ask)
+        with self._lock:
+            self.first.add(row, length, cut=ended.cut, group=group, key=key)
+            moments = [moment for moment in self._moments.pop(ask.call, []) if moment.generated < length]
+            for moment in moments:
+                if moment.progress is not None:
+                    known = np.concatenate([row, moment.progress])
+                    self.later.add(known, length - moment.generated, cut=ended.cut, group=group, key=key)
+            if ended.bound is not None:
+                asked = [(moment.generated, moment.bound) for moment in moments]
+                self.coverage.add(ended.bound, length, ended.cut, asked)
+
+    def due(self) -> bool:
+        """Enough has come since the last fit for another one to be worth its time."""
+        new = self.first.total - self.fitted_at
+        return len(self.first) >= FEWEST and new >= max(_SOONEST, int(_GROWTH * min(self.fitted_at, len(self.first))))
+
+    def refit(self) -> bool:
+        """Fit both models on what is there, and put them in place. False where another thread is at it.
+
+        Takes seconds to a minute of one core; predictions go on meanwhile.
+        """
+        if not self._fitting.acquire(blocking=False):
+            return False
+        try:
+            with self._lock:
+                sample, total = self.first.sample(), self.first.total
+                rest = self.later.sample() if len(self.later) >= 4 * FEWEST else None
+            version = self.models.version + 1
+            first = fit(sample, seed=version)
+            self.models = Models(first, self.models.later, version)
+            self.fitted_at = total
+            if rest is not None:
+                self.models = Models(first, fit(rest, seed=version), version)
+            return True
+        finally:
+            self._fitting.release()
+
+
+def learnt_from(call: str, generated: int) -> bool:
+    """Every other moment of an answer, which ones by its name. A choice that knew how long the answer became (an even
+    spread over it, say) would teach that an answer asked early is a short one."""
+    return (generated // INTERVAL + zlib.crc32(call.encode("utf-8", "surrogatepass"))) % 2 == 0
+
+
+def key_of(ask: Ask) -> str:
+    """What answers are counted by: little seen of this, and the bound is widened."""
+    return f"{ask.app}\x1f{ask.model}"
+
+
+def _forecasts(model: LengthModel | None, rows: Matrix, asks: Sequence[Ask]) -> list[Forecast]:
+    if model is None:
+        return [Forecast(LengthSketch.cold(ask.limit), Basis.COLD) for ask in asks]
+    return model.sketches(rows, [key_of(ask) for ask in asks], [ask.limit for ask in asks])
+
+
+def _shifted(rest: LengthSketch, generated: int) -> LengthSketch:
+    return LengthSketch(rest.levels, tuple(value + generated for value in rest.values))

@@ -1,0 +1,196 @@
+"""The length model: forest, calibration and what to do where little was seen, as one immutable value.
+
+Fitted from observations (`fit`), asked in batches (`LengthModel.sketches`). Replaced as a whole after each refit.
+Rows of the beginning (features.of) make a model of whole answers, calibrated by the length that they reach; rows of
+the middle (features.later) one of what remains, calibrated by the moment at which it is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ramify.serving.lengths import conformal, features, moments
+from ramify.serving.lengths.conformal import Calibration
+from ramify.serving.lengths.features import Matrix
+from ramify.serving.lengths.forest import TREES, Flags, Floats, Forest, Ints, grid_for, grow, survival
+from ramify.serving.lengths.moments import MomentCalibration, Witnesses
+from ramify.serving.lengths.types import Basis, Forecast
+from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
+
+FEWEST = 60  # observations before a forest is worth growing
+_FOLDS = 5
+_MARGINAL, _UNSEEN = 0.02, 0.004  # weight of all answers, and of lengths that no answer had
+_FAMILIAR = 20  # answers of an application and model at which half of the weight (squared) is the forest's
+_THIN = 0.05  # weight of not knowing above which a forecast says so
+_LEVELS = np.array(LEVELS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """Observations as columns, all of the beginning or all of the middle of answers.
+
+    `groups` ties rows of one prompt together: a prompt is never in two folds.
+    """
+
+    rows: Matrix
+    lengths: Floats
+    cut: Flags
+    groups: Ints
+    keys: tuple[str, ...]  # application and model
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LengthModel:
+    """Distributions of length for rows of features. Immutable: a refit makes another."""
+
+    forest: Forest
+    marginal: Floats  # P(length > grid) over all answers
+    calibration: Calibration | MomentCalibration
+    seen: Mapping[str, int]  # answers by key
+
+    def sketches(self, rows: Matrix, keys: Sequence[str], limits: Sequence[float]) -> list[Forecast]:
+        """One forecast a row, cut at its limit."""
+        known = self._calibrated(_blend(self.forest.survival(rows), self.marginal, self.forest.grid), rows)
+        return [
+            self._forecast(curve, strangeness(self.seen.get(key, 0)), limit)
+            for curve, key, limit in zip(known, keys, limits, strict=True)
+        ]
+
+    def _calibrated(self, curves: Floats, rows: Matrix) -> Floats:
+        if isinstance(self.calibration, MomentCalibration):
+            return self.calibration.apply(curves, features.generated(rows))
+        return self.calibration.apply(curves, self.forest.grid)
+
+    def _forecast(self, curve: Floats, strange: float, limit: float) -> Forecast:
+        if strange >= 1.0:
+            return Forecast(LengthSketch.cold(limit), Basis.COLD)
+        grid = self.forest.grid
+        if strange > 0.001:
+            span = np.log1p(max(1.0, limit))
+            curve = (1 - strange) * curve + strange * np.where(grid < limit, 1 - 0.95 * np.log1p(grid) / span, 0.0)
+        below = 1.0 - curve
+        below[-1] = 1.0
+        # np.interp wants what it searches to rise: ties are broken by less than any level resolves.
+        values = np.interp(_LEVELS, below + np.arange(len(grid)) * 1e-12, grid)
+        sketch = LengthSketch.from_wire(values.tolist()).capped(limit)
+        return Forecast(sketch, Basis.THIN if strange > _THIN else Basis.LEARNT)
+
+
+def strangeness(seen: int) -> float:
+    """The weight of not knowing: 1 for an application and model never seen, a quarter at 20 answers, .03 at 100."""
+    return (_FAMILIAR / (_FAMILIAR + seen)) ** 2
+
+
+def fit(sample: Sample, *, seed: int = 0, trees: int = TREES) -> LengthModel:
+    """Grow the forest on everything, and calibrate it by forests that have not seen what they are asked.
+
+    Takes seconds: never on a path that a call waits for.
+    """
+    grid = grid_for(sample.lengths)
+    everyone = np.zeros(len(sample.lengths), dtype=np.int32)
+    marginal = survival(sample.lengths, sample.cut, grid, everyone, 1)[0].astype(np.float64)
+    unseen = np.empty((len(sample.lengths), len(grid)))
+    fold, groups = _folds(sample.groups)
+    for k in range(_FOLDS):
+        held = fold == k
+        others = grow(sample.rows[~held], sample.lengths[~held], sample.cut[~held], seed=seed, grid=grid, trees=trees)
+        unseen[held] = others.survival(sample.rows[held])
+    curves = _blend(unseen, marginal, grid)
+    calibration: Calibration | MomentCalibration
+    if sample.rows.shape[1] == features.WIDTH_LATER:
+        seen_at = Witnesses(sample.lengths, sample.cut, features.generated(sample.rows), groups)
+        calibration = moments.calibrate(curves, grid, seen_at)
+    else:
+        calibration = conformal.calibrate(curves, grid, sample.lengths, sample.cut)
+    seen: dict[str, int] = {}
+    for key in sample.keys:
+        seen[key] = seen.get(key, 0) + 1
+    forest = grow(sample.rows, sample.lengths, sample.cut, seed=seed, grid=grid, trees=trees)
+    return LengthModel(forest, marginal, calibration, seen)
+
+
+def _folds(groups: Ints) -> tuple[Ints, Ints]:
+    """A fold for each row, by prompt, and what counts as one prompt. Traffic that keeps to a few prompts is split by
+    row: prompts already seen are then what is asked next."""
+    fold, rows = groups % _FOLDS, np.arange(len(groups), dtype=np.int32)
+    shares = np.bincount(fold, minlength=_FOLDS) / len(fold)
+    return (rows % _FOLDS, rows) if shares.min() < 0.5 / _FOLDS else (fold, groups)
+
+
+def _blend(survival: Floats, marginal: Floats, grid: Floats) -> Floats:
+    """A forest says "never" of what no answer in a leaf did. Some weight for what all answers did, and a little for
+    lengths that none had yet, up to the grid's end."""
+    unseen = 1 - np.log1p(grid) / np.log1p(grid[-1])
+    return np.asarray((1 - _MARGINAL - _UNSEEN) * survival + _MARGINAL * marginal + _UNSEEN * unseen)
+
+
+class ObservationRing:
+    """Holds the last `size` rows. Not for several threads at once: `sample` copies, so that a fit can go on."""
+
+    def __init__(self, size: int, width: int) -> None:
+        self.total = 0  # ever added
+        self._rows = np.zeros((size, width), dtype=np.float32)
+        self._lengths = np.zeros(size)
+        self._cut = np.zeros(size, dtype=np.bool_)
+        self._groups = np.zeros(size, dtype=np.int32)
+        self._keys = np.zeros(size, dtype=np.int64)
+        self._names: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return min(self.total, len(self._rows))
+
+    def add(self, row: Matrix, length: float, *, cut: bool, group: int, key: str) -> None:
+        at = self.total % len(self._rows)
+        self._rows[at], self._lengths[at], self._cut[at] = row, length, cut
+        self._groups[at] = group & 0x7FFFFFFF
+        if len(self._names) > 2 * len(self._rows):
+            self._forget_names()
+        self._keys[at] = self._names.setdefault(key, len(self._names))
+        self.total += 1
+
+    def _forget_names(self) -> None:
+        """Drop the names that no row has any more: whoever asks chooses them, so there is no end of them."""
+        names = list(self._names)
+        used, self._keys[:] = np.unique(self._keys, return_inverse=True)
+        self._names = {names[i]: at for at, i in enumerate(used.tolist())}
+
+    def sample(self) -> Sample:
+        held = slice(0, len(self))
+        names = list(self._names)
+        return Sample(
+            rows=self._rows[held].copy(),
+            lengths=self._lengths[held].copy(),
+            cut=self._cut[held].copy(),
+            groups=self._groups[held].copy(),
+            keys=tuple(names[i] for i in self._keys[held].tolist()),
+        )
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Everything, for a checkpoint."""
+        held = slice(0, len(self))
+        return {
+            "rows": self._rows[held].copy(),
+            "lengths": self._lengths[held].copy(),
+            "cut": self._cut[held].copy(),
+            "groups": self._groups[held].copy(),
+            "keys": self._keys[held].copy(),
+            "names": np.array(list(self._names), dtype=np.str_),
+            "total": np.asarray(self.total),
+        }
+
+    def restore(self, arrays: dict[str, npt.NDArray[np.generic]]) -> None:
+        """Take in what `arrays` gave. Raises KeyError or ValueError where it does not fit this ring."""
+        rows = arrays["rows"]
+        if len(rows) > len(self._rows) or rows.shape[1:] != self._rows.shape[1:]:
+            raise ValueError(f"observations of shape {rows.shape} do not fit a ring of {self._rows.shape}")
+        held = slice(0, len(rows))
+        self._rows[held], self._lengths[held] = rows, arrays["lengths"]
+        self._cut[held], self._groups[held], self._keys[held] = arrays["cut"], arrays["groups"], arrays["keys"]
+        self._names = {str(name): i for i, name in enumerate(arrays["names"])}
+        total = int(arrays["total"])
+        # A ring that had wrapped goes on where it was; its oldest row is overwritten next.
+        self.total = total if len(rows) == len(self._rows) else len(rows)

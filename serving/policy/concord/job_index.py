@@ -1,0 +1,303 @@
+"""What Concord knows of each request, worked out once for as long as its view stays the same object.
+
+The book follows the views from decision to decision. Of a thousand that wait, a step changes a few: those alone are
+reckoned anew, with the units that they belong to, and put in their place in lists that stay sorted. So a decision
+costs a few short passes over what waits, and two sorts where nothing was known before.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+from ramify.serving.policy.concord.job import NEVER, Job, JobFactory
+from ramify.serving.policy.concord.sorted_jobs import Running, SortedColumns
+from ramify.serving.policy.concord.view_diff import changes
+from ramify.serving.policy.cost_model import LengthPrior, pace_of
+from ramify.serving.policy.goodput import Goodput
+from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, State, View
+
+_DRIFT = 1.1  # keys are kept while the pace is within this factor of the one they were reckoned with
+
+
+_LAXITY = attrgetter("start_by", "id")
+_ID = attrgetter("id")
+
+
+class DeadlineColumns(NamedTuple):
+    """What waits or is paused, the earliest deadline first, as columns. Not to be changed."""
+
+    due: Sequence[float]
+    before_s: Sequence[float]
+    late_at: Sequence[float]
+    work_s: Sequence[float]
+
+
+class SloColumns(NamedTuple):
+    """What of it has an SLO, the earliest deadline first, with columns. Not to be changed."""
+
+    jobs: list[Job]
+    ids: Sequence[RequestId]
+    first_late_at: float
+    due: Sequence[float]
+    start_by: Sequence[float]
+    work_s: Sequence[float]
+    late_at: Sequence[float]
+    density: Sequence[float]  # NEVER for what waits with others of its unit
+
+
+_DUE = attrgetter("due", "id")
+_IN_TEST: tuple[Callable[[Job], float], ...] = tuple(map(attrgetter, DeadlineColumns._fields))
+_IN_SWEEP: tuple[Callable[[Job], float], ...] = (
+    *map(attrgetter, SloColumns._fields[3:-1]),
+    lambda job: NEVER if job.shared else job.density,
+)
+_DENSITY = len(_IN_SWEEP) - 1  # its place among them
+
+
+class JobIndex:
+    """All jobs of one engine. `follow` takes the view of a decision; then the rest answers about it."""
+
+    def __init__(
+        self,
+        median: float,
+        optimistic: float,
+        best_effort_s: float,
+        best_effort_weight: float,
+        goodput: Goodput = Goodput.WORKFLOW,
+    ) -> None:
+        self._prior = LengthPrior()
+        self._reckoner = JobFactory(self._prior, median, optimistic, best_effort_s, best_effort_weight, goodput)
+        self.started_s = 0.0  # GPU time of the prompts of what has got a slot; whoever reads it sets it back
+        self._reset()
+
+    def _reset(self) -> None:
+        self._jobs: dict[RequestId, Job] = {}
+        self._views: dict[RequestId, RequestView] = {}  # as each job was worked out from
+        self._calls: list[RequestView] = []  # the last view's
+        self._units: dict[str, dict[RequestId, Job]] = {}
+        self._capacity: Capacity | None = None
+        self._token_s = 0.0
+        self._ranked, self._lax = SortedColumns(attrgetter("rank")), SortedColumns(_LAXITY)
+        self._due, self._late = SortedColumns(_DUE, *_IN_TEST), SortedColumns(attrgetter("late_at", "id"))
+        self._promised = SortedColumns(_DUE, *_IN_SWEEP)
+        self._weights = Counter[float]()  # of what waits or is paused
+        self.running = Running()
+        self.context = 0  # tokens of what runs: prompts and answers so far
+
+    def learn(self, done: Finished) -> None:
+        self._prior.learn(done)
+
+    def follow(self, view: View, token_s: float | None = None, slowdown: float = 1.0) -> float:
+        """Bring every job up to date. Returns the pace: `token_s`, or else that of the batch as it is now, so many
+        times slower."""
+        capacity, known = view.capacity, self._capacity
+        reset = known is None or known.step != capacity.step or known.slots != capacity.slots
+        if reset:
+            self._reset()
+        self._capacity = capacity
+        calls = [*view.waiting, *view.running, *view.paused]
+        fresh, gone = self._changed(calls)
+        if token_s is None:
+            token_s = slowdown * pace_of(capacity, self.context, len(view.running))
+        if reset:
+            self._token_s = token_s
+        elif not self._token_s / _DRIFT <= token_s <= self._token_s * _DRIFT:
+            self._set_pace(token_s)
+        jobs, dirty = self._jobs, set[str]()
+        if len(fresh) + len(gone) > len(jobs) // 4:
+            self._disturb()
+        for call in fresh:
+            old = jobs.get(call.id)
+            job = self._reckoner.job(call, capacity, self._token_s, old)
+            if old is None:
+                self._add(job, dirty)
+            elif old.waits or job.waits or old.unit != job.unit:
+                if old.waits and not job.waits:
+                    self.started_s += old.prefill_s
+                self._forget(old, dirty)
+                self._add(job, dirty)
+            else:
+                self._renew(old, job, dirty)
+        for id_ in gone:
+            self._forget(jobs[id_], dirty)
+        for unit in dirty:
+            self._weigh(unit)
+        return token_s
+
+    def _changed(self, calls: list[RequestView]) -> tuple[list[RequestView], list[RequestId]]:
+        """What has come or moved on since the last view, and what has gone; their context is counted."""
+        seen = self._views.get
+        changed = changes(self._calls, calls)
+        if changed is None:
+            changed = calls, self._jobs.keys() - set(map(_ID, calls))
+        fresh = [call for call in changed[0] if seen(call.id) is not call]
+        gone = sorted(changed[1])
+        self._calls = calls
+        for call in fresh:
+            self.context += _held(call) - _held(seen(call.id))
+        for id_ in gone:
+            self.context -= _held(seen(id_))
+        return fresh, gone
+
+    def jobs(self, ids: Iterable[RequestId]) -> Iterator[Job]:
+        return map(self._jobs.__getitem__, ids)
+
+    def of(self, calls: Iterable[RequestView]) -> list[Job]:
+        """Of calls that are in the view."""
+        return list(map(self._jobs.__getitem__, map(_ID, calls)))
+
+    def by_density(self) -> list[RequestId]:
+        """What waits or is paused, the densest unit first. Not to be changed."""
+        return self._ranked.ids()
+
+    def by_laxity(self) -> list[RequestId]:
+        """What waits or is paused, that which must start first at the head. Not to be changed."""
+        return self._lax.ids()
+
+    def by_deadline(self) -> DeadlineColumns:
+        return DeadlineColumns(*self._due.columns())
+
+    def promised(self) -> SloColumns:
+        shelf = self._promised
+        return SloColumns(shelf.jobs(), shelf.ids(), self.next_late(), *shelf.columns())
+
+    def late(self, now: float) -> list[Job]:
+        """What waits or is paused and cannot be in time any more, that which had to start first at the head."""
+        return sorted(self._late.jobs()[: self._late.up_to((now, NEVER))], key=_LAXITY)
+
+    def overdue(self, now: float) -> list[Job]:
+        """Best effort that has waited out its default deadline, the oldest first."""
+        return [job for job in self._due.jobs()[: self._due.up_to((now,))] if not job.counts]
+
+    def heaviest(self) -> float:
+        """The greatest weight of what waits or is paused; 0 where nothing does."""
+        return max(self._weights, default=0.0)
+
+    def worth(self) -> float:
+        """The weights of all that waits or is paused."""
+        return sum(weight * count for weight, count in self._weights.items())
+
+    def next_late(self, now: float = -NEVER) -> float:
+        """When the first of what waits or is paused and is not late by `now` will be; NEVER if there is none."""
+        late = self._late.jobs()
+        at = self._late.up_to((now, NEVER))
+        return late[at].late_at if at < len(late) else NEVER
+
+    def next_start(self, now: float) -> float:
+        """The first of the latest starts that are still to come; NEVER if none is."""
+        lax = self._lax.jobs()
+        at = self._lax.up_to((now, NEVER))
+        return lax[at].start_by if at < len(lax) else NEVER
+
+    def _disturb(self) -> None:
+        for shelf in (self._ranked, self._lax, self._due, self._late, self._promised):
+            shelf.disturbed()
+        self.running.disturbed()
+
+    def _set_pace(self, token_s: float) -> None:
+        self._token_s = token_s
+        self._disturb()
+        for job in self._jobs.values():
+            job.set_pace(token_s)
+
+    def _add(self, job: Job, dirty: set[str]) -> None:
+        self._jobs[job.id], self._views[job.id] = job, job.view
+        if job.unit is not None:
+            self._join(job, job.unit, dirty)
+        if job.waits:
+            for shelf in self._shelves(job):
+                shelf.add(job)
+            self._weights[job.weight] += 1
+        else:
+            self.running.add(job)
+
+    def _shelves(self, job: Job) -> tuple[SortedColumns, ...]:
+        plain = (self._ranked, self._lax, self._due, self._late)
+        return (*plain, self._promised) if job.counts else plain
+
+    def _join(self, job: Job, unit: str, dirty: set[str]) -> None:
+        members = self._units.setdefault(unit, {})
+        if members:  # at the unit's price until it is weighed again
+            first = next(iter(members.values()))
+            job.density, job.rank = first.density, (*first.rank[:2], job.id)
+            if job.own:
+                job.weight = first.weight
+        members[job.id] = job
+        dirty.add(unit)
+
+    def _renew(self, old: Job, job: Job, dirty: set[str]) -> None:
+        """It runs, as it did, and has moved on."""
+        self._jobs[job.id], self._views[job.id] = job, job.view
+        self.running.renew(old, job)
+        if job.unit is not None:
+            del self._units[job.unit][job.id]
+            self._join(job, job.unit, dirty)
+
+    def _forget(self, job: Job, dirty: set[str]) -> None:
+        del self._jobs[job.id], self._views[job.id]
+        if job.waits:
+            for shelf in self._shelves(job):
+                shelf.remove(job)
+            self._unweigh(job)
+        else:
+            self.running.remove(job)
+        if job.unit is not None:
+            del self._units[job.unit][job.id]
+            dirty.add(job.unit)
+
+    def _weigh(self, unit: str) -> None:
+        """A stage's calls, and a fork group's, share one price and one worth: those of their program.
+
+        A group's prompt is prefilled once: the dearest prefill among its members is charged, not their sum.
+        """
+        members = self._units[unit].values()
+        if not members:
+            del self._units[unit]
+            return
+        shared = sum([job.waits for job in members]) > 1
+        for job in members:
+            if job.shared is not shared:
+                job.shared = shared
+                if job.waits and job.counts:
+                    self._promised.renew(job, _DENSITY)
+        first = next(iter(members))
+        prefills = [job.prefill_s for job in members]
+        prefill = max(prefills) if first.view.group is not None else sum(prefills)
+        price = sum([job.gpu_s for job in members]) + prefill + first.later.gpu_s
+        worth = max([job.given for job in members])
+        if first.own:
+            worth = self._reckoner.worth(first.view, worth, sum([job.own for job in members]), first.later)
+        density = worth / price
+        if len(members) > 1 and abs(density - first.density) <= 0.01 * density:
+            return  # a running sibling moved on a little: no reason to move them all
+        arrived = min([job.view.arrived for job in members])
+        in_place = not self._ranked.stale
+        for job in members:
+            if job.waits and in_place:
+                self._ranked.remove(job)
+            if job.weight != worth and job.own:
+                self._reweigh(job, worth)
+            job.density = density
+            job.rank = (-density, arrived, job.id)
+            if job.waits and in_place:
+                self._ranked.add(job)
+            if job.waits and job.counts and not shared:
+                self._promised.renew(job, _DENSITY)
+
+    def _reweigh(self, job: Job, weight: float) -> None:
+        if job.waits:
+            self._unweigh(job)
+            self._weights[weight] += 1
+        job.weight = weight
+
+    def _unweigh(self, job: Job) -> None:
+        self._weights[job.weight] -= 1
+        if not self._weights[job.weight]:
+            del self._weights[job.weight]
+
+
+def _held(call: RequestView | None) -> int:
+    return call.prompt_tokens + call.generated if call is not None and call.state is State.RUNNING else 0

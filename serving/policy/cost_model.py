@@ -1,0 +1,150 @@
+"""What a request still costs: tokens, GPU time, and time on the wall. What both CALM and Concord count with.
+
+Two different times. *GPU time* is a request's share of the engine: its prefill, and for each token its own part of a
+step plus its share of the step's fixed part. It is what another request could have had, so it is the price in a
+density. *Wall time* is how long it takes when it holds a slot among the others: one step a token. It is what a
+deadline is held against.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ramify.serving.policy.types import Capacity, Finished, RequestView, SloClass, StepModel
+from ramify.serving.protocol.length_sketch import LengthSketch
+
+PRIOR_LIMIT = 4096.0  # tokens: the longest answer that a request without a sketch is expected to give
+_EDGES = tuple(2.0 ** (i / 2) for i in range(25))  # 1 … 4096, two bins an octave
+_ENOUGH = 20  # answers seen before a class's own lengths are believed
+
+
+@dataclass(slots=True)
+class LengthPrior:
+    """Lengths by class, for requests that come without a sketch. Learns from what ends; halves old counts at 1000."""
+
+    _counts: dict[SloClass, list[float]] = field(default_factory=dict)
+    _sketches: dict[SloClass, LengthSketch] = field(default_factory=dict)
+
+    def sketch(self, slo_class: SloClass) -> LengthSketch:
+        return self._sketches.get(slo_class, _COLD)
+
+    def learn(self, done: Finished) -> None:
+        length = done.view.generated
+        if length < 1:
+            return
+        counts = self._counts.setdefault(done.view.slo_class, [0.0] * len(_EDGES))
+        counts[min(bisect_right(_EDGES, length) - 1, len(_EDGES) - 1)] += 1
+        seen = sum(counts)
+        if seen >= _ENOUGH and seen % 10 == 0:
+            self._sketches[done.view.slo_class] = _from_counts(counts, seen)
+        if seen >= 1000:
+            counts[:] = [count // 2 for count in counts]
+
+
+_COLD = LengthSketch.cold(PRIOR_LIMIT)
+
+
+def _from_counts(counts: Sequence[float], seen: float) -> LengthSketch:
+    levels, values, below = [0.0], [1.0], 0.0
+    for i, count in enumerate(counts):
+        if count and below + count < seen:
+            below += count
+            levels.append(below / seen)
+            values.append(_EDGES[min(i + 1, len(_EDGES) - 1)])
+    top = max(i for i, count in enumerate(counts) if count)
+    return LengthSketch((*levels, 1.0), (*values, _EDGES[min(top + 1, len(_EDGES) - 1)]))
+
+
+def remaining(view: RequestView, prior: LengthPrior, q: float) -> float:
+    """Output tokens still to come, the quantile `q` of them; at least one."""
+    sketch = prior.sketch(view.slo_class) if view.sketch is None else view.sketch
+    length = sketch.quantile(q, view.generated)
+    if view.max_tokens is not None and view.max_tokens < length:
+        length = view.max_tokens
+    return max(1.0, length - view.generated)
+
+
+def remaining_quantiles(view: RequestView, prior: LengthPrior, first: float, second: float) -> tuple[float, float]:
+    """The same for two quantiles, in little more time than for one."""
+    generated, cut = view.generated, view.max_tokens
+    sketch = prior.sketch(view.slo_class) if view.sketch is None else view.sketch
+    one, other = sketch.quantiles(first, second, generated)
+    if cut is not None:
+        one, other = min(one, cut), min(other, cut)
+    return max(1.0, one - generated), max(1.0, other - generated)
+
+
+def pace_s(capacity: Capacity, running: Sequence[RequestView]) -> float:
+    """Seconds from one token to the next in the batch as it is now, taken as full where a queue stands behind it.
+
+    v_token of the thesis, equation of t_gen in §4.2.
+    """
+    return pace_of(capacity, sum([view.prompt_tokens + view.generated for view in running]), len(running))
+
+
+def pace_of(capacity: Capacity, context: int, running: int) -> float:
+    """The same, where so many run with so many tokens of context together."""
+    full = context * capacity.slots / running if running else capacity.slots * 512.0
+    if capacity.kv_free is not None:
+        full = min(full, float(context + capacity.kv_free))
+    return capacity.step.step_ms(capacity.slots, full) / 1000
+
+
+def prefill_s(step: StepModel, tokens: float) -> float:
+    """GPU time of so many prompt tokens."""
+    return step.per_prefill_ms * tokens / 1000
+
+
+def before_token_s(step: StepModel, tokens: float) -> float:
+    """Wall time of a call with so many prompt tokens, from its start to the step that makes its first token. Its
+    fixed part is nobody else's loss: other calls go on meanwhile."""
+    return step.per_call_ms / 1000 + prefill_s(step, tokens)
+
+
+def decode_gpu_s(step: StepModel, slots: int, context: float, tokens: float) -> float:
+    """GPU time of `tokens` output tokens behind `context` tokens, in a full batch of `slots`."""
+    per_token = step.base_ms / max(1, slots) + step.per_seq_ms + step.per_kctx_ms * (context + tokens / 2) / 1000
+    return per_token * tokens / 1000
+
+
+def rest_gpu_s(view: RequestView, capacity: Capacity) -> float:
+    """GPU time of the stages that follow this one, from the plan or the matched pattern; 0 where neither is known."""
+    if view.compound is None:
+        return 0.0
+    step, slots = capacity.step, capacity.slots
+    return sum(
+        stage.calls * (prefill_s(step, stage.prefill) + decode_gpu_s(step, slots, stage.prefill, stage.output_median))
+        for stage in view.compound.rest
+    )
+
+
+def rest_wall_s(view: RequestView, capacity: Capacity, token_s: float, shortest: float = 1.0) -> float:
+    """Wall time of the stages that follow: the tools before them, their prefill, and one call's answer each (the
+    calls of a stage run beside each other). `shortest` scales the answers, for an optimistic bound."""
+    if view.compound is None:
+        return 0.0
+    return sum(
+        stage.tool_s_before * shortest
+        + before_token_s(capacity.step, stage.prefill)
+        + stage.output_median * shortest * token_s
+        for stage in view.compound.rest
+    )
+
+
+def aggregate_engines(step: StepModel, engines: float) -> StepModel:
+    """The steps of so many equal engines, whose batches are one batch to the policy.
+
+    They step beside each other: what the batch holds, and what prompts it computes, each has its share of, and the
+    fixed part of a step passes once for all. So a full batch of all takes as long as a full batch of one, and a token
+    or a prompt takes an n-th of all engines' time. A prompt by itself is computed by one of them, which takes longer
+    than said: no call is refused for that.
+    """
+    return StepModel(
+        step.base_ms,
+        step.per_seq_ms / engines,
+        step.per_kctx_ms / engines,
+        step.per_prefill_ms / engines,
+        step.per_call_ms / engines,
+    )

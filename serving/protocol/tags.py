@@ -1,0 +1,292 @@
+"""The wire format: how a workflow's deadline and shape travel with each LLM call.
+
+One flat dataclass, because vLLM's `vllm_xargs` takes no nested values. Client, gateway and plug-in share only
+this module. It travels three ways: in the body under `vllm_xargs`, in the header `x-ramify-tags` (JSON), or as
+the thesis's own body fields (`deadline`, `target_ttft`, `target_tbt`, `waiting_time`).
+Times are seconds; those named "left" are counted from the moment of sending and rewritten by each hop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+
+from ramify.serving.errors import BadTags
+from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
+
+HEADER = "x-ramify-tags"
+CLASSES = ("latency", "deadline", "compound", "best_effort")
+
+# The thesis's body fields (§3) and what they are called here.
+_THESIS_FIELDS = {
+    "deadline": "slo_deadline_s",
+    "target_ttft": "slo_ttft_s",
+    "target_tbt": "slo_tbt_s",
+    "waiting_time": "slo_waiting_s",
+}
+_OUR_PREFIXES = ("slo_", "compound_")  # an unknown name under these is a typing mistake, not somebody else's tag
+
+_YEAR_S = 366 * 86_400.0
+_MAX_UNIX_S = 1e11  # the year 5138: catches milliseconds sent as seconds
+_MAX_COUNT = 1_000_000
+_MAX_TEXT = 256
+_MAX_LIST = 1024
+_MAX_NUMBER = 1e9  # in a list: far beyond any length, and products of a few of them are still finite
+
+XargValue = str | int | float | list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class SLOTags:
+    """All tags of one call. None: not said. A call without any is best effort: no limit, never starved.
+
+    Raises `BadTags`, naming the field, for a value that is of the wrong type, negative, not finite or absurd.
+    """
+
+    slo_deadline_s: float | None = None  # left until the whole answer is needed
+    slo_ttft_s: float | None = None  # left until the first token is needed
+    slo_tbt_s: float | None = None  # between tokens
+    slo_waiting_s: float | None = None  # longest wait before admission
+    slo_think_s: float | None = None  # left until the model has thought: due by a time until then, by tokens after it
+    slo_class: str | None = None  # "latency" | "deadline" | "compound" | "best_effort"
+    compound_id: str | None = None  # the run
+    compound_stage: int | None = None  # index of this stage
+    compound_stages: int | None = None
+    compound_width: int | None = None  # calls in this stage
+    compound_last: int | None = None  # 0 or 1
+    compound_deadline_s: float | None = None  # from the first request seen with this id
+    compound_deadline_at: float | None = None  # Unix seconds
+    compound_due_s: float | None = (
+        None  # left until this stage is due, by its share of the deadline: a goal, no limit
+    )
+    plan_rest: tuple[float, ...] | None = None
+    fork_group: str | None = None
+    fork_size: int | None = None
+    fork_need: int | None = None
+    app_id: str | None = None
+    length_quantiles: tuple[float, ...] | None = None
+    goodput_weight: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, problem_with in _CHECKS.items():
+            value = getattr(self, name)
+            problem = None if value is None else problem_with(value)
+            if problem:
+                raise BadTags(name, f"{problem}, got {_shown(value)}")
+        for part, whole in (("compound_stage", "compound_stages"), ("fork_need", "fork_size")):
+            a, b = getattr(self, part), getattr(self, whole)
+            if a is not None and b is not None and a > b:
+                raise BadTags(part, f"must not exceed {whole}={b}, got {a}")
+
+    def to_xargs(self) -> dict[str, XargValue]:
+        """Those that are said, as `vllm_xargs` takes them."""
+        said = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in said.items() if v is not None}
+
+    @classmethod
+    def from_xargs(cls, xargs: Mapping[str, object]) -> SLOTags:
+        """Read tags out of `vllm_xargs`, which other software's keys may share."""
+        for name in xargs:
+            if name.startswith(_OUR_PREFIXES) and name not in _CHECKS:
+                raise BadTags(name, "no such tag")
+        said = {name: _frozen(xargs[name]) for name in _CHECKS if name in xargs}
+        return cls(**said)  # type: ignore[arg-type]  # what __post_init__ is for
+
+    def to_header(self) -> str:
+        return json.dumps(self.to_xargs(), separators=(",", ":"))
+
+    @classmethod
+    def from_header(cls, header: str) -> SLOTags:
+        try:
+            value = json.loads(header, object_pairs_hook=_no_twins)
+        except BadTags:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise BadTags(HEADER, f"not JSON: {error}") from error
+        if not isinstance(value, dict):
+            raise BadTags(HEADER, f"must be a JSON object, got {_shown(value)}")
+        for name in value:
+            if name not in _CHECKS:
+                raise BadTags(name, "no such tag")
+        return cls.from_xargs(value)
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, object]) -> SLOTags:
+        """Merge `vllm_xargs` and the thesis's fields of a request's body; they must not contradict.
+
+        A tag beside them would be a promise that nobody keeps. Raises BadTags.
+        """
+        for name in body:
+            if name in _CHECKS or name.startswith(_OUR_PREFIXES):
+                raise BadTags(name, "not read from the body itself: put it in vllm_xargs")
+        xargs = body.get("vllm_xargs")
+        if xargs is None:
+            xargs = {}
+        if not isinstance(xargs, Mapping):
+            raise BadTags("vllm_xargs", f"must be an object, got {_shown(xargs)}")
+        thesis: dict[str, object] = {}
+        for theirs, ours in _THESIS_FIELDS.items():
+            if body.get(theirs) is not None:
+                problem = _CHECKS[ours](body[theirs])
+                if problem:
+                    raise BadTags(theirs, f"{problem}, got {_shown(body[theirs])}")
+                thesis[ours] = body[theirs]
+        return cls.from_xargs(xargs).merged(cls.from_xargs(thesis))
+
+    def merged(self, other: SLOTags) -> SLOTags:
+        """Both at once. Raises BadTags where two routes say different things."""
+        mine, theirs = self.to_xargs(), other.to_xargs()
+        for name in mine.keys() & theirs.keys():
+            if mine[name] != theirs[name]:
+                raise BadTags(name, f"two routes disagree: {_shown(mine[name])} and {_shown(theirs[name])}")
+        return SLOTags.from_xargs({**mine, **theirs})
+
+    def aged(self, by_s: float) -> SLOTags:
+        """The same tags `by_s` seconds later: what is left shrinks, down to 0; rates and clock times stay."""
+
+        def later(left: float | None) -> float | None:
+            return None if left is None else max(0.0, left - by_s)
+
+        return replace(
+            self,
+            slo_deadline_s=later(self.slo_deadline_s),
+            slo_ttft_s=later(self.slo_ttft_s),
+            slo_waiting_s=later(self.slo_waiting_s),
+            slo_think_s=later(self.slo_think_s),
+            # A hop that has seen this id keeps its own count; for one that has not, this is what is left.
+            compound_deadline_s=later(self.compound_deadline_s),
+            compound_due_s=later(self.compound_due_s),
+        )
+
+    def deadline_left(self, now_unix: float) -> float | None:
+        """Seconds until the earliest completion deadline said here, None for best effort.
+
+        `compound_deadline_s` counts from a moment that only the gateway knows, so it stands as an upper bound.
+        """
+        at = None if self.compound_deadline_at is None else max(0.0, self.compound_deadline_at - now_unix)
+        said = [s for s in (self.slo_deadline_s, self.compound_deadline_s, at) if s is not None]
+        return min(said, default=None)
+
+
+def is_tag(name: str) -> bool:
+    """One of ours, or one of the thesis's fields."""
+    return name in _CHECKS or name in _THESIS_FIELDS or name == "vllm_xargs"
+
+
+def without_tags(body: Mapping[str, object]) -> dict[str, object]:
+    """A request's body without any tag, for servers that refuse fields which they do not know.
+
+    Other software's keys in `vllm_xargs` stay.
+    """
+    plain = {k: v for k, v in body.items() if k not in _THESIS_FIELDS and k != "vllm_xargs"}
+    xargs = body.get("vllm_xargs")
+    if isinstance(xargs, Mapping) and (others := {k: v for k, v in xargs.items() if k not in _CHECKS}):
+        plain["vllm_xargs"] = others
+    return plain
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _seconds(value: object) -> str | None:
+    ok = _is_number(value) and 0 <= value <= _YEAR_S  # type: ignore[operator]
+    return None if ok else "must be seconds, from 0 to a year"
+
+
+def _unix(value: object) -> str | None:
+    ok = _is_number(value) and 0 <= value <= _MAX_UNIX_S  # type: ignore[operator]
+    return None if ok else "must be a Unix time in seconds"
+
+
+def _count(value: object) -> str | None:
+    ok = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MAX_COUNT
+    return None if ok else f"must be a whole number from 0 to {_MAX_COUNT}"
+
+
+def _flag(value: object) -> str | None:
+    return None if isinstance(value, int) and not isinstance(value, bool) and value in (0, 1) else "must be 0 or 1"
+
+
+def _text(value: object) -> str | None:
+    ok = isinstance(value, str) and 0 < len(value) <= _MAX_TEXT and value.isprintable()
+    return None if ok else f"must be printable text of 1 to {_MAX_TEXT} characters"
+
+
+def _class(value: object) -> str | None:
+    return None if value in CLASSES else f"must be one of {', '.join(CLASSES)}"
+
+
+def _numbers(value: object) -> str | None:
+    ok = (
+        isinstance(value, tuple)
+        and len(value) <= _MAX_LIST
+        and all(_is_number(v) and 0 <= v <= _MAX_NUMBER for v in value)
+    )
+    return None if ok else f"must be a list of at most {_MAX_LIST} numbers from 0 to {_MAX_NUMBER:.0f}"
+
+
+def _quantiles(value: object) -> str | None:
+    if problem := _numbers(value):
+        return problem
+    try:
+        LengthSketch.from_wire(value)  # type: ignore[arg-type]
+    except ValueError:
+        return f"must hold {len(LEVELS)} values, one for each level of the sketch, none below the one before"
+    return None
+
+
+def _plan_rest(value: object) -> str | None:
+    if problem := _numbers(value):
+        return problem
+    return "must hold four numbers for each later stage" if len(value) % 4 else None  # type: ignore[arg-type]
+
+
+def _weight(value: object) -> str | None:
+    ok = _is_number(value) and 0 < value <= _MAX_COUNT  # type: ignore[operator]
+    return None if ok else f"must be above 0 and at most {_MAX_COUNT}"
+
+
+_CHECKS: dict[str, Callable[[object], str | None]] = {
+    "slo_deadline_s": _seconds,
+    "slo_ttft_s": _seconds,
+    "slo_tbt_s": _seconds,
+    "slo_waiting_s": _seconds,
+    "slo_think_s": _seconds,
+    "slo_class": _class,
+    "compound_id": _text,
+    "compound_stage": _count,
+    "compound_stages": _count,
+    "compound_width": _count,
+    "compound_last": _flag,
+    "compound_deadline_s": _seconds,
+    "compound_deadline_at": _unix,
+    "compound_due_s": _seconds,
+    "plan_rest": _plan_rest,
+    "fork_group": _text,
+    "fork_size": _count,
+    "fork_need": _count,
+    "app_id": _text,
+    "length_quantiles": _quantiles,
+    "goodput_weight": _weight,
+}
+
+
+def _no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object's fields. Raises BadTags for one that is said twice: the last would stand, and nobody would hear."""
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise BadTags(name, "said twice in one object")
+        found[name] = value
+    return found
+
+
+def _frozen(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,233 @@
+"""vLLM's requests as the policy sees them: tags read once, times made absolute on the engine's clock."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ramify.serving.errors import BadTags
+from ramify.serving.policy.types import (
+    CompoundView,
+    GroupView,
+    RequestId,
+    RequestView,
+    SloClass,
+    StageEstimate,
+    State,
+)
+from ramify.serving.protocol.length_sketch import LengthSketch
+from ramify.serving.protocol.tags import SLOTags
+from ramify.serving.vllm_plugin.version_adapters import RequestLike
+
+_KEEP_COMPOUNDS = 10_000
+_RANDOM, _INDEX = re.compile(r"-[0-9a-f]{8}$"), re.compile(r"[-_][0-9]+$")
+
+
+@dataclass(slots=True)
+class Seen:
+    """One request, for as long as it is in the engine."""
+
+    request: RequestLike
+    view: RequestView
+    problem: str | None = None  # its tags cannot be read: it is refused with this
+    late_tokens: int = 0  # that came after their time to first token, or between tokens, was over
+
+
+class Views:
+    """All requests in the engine. `cached_tokens` asks the prefix cache about a prompt."""
+
+    def __init__(self, cached_tokens: Callable[[RequestLike], int], refresh_tokens: int) -> None:
+        self._cached_tokens = cached_tokens
+        self._refresh_tokens = refresh_tokens
+        self._next_id = 0
+        self._seen: dict[str, Seen] = {}
+        self._streams: dict[str, Seen] = {}  # those of them whose tokens are due one by one, or whose first is
+        self._known_as: dict[str, Seen] = {}  # by every name that an answer may bear
+        self._by_id: dict[RequestId, Seen] = {}
+        self._compounds: OrderedDict[str, float] = OrderedDict()  # when the first request of each was seen
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def add(self, request: RequestLike) -> Seen:
+        id_ = RequestId(self._next_id)
+        self._next_id += 1
+        problem = None
+        xargs = (request.sampling_params.extra_args if request.sampling_params else None) or {}
+        try:
+            tags = SLOTags.from_xargs(xargs)
+            sketch = None if tags.length_quantiles is None else LengthSketch.from_wire(tags.length_quantiles)
+        except (BadTags, ValueError) as error:
+            tags, sketch, problem = SLOTags(), None, str(error)
+        seen = Seen(request, self._view(id_, request, tags, sketch), problem)
+        self._seen[request.request_id] = seen
+        if seen.view.ttft is not None or seen.view.tbt is not None:
+            self._streams[request.request_id] = seen
+        self._by_id[id_] = seen
+        for name in _names(request.request_id):
+            self._known_as[name] = seen
+        return seen
+
+    def remove(self, request_id: str) -> tuple[RequestView, int] | None:
+        """The last view of a request that has left, and its late tokens; None for one that was never here."""
+        seen = self._seen.pop(request_id, None)
+        if seen is None:
+            return None
+        self._streams.pop(request_id, None)
+        del self._by_id[seen.view.id]
+        for name in _names(request_id):
+            if self._known_as.get(name) is seen:
+                del self._known_as[name]
+        return replace(seen.view, generated=seen.request.num_output_tokens), seen.late_tokens
+
+    def delivered(self, places: Mapping[str, int], tokens: Sequence[Sequence[int]], now: float) -> None:
+        """New tokens are about to go out: those of a request stand at its place. The n-th is due at TTFT + n · TBT
+        (thesis, chapter 3)."""
+        for request_id, seen in self._streams.items():
+            at = places.get(request_id)
+            if at is None or at >= len(tokens) or not (new := len(tokens[at])):  # no tokens in a step without any
+                continue
+            view, before = seen.view, seen.request.num_output_tokens
+            begin = view.arrived if view.ttft is None else view.ttft
+            if (before == 0 or view.tbt is not None) and now > begin + (before + new - 1) * (view.tbt or 0.0):
+                seen.late_tokens += new
+
+    def seen(self, id_: RequestId) -> Seen:
+        return self._by_id[id_]
+
+    def requests(self, ids: Iterable[RequestId]) -> list[RequestLike]:
+        by_id = self._by_id
+        return [by_id[id_].request for id_ in ids]
+
+    def group_of(self, request_id: str) -> str | None:
+        seen = self._seen.get(request_id)
+        return None if seen is None or seen.view.group is None else seen.view.group.id
+
+    def waiting(self, requests: Iterable[RequestLike]) -> list[RequestView]:
+        """`of` each that waits. Most of a long queue has not begun, and is found unchanged here without a call: what
+        waited when it was last looked at, and has neither begun nor been preempted, has not moved on."""
+        seen, waiting = self._seen, State.WAITING
+        return [
+            view
+            if (view := seen[request.request_id].view).state is waiting
+            and not (view.generated or request.num_preemptions or request.num_output_tokens)
+            else self.of(request, State.PREEMPTED if request.num_preemptions else waiting)
+            for request in requests
+        ]
+
+    def of(self, request: RequestLike, state: State) -> RequestView:
+        """Its view, the same object while nothing that matters has changed."""
+        seen = self._seen[request.request_id]
+        view, generated = seen.view, request.num_output_tokens
+        if (
+            view.state is state
+            and generated - view.generated < self._refresh_tokens
+            and (generated > 0) == (view.generated > 0)
+        ):
+            return view
+        computed = request.num_computed_tokens if state in (State.RUNNING, State.PAUSED) else 0
+        cached = view.cached_tokens
+        if state is State.PREEMPTED:  # what it left in the prefix cache
+            cached = self._cached_tokens(request)
+        seen.view = view.moved_on(state, generated, computed, cached)
+        return seen.view
+
+    def refine(self, request_id: str, sketch: LengthSketch) -> bool:
+        """The analyzer has predicted anew. False where the request has left.
+
+        `request_id` is what clients see of it, as `_names` tells it from vLLM's own.
+        """
+        seen = self._known_as.get(request_id)
+        if seen is None:
+            return False
+        seen.view = replace(seen.view, sketch=sketch)
+        return True
+
+    def reprice_group(self, group: str) -> bool:
+        """A sibling has computed the prompt: what the others of its fork group must prefill is less now. Is it?"""
+        found = False
+        for seen in self._seen.values():
+            view = seen.view
+            if view.state is State.WAITING and view.group is not None and view.group.id == group:
+                cached = self._cached_tokens(seen.request)
+                if cached != view.cached_tokens:
+                    seen.view = replace(view, cached_tokens=cached)
+                    found = True
+        return found
+
+    def _view(self, id_: RequestId, request: RequestLike, tags: SLOTags, sketch: LengthSketch | None) -> RequestView:
+        arrived = request.arrival_time
+        compound = self._compound(tags, arrived)
+        deadline = _after(arrived, tags.slo_deadline_s)
+        if compound is not None and compound.deadline is not None:
+            deadline = compound.deadline if deadline is None else min(deadline, compound.deadline)
+        elif tags.compound_deadline_at is not None:
+            deadline = tags.compound_deadline_at if deadline is None else min(deadline, tags.compound_deadline_at)
+        return RequestView(
+            id_,
+            arrived,
+            slo_class_of(tags),
+            deadline,
+            _after(arrived, tags.slo_ttft_s),
+            tags.slo_tbt_s,
+            _after(arrived, tags.slo_waiting_s),
+            prompt_tokens=request.num_prompt_tokens,
+            cached_tokens=self._cached_tokens(request),
+            sketch=sketch,
+            weight=1.0 if tags.goodput_weight is None else tags.goodput_weight,
+            compound=compound,
+            group=_group(tags),
+            max_tokens=request.max_tokens,
+        )
+
+    def _compound(self, tags: SLOTags, now: float) -> CompoundView | None:
+        if tags.compound_id is None:
+            return None
+        first = self._compounds.setdefault(tags.compound_id, now)
+        self._compounds.move_to_end(tags.compound_id)
+        if len(self._compounds) > _KEEP_COMPOUNDS:
+            self._compounds.popitem(last=False)
+        ends = [at for at in (_after(first, tags.compound_deadline_s), tags.compound_deadline_at) if at is not None]
+        rest = tags.plan_rest or ()
+        return CompoundView(
+            tags.compound_id,
+            tags.compound_stage or 0,
+            tags.compound_stages,
+            tags.compound_width or 1,
+            tags.compound_last == 1,
+            min(ends, default=None),
+            tuple(StageEstimate(*rest[i : i + 4]) for i in range(0, len(rest), 4)),
+            _after(now, tags.compound_due_s),
+        )
+
+
+def _names(request_id: str) -> set[str]:
+    """What the answer to a request of vLLM's may be called: `chatcmpl-A` is the answer of `chatcmpl-A-1a2b3c4d`,
+    `cmpl-A` of `cmpl-A-0-1a2b3c4d`, `resp_A` of `resp_A_0-1a2b3c4d`. A chat has no index: clients may end its name
+    with a number of their own."""
+    outer = _RANDOM.sub("", request_id)
+    return {request_id, outer if outer.startswith("chatcmpl-") else _INDEX.sub("", outer)}
+
+
+def slo_class_of(tags: SLOTags) -> SloClass:
+    """What is said; else what the limits mean; else best effort."""
+    if tags.slo_class is not None:
+        return SloClass(tags.slo_class)
+    if tags.compound_id is not None:
+        return SloClass.COMPOUND
+    if tags.slo_deadline_s is not None or tags.compound_deadline_at is not None:
+        return SloClass.DEADLINE
+    return SloClass.BEST_EFFORT if tags.slo_ttft_s is None and tags.slo_tbt_s is None else SloClass.LATENCY
+
+
+def _group(tags: SLOTags) -> GroupView | None:
+    if tags.fork_group is None:
+        return None
+    size = tags.fork_size or 1
+    return GroupView(tags.fork_group, size, tags.fork_need or size)
+
+
+def _after(start: float, seconds: float | None) -> float | None:
+    return None if seconds is None else start + seconds

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+
+def test_it_says_where_it_listens_and_ends_at_ctrl_c(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path), "serve", "--port", "0"]
+    process = subprocess.Popen([*command, "--base-url", "http://127.0.0.1:9/v1"], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith("serving http://127.0.0.1:9/v1 at http://127.0.0.1:")
+    assert httpx.get(line.rsplit(" ", 1)[1].strip() + "/nothing-here", trust_env=False).status_code == 404
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in rest) == (0, False)
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_without_weights_it_says_how_to_get_them(ramify: Any) -> None:
+    said = ramify("serve", "--port", "0")
+    assert (said.status, said.out) == (1, "")
+    assert "ramify models pull" in said.err
+
+
+def test_every_option_is_a_setting(ramify: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from ramify.serving.engine.contract import EngineSpec
+    from ramify.serving.gateway import server
+
+    seen: list[server.GatewaySettings] = []
+
+    async def serve(settings: server.GatewaySettings, **_: object) -> None:
+        seen.append(settings)
+
+    monkeypatch.setattr(server, "serve", serve)
+    flags = {
+        "--engine": "vllm", "--host": "::1", "--port": "8001", "--api-key": "theirs", "--client-key": "ours",
+        "--allow-host": "Box.lan:80",
+        "--model": "m", "--slots": "3", "--policy": "edf",
+        "--policy-option": "best_effort_s=7.5", "--placement": "power-of-k", "--placement-k": "3",
+        "--hang": "7", "--hang-whole": "70", "--hang-restart": "45", "--drain": "5",
+        "--engine-log": str(tmp_path / "e.log"), "--vllm-arg": "--x=1", "--trace": str(tmp_path / "t.jsonl"),
+    }  # fmt: skip
+    words = [word for pair in flags.items() for word in pair]
+    assert (
+        ramify(
+            "serve", *words, "--forward-tags", "--resume", "--prompt-cache", "--no-analyzer", "--insecure-no-keys"
+        ).status
+        == 0
+    )
+    (settings,) = seen
+    assert settings == server.GatewaySettings(
+        home=settings.home,
+        engines=(EngineSpec.parse("vllm"),),
+        upstream_key="theirs",
+        model="m",
+        slots=3,
+        host="::1",
+        port=8001,
+        api_keys=("ours",),
+        allow_hosts=("box.lan",),
+        insecure_no_keys=True,
+        forward_xargs=True,
+        can_resume=True,
+        prompt_cache=True,
+        policy="edf",
+        policy_options={"best_effort_s": 7.5},
+        placement=server.Placement.POWER_OF_K,
+        placement_k=3,
+        hang_s=7.0,
+        whole_s=70.0,
+        restart_s=45.0,
+        drain_s=5.0,
+        engine_log=tmp_path / "e.log",
+        analyzer=False,
+        vllm_args=("--x=1",),
+        trace=tmp_path / "t.jsonl",
+    )
+    ramify("serve")
+    whole = (seen[-1].hang_s, seen[-1].whole_s, seen[-1].restart_s, seen[-1].drain_s, seen[-1].analyzer)
+    assert whole == (120.0, 600.0, 60.0, 30.0, True)
+    assert (seen[-1].placed, seen[-1].placement_k) == (server.Placement.ONE_QUEUE, 2)
+    ramify("serve", "--policy", "calm-thesis")
+    assert seen[-1].placed is server.Placement.POWER_OF_K, "as the thesis has it"
+    assert ramify("serve", "--policy", "calm-thesis", "--placement", "one-queue").status == 0
+    assert seen[-1].placed is server.Placement.ONE_QUEUE
+    assert "--placement power-of-k" in ramify("serve", "--placement-k", "3").err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])
+def test_without_keys_it_does_not_listen_beyond_this_machine(ramify: Any, host: str) -> None:
+    said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--host", host)
+    assert said.status == 2 and "--client-key" in said.err and "--insecure-no-keys" in said.err
+
+
+def test_a_name_that_no_client_could_send_is_refused(ramify: Any) -> None:
+    said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--allow-host", "http://x/")
+    assert said.status == 2 and "is no host name" in said.err
+
+
+def test_it_says_loudly_that_everybody_is_let_in(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ramify.cli.main", "--home", str(tmp_path), "serve", "--port", "0"]
+    command += ["--base-url", "http://127.0.0.1:9/v1", "--host", "0.0.0.0", "--insecure-no-keys"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("serving ")
+    assert process.stderr.readline().startswith("WARNING: no keys are set: everybody who reaches http://0.0.0.0:")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("goodput", "'goodput' is no NAME=VALUE"),
+        ("=token", "'=token'"),
+        ("nothing=1", "'nothing'"),
+        ("goodput=cake", "'cake'"),
+    ],
+)
+def test_a_policys_option_that_there_is_not_is_refused(ramify: Any, text: str, named: str) -> None:
+    said = ramify("serve", "--port", "0", "--base-url", "http://127.0.0.1:9/v1", "--policy-option", text)
+    assert said.status == 2 and named in said.err
+
+
+def test_a_port_that_is_taken(ramify: Any) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        said = ramify("serve", "--port", port, "--base-url", "http://127.0.0.1:9/v1")
+    assert said.status == 1
+    assert str(port) in said.err
+    assert os.linesep not in said.err.strip()
+
+
+def test_a_home_in_which_nothing_can_be_kept_is_said_with_the_way_out(ramify: Any, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
+    (tmp_path / "file").touch()
+    said = ramify("--home", tmp_path / "file" / "home", "serve", "--port", "0", "--engine", "http://127.0.0.1:9/v1")
+    assert said.status == 1
+    assert "analyzer cannot keep what it learns" in said.err and "--no-analyzer" in said.err

@@ -1,0 +1,68 @@
+"""`ramify gc`: what it says, and that `ramify fsck` agrees with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import reuse_app
+
+from ramify import Runtime, paths
+from ramify.fork_engine.store import SnapshotStore
+from ramify.runtime.worlds.garbage_collection import EvictionMarks
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The home, empty at first."""
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def run(place: Path, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reuse_app, "LOG", tmp_path / "log")
+
+    async def work() -> None:
+        async with Runtime(home=place, sandbox="copy") as runtime:
+            await runtime.run(reuse_app.tools_at_once, workspace=workspace)
+
+    asyncio.run(work())
+
+
+def test_nothing_yet(ramify: Any) -> None:
+    assert "no runs yet" in ramify("gc").out
+    assert ramify("gc", "--json").json["snapshots"] == 0
+
+
+def test_what_no_run_names_goes_after_its_grace(ramify: Any, run: None, place: Path, workspace: Path) -> None:
+    (workspace / "more").write_text("x" * 2000)
+    unnamed = SnapshotStore(paths.snapshots(place)).import_tree(workspace).snapshot
+    said = ramify("gc").out
+    assert said.startswith("deleted 0 snapshots") and "1 snapshot that may go, made in the last 5 minutes" in said
+    assert ramify("gc", "--dry-run", "--json").json["young"] == 1
+    record = paths.snapshots(place) / "snapshots" / f"{unnamed.id}.json"
+    os.utime(record, (1, 1))
+    assert ramify("gc", "--dry-run").out.startswith("would delete 1 snapshot")
+    assert record.exists()
+    said = ramify("gc").out
+    assert said.startswith("deleted 1 snapshot") and "minutes" not in said
+    assert not record.exists() and ramify("fsck").status == 0
+
+
+def test_a_budget_lets_go_of_what_can_be_made_again(ramify: Any, run: None, place: Path) -> None:
+    for record in (paths.snapshots(place) / "snapshots").iterdir():
+        os.utime(record, (1, 1))
+    done = ramify("gc", "--budget", "0", "--json").json
+    assert not done["within_budget"] and done["evicted"]
+    assert EvictionMarks(paths.evicted(place)).all() == {one["snapshot"] for one in done["evicted"]}
+    assert ramify("fsck").status == 0
+    again = ramify("gc", "--budget", "0")
+    assert again.out.startswith("deleted 0 snapshots") and "the budget of 0 B is not met" in again.out
+
+
+def test_a_size_that_is_none(ramify: Any) -> None:
+    said = ramify("gc", "--budget", "much")
+    assert said.status == 2 and "is no size" in said.err

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.cli.console import Typed, say_json
+from ramify.cli.main import run_command_line
+
+TOLD = "`ramify resume 3f2a` goes on, or `ramify ls`; see `ramify.compile`"
+
+
+@pytest.mark.parametrize(
+    ("typed", "options"),
+    [
+        (Typed(Path("home")), "--home home"),
+        (Typed(Path("my home")), "--home 'my home'"),
+        (Typed(None, "runs.db"), "--database runs.db"),
+        (Typed(Path("h"), "sqlite:///x.db"), "--home h --database sqlite:///x.db"),
+        (Typed(None, "postgresql://me@host/db"), "--database postgresql+psycopg://me@host/db"),
+    ],
+)
+def test_a_command_is_told_with_the_place_that_was_named(typed: Typed, options: str) -> None:
+    assert typed.complete(TOLD) == (
+        f"`ramify {options} resume 3f2a` goes on, or `ramify {options} ls`; see `ramify.compile`"
+    )
+
+
+def test_no_password_is_told() -> None:
+    assert "hush" not in Typed(None, "postgresql://me:hush@host/db").complete(TOLD)
+    assert "hush" not in Typed(None, "postgresql://me:hush@[host/db").complete(TOLD)
+
+
+def test_without_a_place_nothing_is_added() -> None:
+    assert Typed().complete(TOLD) == TOLD
+
+
+def test_what_a_command_tells_to_type_finds_its_runs(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, ramify: Any, home: Any
+) -> None:
+    for command, status in (("show nope", 1), ("log", 1), ("ls", 0)):  # an error, and a command's own words
+        assert run_command_line(["--home", str(tmp_path / "none"), *command.split()]) == status
+        assert f"`ramify --home {tmp_path / 'none'} run FILE.py:NAME`" in capfd.readouterr().err
+    assert f"`ramify --home {tmp_path / 'home'} ls -n 0` lists all" in ramify("ls", "-n", 1).err
+
+
+def test_an_empty_home_is_not_the_current_folder(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["--home", "", "ls"]) == 2
+    assert "'--home': the name is empty" in capfd.readouterr().err
+
+
+def test_a_figure_that_json_has_no_word_for_is_text(capfd: pytest.CaptureFixture[str]) -> None:
+    say_json({"of": [float("nan"), -float("inf"), 1.5], "s": "\ud800"})
+    said = json.loads(capfd.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert said == {"of": ["NaN", "-Infinity", 1.5], "s": "\ud800"}

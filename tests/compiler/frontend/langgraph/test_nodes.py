@@ -1,0 +1,160 @@
+"""What is read of a LangGraph node beyond its edges: the channels it reads and writes, and its tools."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.tools import StructuredTool, tool
+from langgraph.graph import START, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command
+
+from ramify import Sandbox
+from ramify.compiler.frontend.langgraph.nodes import tools_of
+from ramify.compiler.pipeline import Compilation, compile_graph
+from ramify.compiler.plan import Effect, OpKind
+
+
+class State(TypedDict):
+    x: int
+    y: int
+    seen: Annotated[list, operator.add]
+
+
+class Narrow(TypedDict):
+    x: int
+
+
+def compiled(*actions: Any, schema: Any = State) -> Compilation:
+    graph: Any = StateGraph(schema)
+    for number, action in enumerate(actions):
+        graph.add_node(f"n{number}", action)
+        graph.add_edge(f"n{number - 1}" if number else START, f"n{number}")
+    return compile_graph(graph, name="flow", ref="app.py:graph")
+
+
+def reads_x(state: State) -> Any:
+    return {"y": state["x"] + state.get("x", 0)}
+
+
+def reads_all(state: State) -> Any:
+    if len(state) > 2:
+        return None
+    return {"x": 1, "seen": [1]}
+
+
+def writes_unknown(state: State) -> Any:
+    update = {"x": state["x"]}
+    return update
+
+
+def narrowed(state: Narrow) -> Any:
+    print(state)
+
+
+def commands(state: State) -> Any:
+    return Command(update={"x": state["y"]}, goto="nowhere")
+
+
+async def hands_over(state: State) -> Any:
+    return Command(graph=Command.PARENT, update={"x": 1})
+
+
+def streams(state: State) -> Any:
+    yield {"x": 1}
+
+
+def spreads(state: State) -> Any:
+    return {**state, "x": 1}
+
+
+@pytest.mark.parametrize(
+    ("action", "attrs"),
+    [
+        (reads_x, {"reads": ["x"], "writes": ["y"]}),
+        (reads_all, {"writes": ["seen", "x"]}),
+        (writes_unknown, {"reads": ["x"]}),
+        (narrowed, {"reads": ["x"], "writes": []}),
+        (commands, {"reads": ["y"], "writes": ["x"]}),
+        (hands_over, {"reads": []}),
+        (streams, {"reads": []}),
+        (spreads, {}),
+        (lambda state: {"x": state["y"]}, {"reads": ["y"], "writes": ["x"]}),
+    ],
+)
+def test_channels_that_a_node_reads_and_writes(action: Any, attrs: dict[str, Any]) -> None:
+    found = compiled(action).plan.op("run.n0").attrs
+    assert {name: found[name] for name in ("reads", "writes") if name in found} == attrs
+
+
+def test_versions_of_the_channels_are_values_that_every_node_takes_and_makes() -> None:
+    compilation = compiled(reads_x, reads_all)
+    first, second = compilation.plan.op("run.n0"), compilation.plan.op("run.n1")
+    for op in (first, second):
+        assert [value[0] for value in op.inputs] == [value[0] for value in op.outputs] == ["w", "c", "e"]
+    merge, enter = compilation.plan.op("merge.superstep"), compilation.plan.op("enter")
+    assert [value[0] for value in merge.outputs] == ["w", "w", "c"]
+    assert [value[0] for value in enter.outputs] == ["w", "c", "e"]
+
+
+@tool
+def fetch(url: str) -> str:
+    """Fetches."""
+    return url
+
+
+@tool
+def edit(path: str, sandbox: Sandbox) -> str:
+    """Edits."""
+    return path
+
+
+def hinted(name: str, **hints: bool) -> StructuredTool:
+    """As tools of MCP servers come to LangChain."""
+
+    def call(path: str) -> str:
+        """Does something."""
+        return path
+
+    return StructuredTool.from_function(call, name=name, metadata=hints)
+
+
+@pytest.mark.parametrize(
+    ("tools", "effect", "why"),
+    [
+        ([fetch], Effect.UNKNOWN, "tool fetch: no hint"),
+        ([edit], Effect.REVERTIBLE, "tool edit: takes a Sandbox"),
+        ([hinted("look", readOnlyHint=True)], Effect.READONLY, "tool look: readOnlyHint"),
+        ([hinted("look", readOnlyHint=True), edit], Effect.REVERTIBLE, "tool edit: takes a Sandbox; tool look: "),
+        ([hinted("drop", destructiveHint=True), edit], Effect.UNKNOWN, "tool drop: destructiveHint; tool edit: "),
+        ([hinted("any", readOnlyHint=False)], Effect.UNKNOWN, "tool any: destructiveHint"),
+        ([hinted("put", destructiveHint=False, idempotentHint=True)], Effect.UNKNOWN, "outside, idempotentHint"),
+    ],
+)
+def test_what_a_node_of_tools_may_do_is_what_they_say(tools: list[Any], effect: Effect, why: str) -> None:
+    plan = compiled(ToolNode(tools)).plan
+    op, known = plan.op("run.n0"), plan.step("n0")
+    assert known is not None
+    assert (op.kind, known.effect) == (OpKind.CALL_TOOL, effect)
+    assert why in known.why
+    assert sorted(op.attrs["tools"]) == sorted(each.name for each in tools)
+    sealed = any(each.kind is OpKind.SEAL for each in plan.ops)
+    assert sealed is (effect is not Effect.READONLY), "what only reads needs no snapshot"
+
+
+def test_what_cannot_be_undone_is_said_of_the_tool() -> None:
+    plan = compiled(ToolNode([hinted("drop", destructiveHint=True)])).plan
+    assert plan.op("run.n0").attrs["tools"] == {"drop": "irreversible"}
+
+
+def test_a_change_in_a_tools_code_is_a_change_of_its_node() -> None:
+    one, other = (compiled(ToolNode([each])).plan.step("n0") for each in (fetch, edit))
+    assert one is not None
+    assert other is not None
+    assert one.code_digest != other.code_digest
+
+
+def test_a_node_that_is_no_tool_node_has_no_tools() -> None:
+    assert tools_of("x", reads_x, None) == ()  # type: ignore[arg-type]

@@ -1,0 +1,110 @@
+"""Diffs are what git makes of them: applied to the one side they give the other."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ramify.fork_engine.types import Change, ChangeKind, Entry, EntryKind
+from ramify.inspect.patch import LARGEST, FilePatch, file_patch, stat_lines
+
+FILE, PROGRAM, LINK = (Entry(EntryKind.FILE, 0o644), Entry(EntryKind.FILE, 0o755), Entry(EntryKind.SYMLINK, 0o777))
+
+
+def patch(path: str, before: tuple[Entry, bytes] | None, after: tuple[Entry, bytes] | None) -> FilePatch:
+    change = Change(path, ChangeKind.MODIFIED, before[0] if before else None, after[0] if after else None)
+    return file_patch(change, before[1] if before else b"", after[1] if after else b"")
+
+
+def put(path: Path, side: tuple[Entry, bytes] | None) -> None:
+    if side is None:
+        return
+    entry, data = side
+    if entry.kind is EntryKind.SYMLINK:
+        path.symlink_to(os.fsdecode(data))
+    else:
+        path.write_bytes(data)
+        path.chmod(entry.mode)
+
+
+def look(path: Path) -> tuple[bool, bool, bytes] | None:
+    """(is a link, may be executed, contents)"""
+    if path.is_symlink():
+        return True, False, os.fsencode(path.readlink())
+    if not path.exists():
+        return None
+    return False, bool(path.stat().st_mode & stat.S_IXUSR), path.read_bytes()
+
+
+def check(name: str, before: tuple[Entry, bytes] | None, after: tuple[Entry, bytes] | None) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        expected, path = Path(folder, "expected"), Path(folder, name)
+        put(path, before)
+        put(expected, after)
+        text = patch(name, before, after).text
+        if before != after:
+            git = ["git", "-c", "core.fileMode=true", "apply", "--whitespace=nowarn", "-"]
+            done = subprocess.run(git, cwd=folder, input=text, capture_output=True, check=False)
+            assert done.returncode == 0, (done.stderr, text)
+        assert look(path) == look(expected)
+
+
+LINES = st.lists(st.sampled_from([b"a", b"b", b"  c\t", b"", b"\r", b"\xff\xfe", b"+", b"-- a"]), max_size=12)
+TEXT = st.builds(lambda lines, end: b"\n".join(lines) + end, LINES, st.sampled_from([b"", b"\n"]))
+SIDE = st.tuples(st.sampled_from([FILE, PROGRAM]), TEXT)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SIDE, SIDE)
+def test_git_applies_what_changed_in_a_file(before: tuple[Entry, bytes], after: tuple[Entry, bytes]) -> None:
+    check("file.txt", before, after)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, (FILE, b"new\n")),
+        (None, (PROGRAM, b"")),
+        ((FILE, b"old"), None),
+        ((LINK, b"there"), (LINK, b"elsewhere")),
+        ((FILE, b"text\n"), (LINK, b"target")),
+        ((LINK, b"target"), (PROGRAM, b"#!/bin/sh\n")),
+    ],
+)
+def test_git_applies_what_came_went_or_became_another_thing(
+    before: tuple[Entry, bytes] | None, after: tuple[Entry, bytes] | None
+) -> None:
+    check("thing", before, after)
+
+
+@pytest.mark.parametrize("name", ["with space", 'quo"te', "back\\slash", "caf\udce9", "new\nline", "tab\there", "é"])
+def test_git_understands_every_name(name: str) -> None:
+    check(name, (FILE, b"one\ntwo\n"), (FILE, b"one\n2\n"))
+
+
+def test_what_is_not_text_is_only_named() -> None:
+    for before, after in ((b"\0\1", b"\0\2"), (b"x" * (LARGEST + 1), b"y")):
+        made = patch("blob", (FILE, before), (FILE, after))
+        assert made.text.endswith(b"Binary files a/blob and b/blob differ\n")
+        assert (made.added, made.removed) == (None, None)
+
+
+def test_stat() -> None:
+    patches = [
+        patch("a.py", (FILE, b"1\n2\n"), (FILE, b"1\n3\n4\n")),
+        patch("long/name.py", None, (FILE, b"x\n" * 78)),
+        patch("blob", (FILE, b"\0"), (FILE, b"\0\0")),
+    ]
+    assert list(stat_lines(patches)) == [
+        b" a.py         | 3 +-\n",
+        b" long/name.py | 78 " + b"+" * 40 + b"\n",
+        b" blob         | binary or large\n",
+        b" 3 files changed, 80 added, 1 removed lines\n",
+    ]

@@ -1,0 +1,125 @@
+"""Every pass that can be turned off, in both front ends: what it places is in the plan and in the journal; turned
+off, exactly that is in neither, and the results are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import passes_app
+import pytest
+from langgraph.graph import START, StateGraph
+
+import ramify
+from ramify import Runtime, Sandbox, llm
+from ramify.compiler.passes import OPTIONAL
+from ramify.compiler.pipeline import compile_graph, compile_workflow
+from ramify.compiler.plan import Plan
+from ramify.runtime.codec import codec
+from ramify.runtime.records import LLMRecord, OpRecord
+from ramify.runtime.worlds.garbage_collection import dead_states
+from ramify.serving.client import LLMClient
+from tests.runtime.execution.test_passes import Measured
+
+
+@dataclass(frozen=True)
+class Done:
+    """A run, and what each pass left in its journal."""
+
+    result: object
+    rows: list[OpRecord]
+    calls: list[LLMRecord]
+    plan: Plan
+
+    def traces(self) -> Mapping[str, list[str]]:
+        dues = (codec.decode(call.tags_json).get("compound_due_s") for call in self.calls)  # type: ignore[attr-defined]
+        steps = [row for row in self.rows if row.step is not None]
+        return {
+            "placement": sorted(row.op_id for row in steps if row.snapshot_in and row.snapshot_out is None),
+            "parallel": sorted(row.op_id for row in steps if row.step == "peek" and "fork_ms" in row.attrs),
+            "common": sorted(row.op_id for row in steps if row.lineage_key is not None),
+            "lookahead": sorted(row.op_id for row in self.rows if row.op_id.startswith("prefork")),
+            "liveness": ["states that are dead"] if dead_states(self.plan, self.rows) else [],
+            "stages": ["due" for due in dues if due is not None],
+        }
+
+
+async def as_workflow(home: Path, workspace: Path, model: LLMClient, passes: list[str]) -> Done:
+    flow = passes_app.everything
+    ref = flow.__ramify_workflow__.ref
+    plan = compile_workflow(flow, ref=ref, passes=passes, estimates=Measured()).plan
+    async with Runtime(home=home, sandbox="copy", llm=model) as runtime:
+        result = await runtime.run(flow, "what?", workspace=workspace, plan=plan, deadline="600s")
+        return Done(result, await runtime.journal(), await runtime.llm_calls(), plan)
+
+
+class State(TypedDict):
+    said: str
+
+
+async def asks(state: State, sandbox: Sandbox) -> State:
+    (sandbox.path / "log").write_text("one")
+    return {"said": (await llm.chat("what?")).text}
+
+
+async def peek(state: State, sandbox: Sandbox) -> State:
+    return {"said": state["said"] + (sandbox.path / "log").read_text()}
+
+
+async def as_graph(home: Path, workspace: Path, model: LLMClient, passes: list[str]) -> Done:
+    graph = StateGraph(State).add_sequence([asks, peek]).add_edge(START, "asks")
+    plan = compile_graph(graph, name="graph", ref="here:graph", passes=passes, estimates=Measured()).plan
+    app = ramify.compile(graph, workspace, "600s", plan=plan, home=home, sandbox="copy", llm=model, name="graph")
+    try:
+        result = await app.ainvoke({"said": ""})
+        services = await app.session.portal.cross(app.session.services())
+        run, store = app.session.last_run_id, services.store
+        rows = await app.session.portal.cross(store.ops(run))
+        return Done(result, rows, await app.session.portal.cross(store.llm(run)), plan)
+    finally:
+        app.close()
+
+
+FOUND = {
+    "placement": (["run.1"], {"seal.1"}, set[str]()),
+    "parallel": (["run.3", "run.4"], set(), {"beside"}),
+    "common": (["run.5", "run.5"], set(), {"shared"}),
+    "lookahead": (["prefork.llm.1"], {"prefork.llm.1"}, {"during", "forks", "width"}),
+    "liveness": (["states that are dead"], set(), {"dies"}),
+    "stages": (["due", "due"], set(), set()),
+}
+"""Of each pass, in the workflow: its trace in the journal, the operations that it places or takes out, its marks."""
+
+
+@pytest.mark.parametrize("off", OPTIONAL)
+@pytest.mark.parametrize("run", [as_workflow, as_graph])
+async def test_a_pass_that_is_off_leaves_nothing(
+    run: Callable[..., Awaitable[Done]], off: str, tmp_path: Path, workspace: Path, model: LLMClient
+) -> None:
+    whole = await run(tmp_path / "whole", workspace, model, list(OPTIONAL))
+    less = await run(tmp_path / "less", workspace, model, [name for name in OPTIONAL if name != off])
+    assert whole.result == less.result
+    assert set(whole.plan.passes) - set(less.plan.passes) == {off}
+    traces, operations, marks = FOUND[off]
+    if (
+        run is as_graph
+    ):  # LangGraph decides what runs at once, and keeps each state: one pass has something to do there
+        traces, operations, marks = (["due"], set(), set()) if off == "stages" else ([], set(), set())
+    assert (whole.traces()[off], less.traces()[off]) == (traces, [])
+    others = {name: trace for name, trace in whole.traces().items() if name != off}
+    assert {name: trace for name, trace in less.traces().items() if name != off} == others
+    assert {op.id for op in whole.plan.ops} ^ {op.id for op in less.plan.ops} == operations
+    assert marked(whole.plan) - marked(less.plan) == marks
+    assert sorted(row.op_id for row in whole.rows if row.op_id not in operations) == sorted(
+        row.op_id for row in less.rows if row.op_id not in operations
+    )
+
+
+def marked(plan: Plan) -> set[str]:
+    return {name for op in plan.ops for name in op.attrs} - {"conflicts"}
+
+
+def test_every_switch_is_in_the_table() -> None:
+    assert set(FOUND) == set(OPTIONAL)

@@ -1,0 +1,60 @@
+"""The cache on disk behaves as LangGraph's own in memory, and outlives the process."""
+
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+from langgraph.graph import START, StateGraph
+from langgraph.types import CachePolicy
+from sqlalchemy import select
+
+from ramify.graph import Cache
+from ramify.runtime.langgraph.checkpointer.tables import cached
+
+
+async def test_values_are_kept_until_their_time_is_up(address: str) -> None:
+    now = [1000.0]
+    one, two, odd = ((("a", "b"), "k"), (("a",), "k"), (("a", "b\x1f"), "ä"))
+    async with Cache.open(address, clock=lambda: now[0]) as cache:
+        await cache.aset({one: ({"x": [1, 2]}, 10), two: ([None], None), odd: (3, None)})
+    async with Cache.open(address, clock=lambda: now[0]) as again:
+        assert await again.aget([one, two, odd, (("no",), "k")]) == {one: {"x": [1, 2]}, two: [None], odd: 3}
+        now[0] += 11
+        assert again.get([one, two]) == {two: [None]}
+        again.set({two: ("new", None)})
+        assert again.get([two]) == {two: "new"}
+        await again.aclear([("a",)])
+        assert again.get([two, odd]) == {odd: 3}
+        again.clear()
+        assert again.get([odd]) == {}
+        assert again.get([]) == {}
+
+
+def test_a_node_is_not_run_again(address: str) -> None:
+    class State(TypedDict):
+        n: int
+
+    runs: list[int] = []
+
+    def node(state: State) -> State:
+        runs.append(state["n"])
+        return {"n": state["n"] + 1}
+
+    def app(cache: Cache[Any]) -> Any:
+        built = StateGraph(State).add_node("node", node, cache_policy=CachePolicy())
+        return built.add_edge(START, "node").compile(cache=cache)
+
+    for _ in range(2):
+        with Cache.open(address) as cache:
+            assert app(cache).invoke({"n": 1}) == {"n": 2}
+    assert runs == [1]
+
+
+def test_what_has_expired_does_not_stay_for_ever(address: str) -> None:
+    now = [1000.0]
+    with Cache.open(address, clock=lambda: now[0]) as cache:
+        cache.set({(("n",), f"k{at}"): (at, 10) for at in range(5)})
+        now[0] += 61
+        cache.set({(("n",), "new"): (1, None)})
+        with cache._engine.connect() as connection:
+            assert list(connection.execute(select(cached.c.key)).scalars()) == ["new"]

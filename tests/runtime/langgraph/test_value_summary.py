@@ -1,0 +1,136 @@
+"""What a node's result is called in a line."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, RemoveMessage, ToolMessage
+from langgraph.types import Command, Send
+from pydantic import BaseModel, Field, SecretStr
+
+from ramify.runtime.langgraph.value_summary import brief, line_of, messages_in, text_of
+
+CALLS = [{"name": "search", "args": {"query": "x", "most": 3}, "id": "1"}]
+
+
+@dataclass
+class Found:
+    path: str
+    lines: list[int]
+
+
+class Plan(BaseModel):
+    steps: list[str]
+
+
+@dataclass
+class Login:
+    user: str
+    key: str = field(default="hush", repr=False)
+
+
+class Account(BaseModel):
+    user: str = "ada"
+    key: str = Field("hush", repr=False)
+    token: SecretStr = SecretStr("hush")
+
+
+@dataclass
+class Veiled:
+    key: str = "hush"
+
+    def __repr__(self) -> str:
+        return "Veiled(***)"
+
+
+class Guarded(BaseModel):
+    key: str = "hush"
+
+    def __str__(self) -> str:
+        return "a key"
+
+
+class Torn(dict[str, int]):
+    def items(self) -> Any:
+        raise RuntimeError("no")
+
+
+class Opaque:
+    pass
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, ""),
+        ("first\nsecond", "first second"),
+        (3, "3"),
+        ({"log": ["write", "think"], "n": 2, "done": True}, 'log: ["write", "think"], n: 2, done: true'),
+        ({"error": "", "edit": 'return "a"'}, 'error: "", edit: return "a"'),
+        ({"messages": [AIMessage("It is done.")]}, "messages: ai: It is done."),
+        ({"messages": [HumanMessage("hi"), AIMessage("ho")]}, "messages: 2 messages, last ai: ho"),
+        ({"messages": AIMessage("", tool_calls=CALLS)}, 'messages: ai calls search(query="x", most=3)'),
+        ([ToolMessage("3 found", tool_call_id="1", name="search")], "tool search: 3 found"),
+        (AIMessageChunk("par"), "ai: par"),
+        ([RemoveMessage(id="7")], "remove"),
+        ([{"role": "user", "content": "hi"}], "user: hi"),
+        (Command(update={"n": 1}, goto=["a", Send("b", {})]), "n: 1; goes to a, b"),
+        (Command(goto="a"), "goes to a"),
+        ([Command(update={"n": 1})], "n: 1"),
+        ([Command(update={"n": 1}), {"m": 2}], "[(n: 1), {m: 2}]"),
+        (Found("a.py", [1, 2]), "path: a.py, lines: [1, 2]"),
+        (Plan(steps=["x"]), 'steps: ["x"]'),
+        ({"found": [Found("a.py", [])]}, 'found: [{path: "a.py", lines: []}]'),
+        (list(range(9)), "[0, 1, 2, 3, 4, 5, … 9 in all]"),
+        ({"deep": {"a": {"b": {"c": 1}}}}, "deep: {a: {b: {c: 1}}}"),
+        ({"deeper": [[[[1]]]]}, "deeper: [[[[…]]]]"),
+        ({"x": Opaque(), "y": Broken()}, "x: Opaque, y: Broken"),
+        (Torn(a=1), "Torn"),
+        ({"n": 10**5000}, "dict"),  # Python refuses to write it out
+        ({"role": "assistant", "content": None, "tool_calls": 3}, "assistant"),
+        ({"role": "user", "content": b"\xff"}, "role: user, content: b'\\xff'"),
+        ({"role": "user", "content": [{"type": "text", "text": None}]}, "user"),
+    ],
+)
+def test_a_result_in_a_line(value: Any, said: str) -> None:
+    assert brief(value) == said
+
+
+def test_what_a_class_leaves_out_of_its_own_words_is_left_out() -> None:
+    """It may be a secret, and the line goes to the terminal, the log of a build, the journal."""
+    assert brief(Login("ada")) == "user: ada"
+    assert brief({"of": [Login("ada"), Veiled()]}) == 'of: [{user: "ada"}, Veiled(***)]'
+    assert brief(Account()) == "user: ada, token: **********"
+    assert brief({"of": Guarded()}) == "of: a key"
+
+
+@pytest.mark.parametrize("content", ["word " * 4_000_000, [{"type": "text", "text": "word " * 4_000_000}]])
+def test_of_a_long_message_only_the_beginning_is_looked_at(content: Any) -> None:
+    began = time.perf_counter()
+    said = brief({"messages": [HumanMessage(content)]})
+    assert time.perf_counter() - began < 0.5  # a second where each word of it is
+    assert len(said) < 100 and said.endswith("…")
+
+
+def test_of_a_large_one_only_the_beginning_is_looked_at() -> None:
+    said = brief({"text": "word " * 1_000_000, "more": [0] * 1_000_000})
+    assert len(said) == 80 and said.endswith("…")
+
+
+def test_what_is_left_of_a_message_in_the_database_reads_as_the_message() -> None:
+    message = AIMessage("Look:\nthere", tool_calls=CALLS)
+    assert line_of(message.model_dump()) == line_of(message) == 'ai: Look: there calls search(query="x", most=3)'
+    assert text_of(message) == 'Look:\nthere\ncalls search(query="x", most=3)'
+    assert text_of(AIMessage([{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "b"}])) == "a"
+
+
+def test_messages_are_lists_of_nothing_else() -> None:
+    assert messages_in([]) == messages_in([HumanMessage("x"), "y"]) == messages_in("x") == ()

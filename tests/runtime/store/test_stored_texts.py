@@ -1,0 +1,104 @@
+"""Texts that grow are written against what they grew from, and come back as they were."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify.runtime.records import RunId
+from ramify.runtime.store import RunStore
+from ramify.runtime.store.engines import writer
+from ramify.runtime.store.stored_texts import Packed, common, compress, expand, pack, to_bytes, unpack
+
+Make = Callable[..., Any]
+TEXTS = st.lists(st.text(st.one_of(st.characters(), st.just("\udc80")), max_size=400), max_size=6)
+
+
+@given(TEXTS, st.lists(st.integers(0, 5), max_size=12))
+def test_any_chain_of_texts_comes_back(pieces: list[str], order: list[int]) -> None:
+    texts = {f"{at}": "".join(pieces[: n + 1]) + "]" for at, n in enumerate(order)}
+    packed: dict[str, Packed] = {}
+    for name, text in texts.items():
+        bases = [(other, to_bytes(texts[other])) for other in packed]
+        packed[name] = pack(text, to_bytes(text), bases)
+    assert unpack(texts, packed) == texts
+
+
+@given(st.binary(max_size=300), st.binary(max_size=300), st.binary(max_size=300))
+def test_what_is_common_is_found(start: bytes, one: bytes, other: bytes) -> None:
+    length = common(start + one, start + other)
+    assert (start + one)[:length] == (start + other)[:length]
+    assert length >= len(start)
+    assert (start + one)[length : length + 1] != (start + other)[length : length + 1] or length == min(
+        len(start + one), len(start + other)
+    )
+
+
+@given(st.binary(max_size=500), st.binary(max_size=500))
+def test_what_was_compressed_comes_back(data: bytes, dictionary: bytes) -> None:
+    squeezed = compress(data, dictionary)
+    assert squeezed is None or expand(squeezed, dictionary) == data
+
+
+def test_a_base_that_is_missing_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        unpack(["a"], {"a": Packed("", "gone", 3, b"\0x")})
+
+
+def grown(count: int) -> list[str]:
+    messages = [os.urandom(500).hex() for _ in range(count)]
+    return [json.dumps(messages[: n + 1]) for n in range(count)]
+
+
+def stored(store: RunStore) -> int:
+    engine = writer(store.address)
+    with engine.begin() as connection:
+        size = "SELECT coalesce(sum(length(text) + coalesce(length(tail), 0)), 0) FROM blobs"
+        found: int = connection.exec_driver_sql(size).scalar_one()
+    engine.dispose()
+    return found
+
+
+async def test_results_that_grow_are_stored_by_what_is_new(store: RunStore, a_run: Make, an_op: Make) -> None:
+    await store.create_run(a_run())
+    texts = grown(50)
+    for seq, text in enumerate(texts, 1):
+        await store.commit("run-1", ops=[an_op(seq=seq, result_json=text)])
+    assert [op.result_json for op in await store.ops("run-1")] == texts
+    assert stored(store) < 1.1 * len(texts[-1])
+
+
+async def test_a_run_that_is_deleted_takes_nothing_that_another_stands_on(
+    store: RunStore, a_run: Make, an_op: Make
+) -> None:
+    texts = grown(6)
+    for run, some in (("run-1", texts), ("run-2", [*texts[:3], texts[5]])):
+        await store.create_run(a_run(id=run))
+        for seq, text in enumerate(some, 1):
+            await store.commit(run, ops=[an_op(run_id=run, seq=seq, result_json=text)])
+    await store.delete_run(RunId("run-1"))
+    assert [op.result_json for op in await store.ops("run-2")] == [*texts[:3], texts[5]]
+    await store.delete_run(RunId("run-2"))
+    assert stored(store) == 0
+
+
+async def test_a_run_that_comes_again_stands_on_nothing_of_the_deleted_one(
+    store: RunStore, a_run: Make, an_op: Make
+) -> None:
+    """Another process deleted it; this one still has its texts at hand."""
+    first, second = grown(2)
+    await store.create_run(a_run())
+    await store.commit("run-1", ops=[an_op(result_json=first)])
+    async with RunStore(
+        store.address.file or store.address.url.render_as_string(hide_password=False), clock=lambda: 0.0
+    ) as other:
+        await other.delete_run(RunId("run-1"))
+    await store.create_run(a_run())
+    await store.commit("run-1", ops=[an_op(result_json=second)])
+    assert [op.result_json for op in await store.ops("run-1")] == [second]

@@ -1,0 +1,78 @@
+"""A workflow is found again under one name, however its file was started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ramify.runtime.errors import TargetNotFound
+from ramify.runtime.user_code.workflow_loader import file_ref, load_target
+
+
+@pytest.fixture(autouse=True)
+def clean_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in [n for n in sys.modules if n.startswith("ramify_loading_")]:
+        del sys.modules[name]
+
+
+def test_a_file_inside_a_package_keeps_its_relative_imports(tmp_path: Path) -> None:
+    package = tmp_path / "ramify_loading_pkg"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "helper.py").write_text("value = 41\n")
+    (package / "app.py").write_text("from .helper import value\ndef go(): return value + 1\n")
+    go = load_target(f"{package / 'app.py'}:go")
+    assert go() == 42
+    assert go.__module__ == "ramify_loading_pkg.app"
+    assert file_ref(go) == f"{package / 'app.py'}:go"
+    assert load_target("ramify_loading_pkg.app:go") is go
+
+
+def test_a_file_named_like_a_known_module_is_not_mistaken_for_it(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("here = 'mine'\n")
+    assert load_target(f"{tmp_path / 'json.py'}:here") == "mine"
+    assert load_target("json:dumps")([1]) == "[1]"
+
+
+@pytest.mark.parametrize(
+    ("ref", "said"),
+    [
+        ("app.py", "FILE.py:NAME"),
+        ("nowhere.py:x", "no such file"),
+        ("no_such_module:x", "no module"),
+        ("json:nope", "nope"),
+    ],
+)
+def test_what_is_not_there_is_named(ref: str, said: str) -> None:
+    with pytest.raises(TargetNotFound, match=said):
+        load_target(ref)
+
+
+def test_an_error_inside_the_file_is_its_own(tmp_path: Path) -> None:
+    (tmp_path / "ramify_loading_bad.py").write_text("import no_such_dependency\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        load_target(f"{tmp_path / 'ramify_loading_bad.py'}:x")
+
+
+def test_a_class_has_one_name_in_a_script_and_outside_it(tmp_path: Path) -> None:
+    script = tmp_path / "ramify_loading_script.py"
+    script.write_text(
+        "from dataclasses import dataclass\n"
+        "from ramify.runtime import codec\n"
+        "@dataclass\n"
+        "class Report:\n    n: int\n"
+        "if __name__ == '__main__':\n"
+        "    text = codec.encode(Report(3))\n"
+        "    assert codec.decode(text) == Report(3)\n"
+        "    print(text)\n"
+    )
+    shown = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    report = load_target(f"{script}:Report")
+    from ramify.runtime.codec import codec
+
+    assert codec.decode(shown.stdout) == report(3)
+    assert codec.encode(report(3)) == shown.stdout.strip()

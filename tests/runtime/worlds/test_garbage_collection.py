@@ -1,0 +1,219 @@
+"""What a collection takes, what it leaves, and that the rest of the world agrees with it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+from contextlib import suppress
+from contextvars import ContextVar
+from pathlib import Path
+
+import pytest
+import reuse_app
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ramify import Runtime, paths
+from ramify.fork_engine import crash_points
+from ramify.fork_engine.types import LayerId, SnapshotId
+from ramify.runtime.records import CheckpointId
+from ramify.runtime.worlds.garbage_collection import Candidate, Collected, EvictionMarks, LiveStates, choose, collect
+from ramify.runtime.worlds.gc_pins import Pins
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "log"
+    path.touch()
+    monkeypatch.setattr(reuse_app, "LOG", path)
+    return path
+
+
+async def gc(runtime: Runtime, budget: int | None = None, *, dry_run: bool = False, grace_s: float = 0) -> Collected:
+    home = runtime.home
+    pins, marks = Pins(paths.locks(home)), EvictionMarks(paths.evicted(home))
+    return await collect(
+        runtime.store, runtime.snapshots, pins, marks, budget=budget, dry_run=dry_run, grace_s=grace_s
+    )
+
+
+async def fsck_agrees(runtime: Runtime) -> None:
+    expected = await runtime.store.live_snapshots() - EvictionMarks(paths.evicted(runtime.home)).all()
+    report = runtime.snapshots.fsck(expected=expected)
+    assert report.status == 0 and not report.problems, report.problems
+
+
+async def test_what_rows_name_stays(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    before = set(runtime.snapshots.present())
+    (workspace / "more").touch()
+    unnamed = runtime.snapshots.import_tree(workspace).snapshot
+    planned = await gc(runtime, dry_run=True)
+    assert planned.snapshots == 1 and unnamed.id in runtime.snapshots.present()
+    assert (await gc(runtime)).snapshots == 1
+    assert set(runtime.snapshots.present()) == before
+    await fsck_agrees(runtime)
+
+
+async def test_the_young_have_their_grace(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(reuse_app.builds, "a", workspace=workspace)
+    (workspace / "more").touch()
+    unnamed = runtime.snapshots.import_tree(workspace).snapshot
+    assert (await gc(runtime, grace_s=60)).snapshots == 0
+    assert unnamed.id in runtime.snapshots.present()
+
+
+async def test_under_a_budget_the_ends_of_a_run_stay(runtime: Runtime, workspace: Path, log: Path) -> None:
+    wanted = await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    run = await runtime.record()
+    last = (await runtime.store.checkpoints(run.id))[-1]
+    done = await gc(runtime, budget=0)
+    assert not done.within_budget
+    assert {run.base_snapshot, last.snapshot_id} <= set(runtime.snapshots.present())
+    await fsck_agrees(runtime)
+    assert await runtime.resume(run.id) == wanted
+    assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == wanted
+
+
+async def test_a_run_that_can_go_on_keeps_all(runtime: Runtime, workspace: Path) -> None:
+    await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    run = await runtime.record()
+    first = (await runtime.store.checkpoints(run.id))[0]
+    reuse_app.LOG = None  # the tool fails now
+    with pytest.raises(Exception, match="AssertionError"):
+        await runtime.resume(run.id, back_to=CheckpointId(first.id))
+    before = set(runtime.snapshots.present())
+    assert (await gc(runtime, budget=0)).evicted == ()
+    assert set(runtime.snapshots.present()) == before
+
+
+class Killed(BaseException):
+    """What a SIGKILL is to the code at a crash point: nothing after it is done."""
+
+
+async def test_killed_anywhere_it_leaves_what_fsck_agrees_with(
+    runtime: Runtime, workspace: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    (workspace / "more").touch()
+    unnamed = runtime.snapshots.import_tree(workspace).snapshot
+    (workspace / "more").unlink()
+    killed: list[str] = []
+    for late in itertools.count():  # one point later each time, until it comes to its end
+        left = itertools.count(late, -1)
+
+        def kill(name: str, left: Iterator[int] = left) -> None:
+            if next(left) == 0:
+                killed.append(name)
+                raise Killed
+
+        monkeypatch.setattr(crash_points, "at", kill)
+        try:
+            done = await gc(runtime, budget=0)
+        except Killed:
+            monkeypatch.setattr(crash_points, "at", None)
+            await fsck_agrees(runtime)
+        else:
+            break
+    assert {"marked", "forgotten", "removed"} <= set(killed)
+    assert unnamed.id not in runtime.snapshots.present()
+    assert done.evicted == ()  # what the killed ones had marked is not chosen twice
+    monkeypatch.setattr(crash_points, "at", None)
+    await fsck_agrees(runtime)
+    assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == wanted
+
+
+async def test_runs_go_on_while_it_collects(runtime: Runtime, workspace: Path) -> None:
+    async def collecting() -> None:
+        for _ in range(5):
+            await asyncio.to_thread(_gc_elsewhere, runtime.home)
+
+    said, _ = await asyncio.gather(runtime.run(reuse_app.tools_at_once, workspace=workspace), collecting())
+    assert said == ["x\nx\nyes\n", "x\nx\nyes\n", "y\ny\nyes\n"]
+    await fsck_agrees(runtime)
+
+
+IN_A_COLLECTION: ContextVar[bool] = ContextVar("in a collection", default=False)
+
+
+@pytest.mark.parametrize("late", [0, 2, 5])
+async def test_killed_beside_a_run_it_takes_nothing_from_it(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    await runtime.run(reuse_app.tools, "a", workspace=workspace)
+    left = itertools.count(late, -1)
+
+    def kill(_: str) -> None:
+        if IN_A_COLLECTION.get() and next(left) == 0:
+            raise Killed
+
+    def collecting() -> None:
+        IN_A_COLLECTION.set(True)
+        with suppress(Killed):
+            _gc_elsewhere(runtime.home)
+
+    monkeypatch.setattr(crash_points, "at", kill)
+    running = runtime.run(reuse_app.tools_at_once, workspace=workspace)
+    said, _ = await asyncio.gather(running, asyncio.to_thread(collecting))
+    monkeypatch.setattr(crash_points, "at", None)
+    assert said == ["x\nx\nyes\n", "x\nx\nyes\n", "y\ny\nyes\n"]
+    await fsck_agrees(runtime)
+
+
+async def test_what_a_running_step_stands_on_stays(
+    runtime: Runtime, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its world was sealed for a command that came to no row, and the step goes on for longer than the grace."""
+    monkeypatch.setattr(reuse_app, "MEANWHILE", [lambda: _gc_elsewhere(runtime.home)])
+    assert await runtime.run(reuse_app.gives_up, workspace=workspace) == ["before\n", "before", "hello.txt"]
+    await fsck_agrees(runtime)
+    pins = Pins(paths.locks(runtime.home))
+    with pins.collecting():
+        assert pins.kept() == set()
+
+
+def _gc_elsewhere(home: Path) -> None:
+    async def work() -> None:
+        async with Runtime(home=home, sandbox="copy") as other:
+            await gc(other, budget=0)
+
+    asyncio.run(work())
+
+
+layer_ids = st.sampled_from([LayerId(name) for name in "abcdef"])
+
+
+@given(
+    stacks=st.lists(st.lists(layer_ids, min_size=1, max_size=4, unique=True), min_size=1, max_size=6),
+    seconds=st.lists(st.floats(0, 100), min_size=6, max_size=6),
+    roots=st.integers(0, 2),
+    budget=st.integers(0, 40),
+)
+def test_the_choice_meets_the_budget_or_takes_all_that_helps(
+    stacks: list[list[LayerId]], seconds: list[float], roots: int, budget: int
+) -> None:
+    ids = [SnapshotId(str(at)) for at in range(len(stacks))]
+    layers = dict(zip(ids, stacks, strict=True))
+    sizes = {LayerId(name): 2 ** (at % 3) for at, name in enumerate("abcdef")}
+    alive = LiveStates(
+        roots=set(ids[:roots]),
+        candidates={id: Candidate(id, ids[0], seconds[at]) for at, id in enumerate(ids) if at >= roots},
+    )
+    gone = {one.id for one in choose(alive, layers, sizes, budget)}
+    assert gone <= alive.candidates.keys()
+    held = {layer for id in alive.all - gone for layer in layers[id]}
+    least = {layer for id in alive.roots for layer in layers[id]}
+    assert sum(sizes[one] for one in held) <= budget or held == least
+    assert sum(one.frees for one in choose(alive, layers, sizes, budget)) == sum(
+        sizes[one] for one in {layer for stack in stacks for layer in stack} - held
+    )
+
+
+def test_the_cheapest_to_compute_again_for_its_bytes_goes_first() -> None:
+    cheap, dear, base = (SnapshotId(name) for name in ("cheap", "dear", "base"))
+    layers = {base: [LayerId("0")], cheap: [LayerId("0"), LayerId("1")], dear: [LayerId("0"), LayerId("2")]}
+    sizes = {LayerId("0"): 5, LayerId("1"): 10, LayerId("2"): 10}
+    alive = LiveStates({base}, {cheap: Candidate(cheap, base, 1.0), dear: Candidate(dear, base, 50.0)})
+    (gone,) = choose(alive, layers, sizes, budget=15)
+    assert (gone.id, gone.frees, gone.seconds) == (cheap, 10, 1.0)

@@ -1,0 +1,141 @@
+"""Lost and damaged snapshots, brought back by doing again what made them; or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import recovery_app
+
+from ramify import Runtime, paths
+from ramify.fork_engine.types import SnapshotId
+from ramify.runtime.errors import RunFailed, Unrecoverable
+from ramify.runtime.estimates.cost_model import regrets
+from ramify.runtime.events import Event, Level, Recovered
+from ramify.serving.client import LLMClient
+
+
+@pytest.fixture(autouse=True)
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    path = tmp_path / "log"
+    path.touch()
+    monkeypatch.setattr(recovery_app, "LOG", path)
+    recovery_app.BROKEN[:] = ["not yet"]
+    yield path
+    recovery_app.BROKEN.clear()
+
+
+async def stopped(home: Path, model: LLMClient, workflow: Any, workspace: Path) -> str:
+    """A run that stands before its last step."""
+    async with Runtime(home=home, sandbox="copy", llm=model) as runtime:
+        with pytest.raises(RunFailed, match="not yet"):
+            await runtime.run(workflow, workspace=workspace)
+    recovery_app.BROKEN.clear()
+    return str(runtime.last_run_id)
+
+
+async def resumed(home: Path, model: LLMClient, run: str) -> tuple[Any, list[Recovered]]:
+    heard: list[Recovered] = []
+
+    def hear(event: Event) -> None:
+        if isinstance(event, Recovered):
+            heard.append(event)
+
+    async with Runtime(home=home, sandbox="copy", llm=model, observer=hear) as runtime:
+        return await runtime.resume(run), heard
+
+
+async def states(home: Path, run: str) -> list[SnapshotId]:
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        return [one.snapshot_id for one in await runtime.store.checkpoints(run)]  # type: ignore[arg-type]
+
+
+def lose(home: Path, *ids: SnapshotId) -> None:
+    for id in set(ids):
+        (paths.snapshots(home) / "snapshots" / f"{id}.json").unlink()
+
+
+async def test_a_lost_state_is_made_again(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+    run = await stopped(home, model, recovery_app.line, workspace)
+    lose(home, *(await states(home, run))[2:])
+    result, heard = await resumed(home, model, run)
+    assert result == ["hello.txt", "one", "three", "two"]
+    assert [one.level for one in heard] == [Level.LINEAGE]
+    assert "step 'put', step 'put'" in heard[0].why and "is not in the store" in heard[0].why
+    assert log.read_text() == "ppp" + "pp"
+
+
+async def test_a_damaged_layer_is_a_lost_state(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+    run = await stopped(home, model, recovery_app.line, workspace)
+    last = (await states(home, run))[-1]
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        top = runtime.snapshots.lower_dirs(runtime.snapshots.get(last))[-1]
+    top.parent.rename(home / "gone")
+    result, _ = await resumed(home, model, run)
+    assert result == ["hello.txt", "one", "three", "two"]
+    assert log.read_text() == "ppp" + "p"
+
+
+async def test_what_is_not_needed_is_not_made_again(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+    run = await stopped(home, model, recovery_app.line, workspace)
+    lose(home, *(await states(home, run))[1:-1])
+    result, heard = await resumed(home, model, run)
+    assert result == ["hello.txt", "one", "three", "two"]
+    assert [one.level for one in heard] == [Level.RESTORE]
+    assert log.read_text() == "ppp"
+
+
+async def test_a_lost_merge_is_merged_again(home: Path, model: LLMClient, workspace: Path, log: Path) -> None:
+    run = await stopped(home, model, recovery_app.merging, workspace)
+    lose(home, *(await states(home, run))[1:])
+    result, _ = await resumed(home, model, run)
+    assert result == ["hello.txt", "left", "one", "right"]
+
+
+async def refused(home: Path, model: LLMClient, run: str) -> str:
+    with pytest.raises(RunFailed) as caught:
+        await resumed(home, model, run)
+    assert isinstance(caught.value.__cause__, Unrecoverable)
+    return str(caught.value.__cause__)
+
+
+async def test_what_is_irreversible_is_not_done_again(
+    home: Path, model: LLMClient, workspace: Path, log: Path
+) -> None:
+    run = await stopped(home, model, recovery_app.sending, workspace)
+    lose(home, (await states(home, run))[-1])
+    assert "step 'send' would have to be done again, and it is irreversible" in await refused(home, model, run)
+    assert log.read_text() == "ps"
+
+
+async def test_another_content_is_not_taken_for_the_same(home: Path, model: LLMClient, workspace: Path) -> None:
+    run = await stopped(home, model, recovery_app.oddly, workspace)
+    lose(home, (await states(home, run))[-1])
+    assert "left other files than before" in await refused(home, model, run)
+
+
+async def test_without_the_workspace_nothing_is_made_again(home: Path, model: LLMClient, workspace: Path) -> None:
+    run = await stopped(home, model, recovery_app.line, workspace)
+    lose(home, *(await states(home, run)))
+    assert "the workspace's own included" in await refused(home, model, run)
+
+
+@pytest.mark.parametrize(
+    ("lost", "level", "chose"), [(0, "restored", "restore"), (1, "computed again", "compute again")]
+)
+async def test_which_level_was_taken_is_told_and_written_down(
+    home: Path, model: LLMClient, workspace: Path, log: Path, lost: int, level: str, chose: str
+) -> None:
+    """The cheapest that is right: restoring where the state is whole; its cost beside what was predicted."""
+    run = await stopped(home, model, recovery_app.line, workspace)
+    lose(home, *(await states(home, run))[4 - lost :])
+    _, heard = await resumed(home, model, run)
+    assert [one.level for one in heard] == [Level(level)]
+    assert "whole" in heard[0].why or "done again" in heard[0].why
+    async with Runtime(home=home, sandbox="copy") as runtime:
+        (choice,) = [one for one in regrets(await runtime.journal(run)) if one.what == "finish"]
+    assert choice.chose == chose
+    assert choice.predicted_s is not None
+    assert (choice.instead_s is None) == bool(lost)

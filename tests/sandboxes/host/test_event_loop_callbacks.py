@@ -1,0 +1,176 @@
+"""What the event loop calls must not raise: the loop only logs it, and whoever waits would wait for ever. Every
+fault there fails the calls that wait, and closing comes to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ramify.fork_engine.store import SnapshotStore
+from ramify.fork_engine.types import Snapshot
+from ramify.sandboxes.agent.messages import LENGTHS, Thaw
+from ramify.sandboxes.agent.mount_server import Clone, pack
+from ramify.sandboxes.backends.copying import CopyBackend
+from ramify.sandboxes.contract import WorldSpec
+from ramify.sandboxes.errors import WorldDied, WorldStartFailed
+from ramify.sandboxes.host.agent_link import AgentLink, Line
+from ramify.sandboxes.host.fork_server_client import Child, ForkServerClient
+from ramify.sandboxes.host.mount_server_client import Trees
+
+
+class Quiet:
+    def last_words(self) -> str:
+        return "nothing"
+
+
+@pytest.fixture
+async def faults() -> AsyncIterator[list[dict[str, Any]]]:
+    """What the loop would only have logged; none at the end."""
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    yield seen
+    assert seen == []
+
+
+def ended_process() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["true"])
+
+
+def frame(head: bytes, body: bytes = b"") -> bytes:
+    return LENGTHS.pack(len(head), len(body)) + head + body
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(b"not json"),
+        frame(b'["NoSuchKind", {}, []]'),
+        frame(b'["Done", {"surplus": 1}, []]'),
+        frame(b"[]"),
+        frame(b"\xff\xfe"),
+    ],
+)
+async def test_an_answer_that_cannot_be_read_fails_whoever_asked(sent: bytes, faults: list[dict[str, Any]]) -> None:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    line = await Line.over(ours)
+    link = AgentLink(Quiet(), asyncio.get_running_loop().create_future(), line)
+    first, second = [asyncio.ensure_future(link.ask(Thaw())) for _ in range(2)]
+    await asyncio.sleep(0)
+    with theirs:
+        theirs.sendall(sent)
+        for asked in (first, second):
+            with pytest.raises(WorldDied, match="cannot be read"):
+                await asked
+        with pytest.raises(WorldDied, match="cannot be read"):
+            await link.ask(Thaw())
+        await line.close()
+
+
+@pytest.mark.parametrize("with_a_copy", [False, True])
+async def test_the_other_end_sees_a_line_that_is_closed(with_a_copy: bool) -> None:
+    """Also where another process has a copy of our end."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    copy = os.dup(ours.fileno()) if with_a_copy else None
+    line = await Line.over(ours)
+    await line.close()
+    with theirs:
+        theirs.settimeout(60)
+        assert theirs.recv(1) == b""
+    if copy is not None:
+        os.close(copy)
+
+
+async def test_a_line_whose_loop_refuses_its_transport_is_closed_all_the_same() -> None:
+    """As asyncio does where `connection_made` raises: it logs, and calls nothing more."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = Line(ours)
+        with pytest.raises(ConnectionResetError):
+            line.ask(Thaw(), asyncio.get_running_loop().create_future())
+        line.say(Thaw())  # type: ignore[arg-type]
+        await line.close()
+
+
+@pytest.mark.parametrize("report", [b"nonsense", b"born 77 1", b"dead x 1", b"born 0 x"])
+async def test_a_report_that_cannot_be_read_fails_whoever_waits_for_its_agent(
+    report: bytes, tmp_path: Path, faults: list[dict[str, Any]]
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    helper, loop = ForkServerClient(tmp_path / "log"), asyncio.get_running_loop()
+    helper._control, helper._process = ours, ended_process()
+    child = helper._children[0] = Child(loop.create_future(), loop.create_future())
+    loop.add_reader(ours, helper._hear)
+    with theirs:
+        theirs.send(report)
+        with pytest.raises(ProcessLookupError, match="helper process is gone"):
+            await child.born
+        assert child.dead.cancelled()
+        with pytest.raises(WorldStartFailed, match=r"cannot be read.*open it again"):
+            await helper._fork("plain")
+    await helper.close()
+
+
+async def test_a_report_of_an_agent_whose_start_was_cancelled_is_no_fault(
+    tmp_path: Path, faults: list[dict[str, Any]]
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.setblocking(False)
+    helper, loop = ForkServerClient(tmp_path / "log"), asyncio.get_running_loop()
+    helper._control, helper._process = ours, ended_process()
+    gone, child = (Child(loop.create_future(), loop.create_future()) for _ in range(2))
+    helper._children |= {0: gone, 1: child}
+    gone.born.cancel()
+    gone.dead.cancel()
+    loop.add_reader(ours, helper._hear)
+    with theirs:
+        for report in (b"born 0 11", b"dead 0 0", b"born 1 12", b"dead 1 3"):
+            theirs.send(report)
+        assert (await child.born, await child.dead) == (12, 3)
+    await helper.close()
+
+
+@pytest.mark.parametrize("sent", [b"nonsense", pack(Clone("x"))])
+async def test_a_keepers_answer_that_cannot_be_read_fails_all_orders(
+    sent: bytes, faults: list[dict[str, Any]]
+) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    trees = Trees()
+    trees.open(ours)
+    asked = [asyncio.ensure_future(trees.clone("x")) for _ in range(2)]
+    with theirs:
+        theirs.setblocking(False)
+        for _ in asked:
+            await asyncio.get_running_loop().sock_recv(theirs, 1000)
+        theirs.send(sent)
+        for one in asked:
+            with pytest.raises(WorldStartFailed, match="cannot be read"):
+                await one
+    assert trees.gone
+    trees.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_worlds_come_and_go_on_either_loop(
+    loop: str, store: SnapshotStore, base: Snapshot, spec: WorldSpec, scratch: Path
+) -> None:
+    """uvloop's transports are no subclasses of asyncio's."""
+    new = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else asyncio.SelectorEventLoop
+
+    async def main() -> str:
+        async with CopyBackend(store, scratch) as backend:
+            world = await backend.materialise(base, spec)
+            return (await world.run("cat readme.txt")).stdout
+
+    with asyncio.Runner(loop_factory=new) as runner:
+        assert runner.run(main()) == "as it was\n"
+        assert type(runner.get_loop()).__module__.startswith(loop)

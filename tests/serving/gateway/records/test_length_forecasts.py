@@ -1,0 +1,238 @@
+"""The real analyzer's process behind the gateway: it hears of every call, and no call depends on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ramify.serving.engine.contract import EngineSpec
+from ramify.serving.gateway.http.app import create_gateway
+from ramify.serving.gateway.records import logs
+from ramify.serving.gateway.records.length_forecasts import Analysis
+from ramify.serving.gateway.server import GatewaySettings, LocalGateway
+from ramify.serving.lengths import frames
+from ramify.serving.lengths.types import Ask, Basis, Ended, Forecast
+from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
+from ramify.serving.testing import ScriptedModel, ScriptedServer
+from ramify.serving.types import ChatResult
+
+pytest.importorskip("sklearn", reason="needs the extra ramify[serve]")
+
+
+async def ask(client: httpx.AsyncClient, **tags: object) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": True, "max_tokens": 99}
+    return await client.post("/chat/completions", json={**body, "vllm_xargs": tags})
+
+
+async def test_calls_go_on_with_it_and_without_it(tmp_path: Path) -> None:
+    model = ScriptedModel(lambda _: "word " * 120)
+    async with ScriptedServer(model) as engine:
+        engines = (EngineSpec.parse(engine.base_url),)
+        settings = GatewaySettings(home=tmp_path, engines=engines, analyzer=True, forward_xargs=True)
+        async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
+            for stage in range(3):
+                last = int(stage == 2)
+                answer = await ask(client, app_id="a", compound_id="run", compound_stage=stage, compound_last=last)
+                assert answer.status_code == 200
+            assert gateway.gateway is not None and gateway.gateway.analysis is not None
+            stats = await gateway.gateway.analysis.stats()
+            assert (stats.observations, stats.patterns) == (3, 1)
+            await ask(client, compound_id="stranger", compound_stage=0, compound_deadline_s=60)
+            unknown = model.calls[-1].body["vllm_xargs"]
+            assert isinstance(unknown, dict) and "plan_rest" not in unknown, "it may be anybody's"
+            await ask(client, app_id="a", compound_id="again", compound_stage=0, compound_deadline_s=60)
+            told = model.calls[-1].body["vllm_xargs"]
+            assert isinstance(told, dict) and len(told["plan_rest"]) == 8, "what no plan says, history does"
+            assert 0 < told["compound_due_s"] < 60
+            for log in tmp_path.glob("analyzer/*/analyzer.log"):
+                assert "hi" not in log.read_text()
+            said = StringIO()
+            handler = logs.to_stream(said)
+            pid = next(int(p) for p in children(os.getpid()) if b"analyzer.process" in command(int(p)))
+            os.kill(pid, signal.SIGKILL)
+            answers = await asyncio.gather(*[ask(client) for _ in range(5)])
+            assert [a.status_code for a in answers] == [200] * 5
+            root = httpx.URL(gateway.base_url).join("/")
+            async with asyncio.timeout(30):
+                while "analyzer_restarted" not in said.getvalue():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            assert "ramify_analyzer_restarts_total 1.0" in (await client.get(f"{root}metrics")).text
+            logs.stop(handler)
+            lines = [json.loads(line) for line in said.getvalue().splitlines()]
+            deaths = [line for line in lines if line["event"].startswith("analyzer")]
+            assert [(one["event"], one.get("status"), one.get("restarts")) for one in deaths] == [
+                ("analyzer_died", -signal.SIGKILL, None),
+                ("analyzer_restarted", None, 1),
+            ]
+
+
+class Heard:
+    """What an analysis is told."""
+
+    def __init__(self) -> None:
+        self.names: set[str | None] = set()
+
+    async def begin(self, *_: object) -> None: ...
+
+    def progressed(self, call: object, text: str, answer_id: str | None) -> None:
+        self.names.add(answer_id)
+
+    def ended(self, *_: object, **__: object) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("path", "field"), [("/chat/completions", "messages"), ("/completions", "prompt"), ("/responses", "input")]
+)
+async def test_it_hears_what_the_engine_calls_its_answer(tmp_path: Path, path: str, field: str) -> None:
+    """By that name a scheduler inside the engine is told of a new length."""
+    prompt = [{"role": "user", "content": "hi"}] if field == "messages" else "hi"
+    async with ScriptedServer(ScriptedModel(lambda _: "a b c")) as engine:
+        settings = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),))
+        async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
+            assert gateway.gateway is not None
+            heard: Any = Heard()
+            gateway.gateway.analysis = heard
+            answer = await client.post(path, json={"model": "m", field: prompt, "stream": True})
+            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    said = [e["response"]["id"] if "response" in e else e.get("id") for e in events]
+    assert heard.names == {name for name in said if name} and len(heard.names) == 1
+
+
+class Teaches:
+    """An analyzer that knows nothing yet, and is told how calls ended."""
+
+    def __init__(self) -> None:
+        self.asked: list[Ask] = []
+        self.ended: list[Ended] = []
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        self.asked += asks
+        return [Forecast(LengthSketch.cold(ask.limit), Basis.COLD) for ask in asks]
+
+    def observe(self, ended: Ended) -> None:
+        self.ended.append(ended)
+
+    async def aclose(self) -> None: ...
+
+
+async def taught(tmp_path: Path, path: str, body: dict[str, object], reason: str = "stop") -> Teaches:
+    said = ChatResult("word " * 60, reason, "m", prompt_tokens=3, completion_tokens=60)
+    async with ScriptedServer(ScriptedModel(lambda _: said)) as engine:
+        settings = GatewaySettings(home=tmp_path, engines=(EngineSpec.parse(engine.base_url),))
+        async with LocalGateway(settings) as gateway, httpx.AsyncClient(base_url=gateway.base_url) as client:
+            assert gateway.gateway is not None
+            analyzer: Any = Teaches()
+            gateway.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+            assert (await client.post(path, json={"model": "m", **body})).status_code == 200
+    known: Teaches = analyzer
+    return known
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("reason", "cut"), [("stop", False), ("length", True)])
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions"])
+async def test_it_learns_whether_the_limit_ended_an_answer(
+    tmp_path: Path, path: str, stream: bool, reason: str, cut: bool
+) -> None:
+    prompt: dict[str, object] = {"messages": [{"role": "user", "content": "hi"}], "prompt": "hi"}
+    analyzer = await taught(tmp_path, path, {**prompt, "stream": stream, "max_tokens": 60}, reason)
+    assert [(one.length, one.cut) for one in analyzer.ended] == [(60, cut)]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "alone"),
+    [
+        ("/chat/completions", {"n": 1}, True),
+        ("/chat/completions", {"n": 4}, False),
+        ("/completions", {"prompt": ["one"]}, True),
+        ("/completions", {"prompt": [1, 2, 3]}, True),
+        ("/completions", {"prompt": ["one", "two"]}, False),
+        ("/completions", {"prompt": [[1, 2], [3]]}, False),
+        ("/completions", {"prompt": "one", "best_of": 2}, False),
+    ],
+)
+async def test_of_several_answers_no_length_is_learnt(
+    tmp_path: Path, path: str, body: dict[str, object], alone: bool
+) -> None:
+    """Their tokens are counted together. How long one will be is still asked, before the first token."""
+    messages = [{"role": "user", "content": "hi"}]
+    analyzer = await taught(tmp_path, path, {"messages": messages, "stream": True, **body})
+    assert [ask.generated > 0 for ask in analyzer.asked] == ([False, True] if alone else [False])
+    assert [one.length for one in analyzer.ended] == [60] * alone
+
+
+@pytest.mark.parametrize("most", [10**10, 10**400])
+async def test_a_limit_beyond_all_reckoning_is_none_for_the_analyzer(tmp_path: Path, most: int) -> None:
+    """It hung up on a number beyond its own bounds, on everybody; one beyond a float's failed the call."""
+    messages = [{"role": "user", "content": "hi"}]
+    analyzer = await taught(tmp_path, "/chat/completions", {"messages": messages, "max_tokens": most})
+    for ask in analyzer.asked:
+        assert frames.ask_from_json(frames.ask_to_json(ask)) == ask
+    assert len(analyzer.ended) == 1
+
+
+class Knows(Teaches):
+    """An analyzer that has learnt."""
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        return [Forecast(LengthSketch.cold(77), Basis.LEARNT) for _ in asks]
+
+
+async def test_what_it_predicts_goes_with_the_call_into_an_engine_that_reads_tags() -> None:
+    model = ScriptedModel(lambda _: "ok")
+    app = create_gateway("http://engine", transport=model, forward_xargs=True)
+    analyzer: Any = Knows()
+    app.state.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        await ask(client, app_id="a")
+        own = [float(i) for i in range(len(LEVELS))]
+        await ask(client, length_quantiles=own)
+    await app.state.gateway.aclose()
+    told: list[Any] = [call.body["vllm_xargs"] for call in model.calls]
+    assert [tags["length_quantiles"] for tags in told] == [list(LengthSketch.cold(77).to_wire()), own]
+
+
+class Ponders(Teaches):
+    """An analyzer that takes its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pondering = asyncio.Event()
+
+    async def predict(self, asks: Sequence[Ask]) -> list[Forecast]:
+        self.pondering.set()
+        await asyncio.Event().wait()
+        return []
+
+
+async def test_what_is_called_off_while_its_length_is_asked_is_told_so() -> None:
+    """And not that the gateway stops, which invites a retry."""
+    app = create_gateway("http://engine", transport=ScriptedModel(lambda _: "never"))
+    analyzer: Any = Ponders()
+    app.state.gateway.analysis = Analysis(analyzer, lambda: None, sockets={})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway/v1") as client:
+        call = asyncio.create_task(ask(client, fork_group="g"))
+        await analyzer.pondering.wait()
+        assert (await client.post("/ramify/cancel", json={"fork_group": "g"})).json() == {"cancelled": 1}
+        said = await call
+    await app.state.gateway.aclose()
+    assert (said.status_code, said.json()["error"]["code"]) == (499, "aborted")
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def command(pid: int) -> bytes:
+    return Path(f"/proc/{pid}/cmdline").read_bytes()

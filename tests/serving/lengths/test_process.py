@@ -1,0 +1,279 @@
+"""The analyzer as a process: killed, restarted, restored; and callers who hardly notice."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ramify.serving.errors import AnalyzerDown, CheckpointCorrupt
+from ramify.serving.lengths import checkpoint, frames
+from ramify.serving.lengths.client import AnalyzerClient
+from ramify.serving.lengths.learner import Models
+from ramify.serving.lengths.length_model import LengthModel
+from ramify.serving.lengths.pattern_graph import Kind, Node
+from ramify.serving.lengths.process import Server, load
+from ramify.serving.lengths.service import Service
+from ramify.serving.lengths.supervisor import AnalyzerSupervisor
+from ramify.serving.lengths.testing import research, traffic
+from ramify.serving.lengths.types import Ask, Basis, Ended
+
+ASK = Ask(model="small", prompt="Write a long story about river and stone.", limit=4_096, app="tests", call="c1")
+STAGES = ((Node(Kind.LLM, "m", 0, 100, 50, 1.0),), (Node(Kind.LLM, "m", 1, 200, 80, 2.0),))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="ra-", dir="/tmp"))  # short: it holds a Unix socket
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+async def analyzer(folder: Path) -> AsyncIterator[AnalyzerSupervisor]:
+    async with AnalyzerSupervisor(folder, save_every_s=0.1) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(analyzer: AnalyzerSupervisor) -> AsyncIterator[AnalyzerClient]:
+    client = AnalyzerClient(analyzer.socket, patience_s=5.0, retry_s=0.02)
+    yield client
+    await client.aclose()
+
+
+def _learnt(model: LengthModel) -> Service:
+    """A service as it is after some traffic, without the seconds that a fit takes."""
+    service = Service()
+    for ask, length in traffic(40, seed=3):
+        service.learner.observe(Ended(replace(ask, app="tests"), length))
+    known = replace(model, seen={"tests\x1fsmall": 500})
+    service.learner.models = Models(known, None, 4)
+    service.learner.fitted_at = 40
+    for seed in range(5):
+        service._library("tests").add(research(seed), now=0.0)
+    return service
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110  # another process sets no event here
+            await asyncio.sleep(0.01)
+
+
+async def test_it_answers_and_says_what_it_rests_on(client: AnalyzerClient) -> None:
+    (forecast,) = await client.predict([ASK])
+    assert forecast.basis is Basis.COLD
+    assert forecast.sketch.quantile(0.95) == pytest.approx(4_096)
+    assert forecast.fresh
+    assert await client.predict([]) == []
+    assert await client.match("run", "tests", STAGES[:1]) is None
+
+
+async def test_many_at_once_get_each_their_own(client: AnalyzerClient) -> None:
+    limits = range(100, 160)
+    found = await asyncio.gather(*(client.predict([replace(ASK, limit=limit)]) for limit in limits))
+    assert [f.sketch.quantile(1) for (f,) in found] == pytest.approx(list(limits))
+
+
+async def test_what_it_learnt_it_says_and_saves(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
+    for i in range(3):
+        client.record(f"run{i}", "tests", STAGES)
+        (forecast,) = await client.predict([replace(ASK, call=f"c{i}")])
+        client.observe(Ended(replace(ASK, call=f"c{i}"), 120, bound=forecast.sketch))
+    estimates = await client.match("run9", "tests", STAGES[:1])
+    assert estimates is not None
+    assert estimates.rest[0].output_median == pytest.approx(80, rel=0.06)
+    stats = await client.stats()
+    assert (stats.observations, stats.patterns) == (3, 3)
+    assert [b.generated for b in stats.coverage] == [0, 50, 100]
+    await _until(analyzer.checkpoint.exists)
+
+
+async def test_killed_it_comes_back_with_what_it_knew(folder: Path, model: LengthModel) -> None:
+    checkpoint.write(folder / "analyzer.state", checkpoint.snapshot(_learnt(model)))
+    async with AnalyzerSupervisor(folder) as analyzer:
+        client = AnalyzerClient(analyzer.socket, patience_s=5.0, retry_s=0.02)
+        (before,) = await client.predict([ASK])
+        assert before.basis is Basis.LEARNT
+        assert analyzer.pid is not None
+        os.kill(analyzer.pid, signal.SIGKILL)
+        await _until(lambda: not client.connected)
+        (gone,) = await client.predict([replace(ASK, generated=10)])
+        assert gone.basis is Basis.LAST
+        assert not gone.fresh
+        assert gone.sketch.quantile(0.95) == pytest.approx(before.sketch.condition(10).quantile(0.95))
+        client.observe(Ended(ASK, 700))  # told while it is away
+        async with asyncio.timeout(30):
+            while not (again := (await client.predict([ASK]))[0]).fresh:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert again.sketch.values == pytest.approx(before.sketch.values)
+        stats = await client.stats()
+        assert stats.version == 4
+        assert stats.observations == 41
+        assert stats.restored_at > 0
+        await _until(lambda: analyzer.restarts == 1)  # it answers us before its supervisor
+        await client.aclose()
+
+
+async def test_without_an_analyzer_there_are_bounds_all_the_same(folder: Path) -> None:
+    client = AnalyzerClient(folder / "nobody.sock")
+    (forecast,) = await client.predict([ASK])
+    assert forecast.basis is Basis.COLD
+    assert not forecast.fresh
+    assert forecast.sketch.quantile(0.95) == pytest.approx(4_096)
+    assert await client.match("run", "tests", STAGES) is None
+    with pytest.raises(AnalyzerDown):
+        await client.expected("tests")
+    with pytest.raises(AnalyzerDown):
+        await client.stats()
+    await client.aclose()
+
+
+async def test_a_history_is_waited_for_longer_than_a_call_waits(analyzer: AnalyzerSupervisor) -> None:
+    client = AnalyzerClient(analyzer.socket, patience_s=0.0, retry_s=0.0)
+    with pytest.raises(AnalyzerDown):
+        await client.stats()
+    assert await client.expected("nobody's") is None
+    await client.aclose()
+
+
+async def test_one_that_does_not_answer_is_not_waited_for(folder: Path) -> None:
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(swallow, folder / "deaf.sock")
+    client = AnalyzerClient(folder / "deaf.sock", patience_s=0.05)
+    (forecast,) = await client.predict([ASK])
+    assert forecast.basis is Basis.COLD
+    await client.aclose()
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_stranger_at_the_socket_harms_nobody(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", frames.pack({"op": "format"}), frames.pack({"op": "predict"})):
+        reader, writer = await asyncio.open_unix_connection(analyzer.socket)
+        writer.write(nonsense)
+        said = await frames.read(reader)
+        assert said is not None
+        assert "error" in said
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+    assert (await client.predict([ASK]))[0].fresh
+    assert (await client.stats()).version == 0
+
+
+async def test_the_socket_is_its_owners(analyzer: AnalyzerSupervisor) -> None:
+    assert analyzer.socket.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_checkpoint_holds_no_text(folder: Path, model: LengthModel) -> None:
+    service = _learnt(model)
+    service.learner.observe(Ended(replace(ASK, prompt="the password is correct horse battery staple"), 10))
+    arrays = checkpoint.snapshot(service)
+    texts = {str(t) for array in arrays.values() if array.dtype.kind == "U" for t in np.atleast_1d(array)}
+    assert texts == {"tests\x1fsmall", "tests", "planner", "search", "drafter", "writer"}
+
+
+def test_a_checkpoint_is_read_as_it_was_written(folder: Path, model: LengthModel) -> None:
+    service = _learnt(model)
+    checkpoint.write(folder / "state", checkpoint.snapshot(service))
+    again = checkpoint.read(folder / "state")
+    assert again is not None
+    asks = [replace(ask, app="tests") for ask, _ in traffic(20, seed=4)]
+    for ours, theirs in zip(service.predict(asks), again.predict(asks), strict=True):
+        assert theirs.sketch.values == pytest.approx(ours.sketch.values)
+    assert again.libraries["tests"].dump() == service.libraries["tests"].dump()
+    assert checkpoint.read(folder / "none") is None
+
+
+@pytest.mark.parametrize("harm", ["cut", "flipped", "empty", "other version"])
+def test_a_checkpoint_that_is_not_whole_is_put_aside(folder: Path, harm: str) -> None:
+    path = folder / "analyzer.state"
+    checkpoint.write(path, checkpoint.snapshot(Service()))
+    data = path.read_bytes()
+    middle = len(data) // 2
+    path.write_bytes(
+        {
+            "cut": data[:-10],
+            "flipped": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
+            "empty": b"",
+            "other version": data.replace(b'"version": 2', b'"version": 9', 1),
+        }[harm]
+    )
+    with pytest.raises(CheckpointCorrupt):
+        checkpoint.read(path)
+    service = load(path)
+    assert service.learner.first.total == 0
+    assert (folder / "analyzer.state.corrupt").exists()
+
+
+async def test_a_folder_too_deep_for_a_socket_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AnalyzerDown, match="shorter path"):
+        async with AnalyzerSupervisor(tmp_path / ("x" * 100)):
+            pass
+
+
+async def test_one_folder_has_one_analyzer_at_a_time(client: AnalyzerClient, analyzer: AnalyzerSupervisor) -> None:
+    """Two gateways at one port of different addresses would take each other's socket, and write over each other."""
+    with pytest.raises(AnalyzerDown, match=r"another gateway's analyzer.*--port"):
+        async with AnalyzerSupervisor(analyzer.folder, lock_s=0):
+            pass
+    assert (await client.predict([ASK]))[0].fresh and analyzer.socket.exists()
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, analyzer._locked)  # as if this gateway were killed: its analyzer may still save
+    os.close(null)
+    with pytest.raises(AnalyzerDown, match="another gateway's analyzer"):
+        async with AnalyzerSupervisor(analyzer.folder, lock_s=0):
+            pass
+
+
+async def test_the_next_gateway_waits_for_the_last_ones_analyzer(folder: Path) -> None:
+    last = os.open(folder / "analyzer.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(last, fcntl.LOCK_EX)
+    entering = asyncio.create_task((next_ := AnalyzerSupervisor(folder)).__aenter__())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert next_.pid is None and not entering.done()
+    os.close(last)
+    await entering
+    assert next_.pid is not None
+    await next_.__aexit__(None, None, None)
+
+
+async def test_learning_rests_so_that_it_takes_no_more_than_its_share(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fit that took 100 s of CPU is followed by no other for a thousand, whatever comes."""
+    service, fits = Service(), 0
+
+    def fit(_: Server) -> float:
+        nonlocal fits
+        fits += 1
+        return 100.0
+
+    monkeypatch.setattr(service.learner, "due", lambda: True)
+    monkeypatch.setattr(Server, "_refit", fit)
+    until = asyncio.Event()
+    running = asyncio.create_task(
+        Server(service, tmp_path / "state", save_every_s=0.001).serve(tmp_path / "s", until)
+    )
+    while not fits:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+    until.set()
+    await running
+    assert fits == 1

@@ -1,0 +1,35 @@
+"""How fast a full batch is taken to be, where the KV and not the slots says how many calls run at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ramify.serving.policy.concord.policy import Concord
+from ramify.serving.policy.cost_model import pace_of
+from ramify.serving.policy.types import Capacity, SloClass, View
+from tests.serving.policy.views import NOW, running, view
+
+LONG = 100_000  # tokens of context of an agent's call
+
+
+def test_a_full_batch_holds_no_more_context_than_the_kv() -> None:
+    unseen, seen = Capacity(slots=64), Capacity(slots=64, kv_free=600_000)
+    step = unseen.step
+    assert pace_of(unseen, 2 * LONG, 2) == pytest.approx(step.step_ms(64, 64 * LONG) / 1000)
+    assert pace_of(seen, 2 * LONG, 2) == pytest.approx(step.step_ms(64, 8 * LONG) / 1000)
+    assert pace_of(replace(seen, kv_free=0), 8 * LONG, 8) == pytest.approx(step.step_ms(64, 8 * LONG) / 1000)
+    short = 2 * 1000  # 64 of them fit: nothing changes
+    assert pace_of(seen, short, 2) == pace_of(unseen, short, 2)
+
+
+def test_a_call_among_long_contexts_is_not_refused_for_a_batch_that_the_kv_cannot_hold() -> None:
+    """200 tokens in 20 s: 43 s at the pace of 64 such contexts, 6 s at that of the eight that fit."""
+    busy = [running(i, prompt_tokens=LONG, computed=LONG + 10) for i in range(2, 4)]
+    call = view(1, SloClass.DEADLINE, 200.0, deadline=NOW + 20.0)
+    refused = []
+    for kv_free in (None, 600_000):
+        capacity = Capacity(slots=64, running=2, kv_free=kv_free)
+        refused.append([one.id for one in Concord().decide(View(capacity, [call], busy), NOW).drop])
+    assert refused == [[1], []]
