@@ -1,4 +1,4 @@
-"""What confines worlds on this machine, in words: for `ramify doctor`."""
+"""Describe what confines worlds on this machine, for `ramify doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ramify.sandboxes.linux.cgroups import Groups
 
 
 def notes() -> tuple[str, ...]:
-    """One line for each mechanism that a machine may have or lack. Takes a millisecond."""
+    """One line for each mechanism that a machine may have or lack. Takes about a millisecond."""
     filtered = seccomp.supported()
     abi = landlock.version()
     groups = cgroups.find()

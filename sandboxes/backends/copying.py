@@ -1,8 +1,8 @@
-"""Worlds anywhere, without isolation: the tree is a copy, commands run as ordinary processes of the user.
+"""Worlds without isolation, on any machine: the tree is a copy, and commands are ordinary processes of the user.
 
-For machines without user namespaces or overlayfs, asked for by name (`--sandbox copy`) and never chosen for anyone:
-commands can read and write whatever the user can, and reach the network. A fork costs a copy of the tree, a seal a
-scan of it.
+For machines without user namespaces or overlayfs. It has to be asked for by name (`--sandbox copy`) and is never
+chosen automatically: commands can read and write whatever the user can, and reach the network. A fork copies the
+tree, a seal scans it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellSta
 
 
 class CopyBackend(AgentBackend):
-    """Worlds in folders of their own. `WorldSpec.mount_at` and `visible` mean nothing here."""
+    """Worlds in folders of their own. `WorldSpec.mount_at` and `visible` have no effect."""
 
     name = "copy"
 

@@ -1,4 +1,4 @@
-"""Python sessions, as the host has them."""
+"""The host's handle of a Python session in a world."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """How a session's world is asked: under its lock."""
+    """Send a message to the session's world, under the world's lock, and return the reply."""
 
     def __call__(self, message: Message, kind: type[T]) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRepl:
-    """A session of a world with an agent."""
+    """A session of a world that has an agent."""
 
     ask: Ask
     name: str
