@@ -21,6 +21,6 @@ def notes() -> tuple[str, ...]:
         (
             "limits: held by the kernel (control groups) and by each world's agent"
             if isinstance(groups, Groups)
-            else f"limits: watched by each world's agent, some times a second, alone: {groups}"
+            else f"limits: only watched by each world's agent, a few times a second: {groups}"
         ),
     )

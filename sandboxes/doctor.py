@@ -54,7 +54,7 @@ def probe(folder: Path, bash: str) -> Found:
             found.failure = log.read_text(errors="replace").strip() or f"the helper process did not answer: {error}"
     end(process)
     if not found.failure and not (folder / "upper" / "file").exists():
-        found.failure = "what a world wrote did not come to its upper folder"
+        found.failure = "a file that the world wrote is missing in its upper folder"
     return found
 
 
@@ -148,8 +148,8 @@ def docker() -> Capabilities:
         flags(DockerBackend.missing()),
         reason,
         notes=(
-            "who may use the engine is root on this machine: it is the engine's isolation that worlds have",
-            "without an image, worlds stand on one of this machine's own bash, core utilities and Python",
+            "whoever may use the engine is root on this machine; worlds have the engine's isolation",
+            "without an image, worlds get one with this machine's own bash, core utilities and Python",
         ),
     )
 

@@ -15,8 +15,8 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TOO_MANY_FILES = "this process may open no more files: raise its limit (ulimit -n), or have fewer worlds at once"
-TOO_MANY_HERE = "this machine may open no more files: raise its limit (fs.file-max), or have fewer worlds at once"
+TOO_MANY_FILES = "this process may open no more files: raise its limit (ulimit -n), or use fewer worlds at once"
+TOO_MANY_HERE = "this machine may open no more files: raise its limit (fs.file-max), or use fewer worlds at once"
 
 
 class SandboxError(Exception):
@@ -31,7 +31,7 @@ class Unsupported(SandboxError):
     """The backend lacks a feature that was asked for. Nothing was done."""
 
     def __init__(self, backend: str, feature: str, reason: str) -> None:
-        super().__init__(f"the {backend} backend has not: {feature}. {reason}")
+        super().__init__(f"the {backend} backend lacks the feature "{feature}": {reason}")
         self.backend, self.feature, self.reason = backend, feature, reason
 
 

@@ -26,7 +26,7 @@ def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
             if not able.available:
                 raise BackendUnavailable(
                     f"worlds in namespaces cannot be made here: {able.reason}. "
-                    "To run without isolation instead, on copies of the tree, ask for it: --sandbox copy"
+                    "To run without isolation, on copies of the tree, use --sandbox copy"
                 )
             return NamespaceBackend(store, scratch)
         case "docker":

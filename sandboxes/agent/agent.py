@@ -122,7 +122,7 @@ class Agent(ProcessSupervisor):
                 self._thaw()
                 return Done()
             case _:
-                return Failed(f"the agent has no answer to {type(message).__name__}")
+                return Failed(f"the agent cannot handle {type(message).__name__}")
 
     # Python sessions
 
@@ -131,9 +131,7 @@ class Agent(ProcessSupervisor):
         session = self._sessions.get(name)
         if session is None:
             self._tell_of_loss(name)
-            raise OSError(
-                f"there is no Python session {name!r} in this world: it ended, or was not kept by the snapshot"
-            )
+            raise OSError(f"this world has no Python session {name!r}: it has ended, or the snapshot did not keep it")
         return session
 
     def _tell_of_loss(self, name: str) -> None:
@@ -141,7 +139,7 @@ class Agent(ProcessSupervisor):
         reason = self._lost.pop(name, "")
         if reason:
             raise OSError(
-                f"the Python session {name!r} of the snapshot is not here: {reason}. Ask again for a new one"
+                f"the Python session {name!r} of the snapshot could not be restored: {reason}. Ask again for a new one"
             )
 
     def _open(self, message: Open) -> Message:
@@ -164,8 +162,8 @@ class Agent(ProcessSupervisor):
         if shell.status != 0:
             self._sessions.forget(session)
             return Failed(
-                f"no Python session: {message.python} is not there for the world's shell. One of a virtual "
-                f"environment needs the Python that this was made from: name its folder in WorldSpec(visible=...)"
+                f"no Python session: {message.python} is not available to the world's shell. A virtual "
+                f"environment needs the Python that it was made from: name that folder in WorldSpec(visible=...)"
             )
         self._begin_session(session)
         return Done()
@@ -178,14 +176,14 @@ class Agent(ProcessSupervisor):
         if not isinstance(pid, int) or pid not in {p.pid for p in self._all()}:
             self._sessions.forget(session)
             raise OSError(
-                f"the Python session {session.name!r} did not start; run its interpreter by hand to see why"
+                f"the Python session {session.name!r} did not start; run its interpreter in the world to see why"
             )
         self._sessions.begin(session, pid)
 
     def _split(self, message: Split) -> Message:
         session = self._session(message.session)
         if self._sessions.get(message.child) is not None:
-            return Failed(f"there is a Python session {message.child!r} already")
+            return Failed(f"a Python session {message.child!r} exists already")
         child = self._sessions.prepare(message.child)
         session.ask({"fork": self._sessions.pipes(message.child)})
         self._await_answer(session, time.monotonic() + SESSION_STARTS_S)
@@ -275,10 +273,10 @@ class Agent(ProcessSupervisor):
         self._bury()
         shell, standing = self._shell, [p.key for p in self._all() if p.state in "Tt"]
         if self._criu is None or self._tree is None:
-            return Dumped("there is no CRIU in this world")
+            return Dumped("this world has no CRIU")
         strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
         if strays or shell is None:
-            return Dumped(f"the shell that started processes {strays} has ended, and a dump is of one tree")
+            return Dumped(f"the shell that started processes {strays} has ended, and a dump covers one process tree")
         place = Path(self._tree.reach(images))
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -296,7 +294,7 @@ class Agent(ProcessSupervisor):
     def _bring_back(self) -> None:
         """Start with the processes of an image. Raises `OSError` if they cannot be restored."""
         if self._criu is None or self._tree is None:
-            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to bring them back")
+            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to restore them")
         image = self._tree.image
         note = Note.read(Path(f"/proc/self/fd/{image}"))
         script, script_in = self._private.pipe("script")

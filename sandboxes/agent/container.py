@@ -50,7 +50,7 @@ def main() -> None:
     if not isinstance(start, Start):
         return
     if not Path(start.bash).exists():
-        link.send(Failed(f"the image has no {start.bash}, which runs the commands: use one that has it"))
+        link.send(Failed(f"the image has no {start.bash}, which runs the commands: use an image that has it"))
         return
     try:
         apply(Path(LAYERS), Path("/"))

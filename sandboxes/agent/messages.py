@@ -282,7 +282,7 @@ def encode(message: Message) -> bytes:
 
 def _nested(value: object) -> dict[str, object]:
     if not isinstance(value, View | Bounds):
-        raise TypeError(f"not a part of a message: {value!r}")
+        raise TypeError(f"not part of a message: {value!r}")
     return {f.name: getattr(value, f.name) for f in fields(value)}
 
 

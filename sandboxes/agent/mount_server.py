@@ -247,7 +247,7 @@ def _make(place: str, piece: Piece) -> None:
         case "whiteout":
             os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
         case _:
-            raise OSError(f"not a kind of piece: {piece.kind}")
+            raise OSError(f"unknown kind of piece: {piece.kind}")
 
 
 def _place(point: str) -> str:

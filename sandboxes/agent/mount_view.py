@@ -178,7 +178,7 @@ class MountView:
         for anchor, held in ((self._view.folder, self._folder), (self._view.store, self._store)):
             if Path(path).is_relative_to(anchor):
                 return f"/proc/{os.getpid()}/fd/{held}/{os.path.relpath(path, anchor)}"
-        raise OSError(f"{path} lies neither in the store nor in the world's folder")
+        raise OSError(f"{path} is neither in the store nor in the world's folder")
 
     def detach(self, *, outside: bool) -> bool:
         """Detach the tree, with `outside` also everything beside it. False, with all mounts as before, if something

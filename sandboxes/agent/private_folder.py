@@ -41,7 +41,7 @@ class Private:
             for flags in (os.O_RDONLY, os.O_WRONLY):  # in this order: the write end needs a reader
                 ends.append(self._open(name, flags | os.O_NONBLOCK))
                 if not stat.S_ISFIFO(os.fstat(ends[-1]).st_mode):
-                    raise OSError(errno.EEXIST, "a command put something else in its place", self.path(name))
+                    raise OSError(errno.EEXIST, "a command replaced it", self.path(name))
         except OSError:
             for end in ends:
                 os.close(end)

@@ -127,7 +127,7 @@ class Shell:
         if not self._tag:
             self._heard.clear()  # nothing was requested
         if len(self._heard) > MOST_TOLD:
-            raise ValueError("more than any state takes")
+            raise ValueError("the report exceeds the maximum size")
         if not self.telling and not self._hear_status():
             return
         end = b"\n" + self._tag + b"\n"

@@ -89,7 +89,7 @@ def with_options(told: bytes, before: bytes) -> bytes:
     """
     parts = told.split(b"\0")
     if len(parts) != len(SECTIONS) + 1:
-        raise ValueError(f"bash told {len(parts)} parts of its state, not {len(SECTIONS) + 1}")
+        raise ValueError(f"bash reported {len(parts)} parts of its state, not {len(SECTIONS) + 1}")
     if not before:
         return told
     umask, _, options = parts[AT_OPTIONS].partition(b"\n")
@@ -277,7 +277,7 @@ class Kept:
         if values.get("format") == 1:
             values = _by_name(values)
         if values.pop("format", None) != FORMAT:
-            raise ValueError(f"a shell's state in a format other than {FORMAT}: a newer ramify wrote it")
+            raise ValueError(f"the shell's state is not in format {FORMAT}: a newer version of Ramify wrote it")
         limits = {name: tuple(pair) for name, pair in values.pop("limits").items()}
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**plain, limits=limits)

@@ -253,7 +253,7 @@ class ProcessSupervisor:
     def _await_shell(self, shell: Shell) -> None:
         """Wait where no caller sets a deadline. Raises `OSError` if the shell does not answer."""
         if not (self._await_end(shell, time.monotonic() + SHELL_ANSWER_TIMEOUT_S) and self._settle()):
-            raise OSError("the shell of this world does not answer: it was stopped, or a trap of its own holds it")
+            raise OSError("the shell of this world does not answer: it was stopped, or one of its traps blocks it")
 
     def _living_shell(self) -> Shell:
         """A shell that has reported its state, if it ever will, so that the next command is not lost in an ending
@@ -289,7 +289,7 @@ class ProcessSupervisor:
             os.kill(shell.pid, signal.SIGKILL)
             raise
         if shell.status is None or shell.telling:
-            raise EOFError(f"bash ended at once (exit {shell.ended})")
+            raise EOFError(f"bash ended immediately (exit {shell.ended})")
         self._began = self._began or self._state()
 
     def _state(self) -> bytes:

@@ -81,7 +81,7 @@ def command(folder: Path) -> list[str]:
     loader = next(iter(sorted(folder.glob("usr/lib/*/ld-linux*.so.*"))), None)
     program = folder / "usr/sbin/criu"
     if loader is None or not program.exists():
-        raise InstallFailed(f"the packages of {SUITE} hold no criu for this machine")
+        raise InstallFailed(f"the packages of {SUITE} contain no criu for this machine")
     words = [str(loader), "--library-path", str(loader.parent), str(program)]
     told = subprocess.run([*words, "--version"], capture_output=True, text=True).stdout
     version = re.search(r"^Version: (\d+)", told, re.MULTILINE)
@@ -101,7 +101,7 @@ def install(folder: Path) -> None:
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise InstallFailed(
-                f"{tool} is not here: install CRIU 4 by other means, and name its folder in RAMIFY_CRIU"
+                f"{tool} is not installed: install CRIU 4 by other means, and name its folder in RAMIFY_CRIU"
             )
     if not KEYRING.exists():
         raise InstallFailed(

@@ -117,7 +117,7 @@ class Line(asyncio.Protocol):
     def _lost(self) -> ConnectionResetError:
         why = self.unreadable
         error = ConnectionResetError(
-            f"the other end sent what cannot be read: {why}" if why else f"the other end hung up ({self._fault})"
+            f"the other end sent unreadable data: {why}" if why else f"the other end hung up ({self._fault})"
         )
         error.__cause__ = self._fault
         return error
@@ -208,8 +208,8 @@ class AgentLink:
     async def _why_lost(self) -> str:
         if self._line.unreadable:
             return (
-                f"the world's first process sent an answer that cannot be read ({self._line.unreadable}), so the "
-                "world was ended; start from its last snapshot again"
+                f"the world's first process sent an unreadable reply ({self._line.unreadable}), so the "
+                "world was ended; start again from its last snapshot"
             )
         return await self._exit_reason()
 
@@ -234,9 +234,9 @@ class AgentLink:
         if self._line.last_words:
             return f"the world's first process ended: {self._line.last_words}"
         if code == -signal.SIGKILL and await self.out_of_memory():
-            return "the world ran out of the memory that it may use; start from its last snapshot again, with more"
+            return "the world exceeded its memory limit; start again from its last snapshot, with a higher limit"
         how = f"by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"with exit code {code}"
-        return f"the world's first process ended {how}; start from its last snapshot again"
+        return f"the world's first process ended {how}; start again from its last snapshot"
 
 
 class LazyAgentLink(AgentLink):

@@ -133,7 +133,7 @@ class AgentWorld(WorldLifecycle):
         text = f"(eval {shlex.quote(command)} </dev/null >/dev/null 2>&1 & builtin echo $!)"
         ran = await self._ask(Run(text), Ran)
         if ran.exit_code != 0:
-            raise SandboxError(f"a command that should be kept running could not be started: {command}")
+            raise SandboxError(f"a command to keep running could not be started: {command}")
         self._running[command] = int(ran.stdout)
 
     async def _look(self) -> Looked:
@@ -161,7 +161,7 @@ class AgentWorld(WorldLifecycle):
                 raise
             except (OSError, ForkEngineError, SandboxError, ValueError) as error:  # ValueError: a forged report
                 raise SealFailed(
-                    f"what changed in world {self._id} could not be made into a layer: {error}"
+                    f"the changes in world {self._id} could not be made into a layer: {error}"
                 ) from error
             return self._snapshot
 
@@ -282,7 +282,7 @@ def _limit_met(ran: Ran, *, killed: bool) -> Limit:
 def check_command(text: str, env: Mapping[str, str] | None) -> None:
     """Raise `ValueError` for what no shell can execute."""
     if "\0" in text:
-        raise ValueError("a command cannot hold a NUL byte: pass such data by stdin")
+        raise ValueError("a command cannot contain a NUL byte: pass such data by stdin")
     for name, value in (env or {}).items():
         if not NAME.fullmatch(name) or "\0" in value:
             raise ValueError(f"not an environment variable that bash can set for one command: {name!r}")

@@ -224,7 +224,7 @@ class ForkServerClient:
         except ConnectionResetError:
             pass
         except Exception as error:  # noqa: BLE001  # reported to all who wait
-            self._fault = f"a report of the helper process cannot be read ({type(error).__name__}: {error})"
+            self._fault = f"a report of the helper process is unreadable ({type(error).__name__}: {error})"
         asyncio.get_running_loop().remove_reader(self._control)
         self._forget_children()
 

@@ -79,7 +79,7 @@ class Trees:
         """A descriptor of a kept tree, to be attached in a world. Raises `SandboxError`."""
         answer, given = await self._ask(Clone(point))
         if answer.error:
-            raise SandboxError(f"a tree could not be handed to its world: {answer.error}")
+            raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
         return given[0]
 
     async def furnish(self, point: str, pieces: Sequence[Piece]) -> None:
@@ -96,7 +96,7 @@ class Trees:
         except WorldStartFailed:
             return True
         if answer.error:
-            raise SandboxError(f"a tree could not be taken away: {answer.error}")
+            raise SandboxError(f"a tree could not be unmounted: {answer.error}")
         return answer.ok
 
     async def _ask(self, order: Order) -> Reply:
@@ -127,7 +127,7 @@ class Trees:
         try:
             self._receive(self._sock)
         except Exception as error:  # noqa: BLE001  # reported to all who wait
-            self._lost(f"an answer of the helper process cannot be read ({type(error).__name__}: {error})")
+            self._lost(f"a reply of the helper process is unreadable ({type(error).__name__}: {error})")
 
     def _receive(self, sock: socket.socket) -> None:
         try:
@@ -142,7 +142,7 @@ class Trees:
         try:
             answer = unpack(data)
             if not isinstance(answer, Answer):
-                raise TypeError(f"{type(answer).__name__} is no answer")
+                raise TypeError(f"{type(answer).__name__} is not a reply")
             due = self._due.popleft()
         except BaseException:
             for descriptor in given:

@@ -52,7 +52,7 @@ class Assembler:
 
     def label(self, name: str) -> None:
         if name in self.labels:
-            raise ValueError(f"two places are called {name}")
+            raise ValueError(f"the label {name} is used twice")
         self.labels[name] = len(self.lines)
 
     def assemble(self) -> bytes:
@@ -65,8 +65,8 @@ class Assembler:
 
     def _distance(self, at: int, target: str) -> int:
         if target not in self.labels:
-            raise ValueError(f"line {at} jumps to {target}, which is nowhere")
+            raise ValueError(f"line {at} jumps to {target}, an unknown label")
         distance = self.labels[target] - at - 1
         if not 0 <= distance <= 255:
-            raise ValueError(f"line {at} jumps to {target}, {distance} lines away: 0 to 255 can be told")
+            raise ValueError(f"line {at} jumps to {target}, {distance} lines away: only 0 to 255 are possible")
         return distance

@@ -126,7 +126,7 @@ def find(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Groups | s
     for controller in NEEDED:
         place = _version_1(root, controller, ours) or _version_2(root, controller, ours)
         if place is None:
-            return f"the control groups of this process leave it no {controller} controller to use"
+            return f"the control groups of this process provide no usable {controller} controller"
         places[controller] = place
     me = os.getpid()
     groups = Groups(places, f"ramify-{me}-{processes.everything()[me].started}")

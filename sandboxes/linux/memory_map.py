@@ -124,7 +124,7 @@ def areas(pid: int) -> list[Area]:
 def _area(line: str) -> Area:
     match = LINE.match(line)
     if match is None:
-        raise OSError(f"/proc/PID/maps holds a line that is none: {line!r}")
+        raise OSError(f"/proc/PID/maps has an invalid line: {line!r}")
     start, end, modes, offset, device, inode, name = match.groups()
     return Area(int(start, 16), int(end, 16), modes, int(offset, 16), device, int(inode), name)
 

@@ -111,7 +111,7 @@ class Tracee:
     def _await_stop(self) -> int:
         _, status = os.waitpid(self.pid, WALL)
         if not os.WIFSTOPPED(status):
-            raise OSError(f"process {self.pid} ended while it was looked at")
+            raise OSError(f"process {self.pid} ended while it was traced")
         return status
 
     def _ask(self, request: int, address: int = 0, data: int | None = 0) -> None:
@@ -170,7 +170,7 @@ class Tracee:
         """Make calls with the `syscall` instruction found in this area."""
         at = os.pread(self.memory, vdso.size, vdso.start).find(SYSCALL)
         if at < 0:
-            raise OSError(f"the vDSO of process {self.pid} makes no system call")
+            raise OSError(f"the vDSO of process {self.pid} contains no system call instruction")
         self._syscall = vdso.start + at
 
     def call(self, number: int, *arguments: int) -> int:
@@ -204,7 +204,7 @@ class Tracee:
         self._ask(request)
         while (stop := self._await_stop() >> 8) != signal.SIGTRAP:
             if stop >> 8 != EVENT_STOP and stop != signal.SIGSTOP:
-                raise OSError(f"process {self.pid} was stopped by signal {stop & 0xFF} in a call made for it")
+                raise OSError(f"process {self.pid} was stopped by signal {stop & 0xFF} during an injected call")
             self._ask(request)
 
     def _checked(self, number: int, result: int) -> int:

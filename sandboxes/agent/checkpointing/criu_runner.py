@@ -43,8 +43,8 @@ COMMON = (
 )
 NOT_FOUND = "Can't open mapped ["
 HOMES_OWN = (
-    ". Programs and libraries of your home cannot be dumped while Ramify's own folder lies in it:"
-    " set RAMIFY_HOME to one outside"
+    ". Programs and libraries in your home folder cannot be dumped while Ramify's own folder is in it:"
+    " set RAMIFY_HOME to a folder outside"
 )
 
 
@@ -173,4 +173,4 @@ def _first_error(log: Path) -> str:
     errors = [line.strip() for line in lines if "Error" in line and "RLIMIT_NOFILE for self" not in line]
     if errors and NOT_FOUND in errors[0]:
         return f"{errors[0]}{HOMES_OWN}"
-    return errors[0] if errors else f"it named no error among {len(lines)} lines"
+    return errors[0] if errors else f"its log of {len(lines)} lines has no error"

@@ -97,7 +97,7 @@ def keep(pid: int, memory: int, image: int, came: Collection[FileId], ground: Gr
     """
     found = areas(pid)
     if len(found) > MOST_AREAS:
-        raise CannotDump(f"it has {len(found)} mappings, more than the {MOST_AREAS} that are kept")
+        raise CannotDump(f"it has {len(found)} mappings, more than the maximum of {MOST_AREAS}")
     if sum(area.size for area in found) > MOST_BYTES:
         raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
     found = [area for area in found if area.name not in KERNELS]
@@ -246,9 +246,9 @@ def _check(area: Area, *, once: bool) -> None:
     if not once and area.inode and not area.name.startswith("/"):
         raise CannotDump(f"it has mapped {area.name}")
     if not once and area.name.endswith(" (deleted)"):
-        raise CannotDump(f"it has mapped a file that is gone: {area.name}")
+        raise CannotDump(f"it has mapped a file that was removed: {area.name}")
     if not area.inode and area.name not in ("", *OWN) and not area.name.startswith("[anon"):
-        raise CannotDump(f"it has a mapping of a kind that is not known: {area.name}")
+        raise CannotDump(f"it has a mapping of an unknown kind: {area.name}")
 
 
 def _written(pagemap: int, area: Area) -> Iterator[Run]:

@@ -140,7 +140,7 @@ def take(
     if threads != 1:
         raise CannotDump(f"it has {threads} threads")
     if any(p.parent == pid and p.pid not in spare for p in processes.descendants(pid)):
-        raise CannotDump("it has started processes that live")
+        raise CannotDump("it has living child processes")
     with Tracee.seize(pid) as tracee:
         tracee.interrupt()
         blocked = tracee.blocked
@@ -173,7 +173,7 @@ def _found_again(kept: Sequence[Kept], points: Sequence[str]) -> list[Kept]:
     for name, inode in names:
         within = [path for point in points if _inode(path := point.rstrip("/") + name) == inode]
         if not within and _inode(name) < 0:
-            raise CannotDump(f"it has mapped a file that is not found at its place: {name}")
+            raise CannotDump(f"it has mapped a file that is not found at its path: {name}")
         names[name, inode] = within[0] if within else name
     return [
         replace(one, area=replace(one.area, name=names.get((one.area.name, one.area.inode), one.area.name)))
@@ -256,7 +256,7 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     finally:
         tracee.call(MUNMAP, room, 3 * memory_map.PAGE)
     if any(data[: 32 * TIMERS]):
-        raise CannotDump("it has set itself a timer")
+        raise CannotDump("it has a timer set")
     tid_address, head, length = struct.unpack_from("=QQQ", data, 96)
     actions = {number: data[160 + n * SIGACTION :][:SIGACTION].hex() for n, number in enumerate(signals)}
     stack, restartable = data[120:144].hex(), tracee.restartable
@@ -275,12 +275,12 @@ def _minded(pid: int) -> list[int]:
 
 def _files(session: str, pid: int, private: str) -> list[OpenFile]:
     if Path(f"/proc/{pid}/timers").read_bytes():
-        raise CannotDump("it has set itself a timer")
+        raise CannotDump("it has a timer set")
     own = [f"{private}/{name}" for name in (f"{session}.in", f"{session}.out", "out", "err")]
     files: list[OpenFile] = []
     numbers = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
     if len(numbers) > MOST_FILES:
-        raise CannotDump(f"it has {len(numbers)} files open, more than the {MOST_FILES} that are kept")
+        raise CannotDump(f"it has {len(numbers)} files open, more than the maximum of {MOST_FILES}")
     for number in numbers:
         with contextlib.suppress(FileNotFoundError):
             files.append(_file(pid, number, private, own, files))
@@ -302,9 +302,9 @@ def _file(pid: int, number: int, private: str, own: Sequence[str], before: list[
         try:
             there = Path(path).stat()
         except OSError:
-            raise CannotDump(f"it holds a file open that is gone from its place: {path}") from None
+            raise CannotDump(f"it holds a file open that was removed from its path: {path}") from None
         if (there.st_dev, there.st_ino) != (found.st_dev, found.st_ino):
-            raise CannotDump(f"it holds a file open in whose place another lies: {path}")
+            raise CannotDump(f"it holds a file open whose path is now another file: {path}")
     same = next(
         (file.number for file in before if file.path == path and share_open_file(pid, file.number, number)), -1
     )

@@ -57,7 +57,7 @@ class Lost(Exception):
 def check(image: Image) -> None:
     """Raise `Lost` if the kernel or the interpreter differs from when the image was taken."""
     if image.program.kernel != os.uname().release:
-        raise Lost(f"it was taken under the kernel {image.program.kernel}, and this is {os.uname().release}")
+        raise Lost(f"it was dumped under kernel {image.program.kernel}, but this is {os.uname().release}")
     try:
         same = identity(image.program.path) == image.program.identity
     except OSError as error:
@@ -93,7 +93,7 @@ def bring(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callabl
         except BaseException as error:
             _end(pid)
             if isinstance(error, OSError):
-                raise Lost(f"it could not be brought back: {error}") from error
+                raise Lost(f"it could not be restored: {error}") from error
             raise
         return pid
     finally:
@@ -138,7 +138,7 @@ def _become(
         kernel.close_all_but((*opened, lowest - 2, lowest - 1))
         os.execve(program.path, [program.path], {})
     except OSError as error:
-        os.write(2, f"a Python session could not be brought back: {error}\n".encode())
+        os.write(2, f"a Python session could not be restored: {error}\n".encode())
     finally:
         os._exit(127)
 
@@ -167,7 +167,7 @@ def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
     kernels = {area.name: area for area in mine if area.name in memory.KERNELS}
     wanted = {area.name: area for area in image.kernels}
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
-        raise Lost("its vDSO has another size here")
+        raise Lost("its vDSO has a different size here")
     tracee.step_from(kernels["[vdso]"])
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
     told = _told(image)

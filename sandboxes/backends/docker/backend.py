@@ -52,7 +52,7 @@ class DockerBackend:
             Feature.FORK_BY_MOUNT: "a fork copies the tree into a folder that its container mounts: use namespaces",
             Feature.REPL: "a session is forked inside its world, not from world to world",
             Feature.CRIU: "processes in a container are not dumped: use namespaces",
-            Feature.DISK_LIMIT: "the tree is a copy, and what was added to it is not told apart: use namespaces",
+            Feature.DISK_LIMIT: "the tree is a copy, and what a world adds is not counted separately: use namespaces",
         }
 
     @property

@@ -46,7 +46,7 @@ class ContainerLink(AgentLink):
         return await asyncio.shield(self._ending)
 
     async def _exit_reason(self) -> str:
-        return f"{_told(await self._end())}; start from its last snapshot again"
+        return f"{_told(await self._end())}; start again from its last snapshot"
 
 
 async def launch(engine: Engine, plan: Plan, private: Path) -> ContainerLink:
@@ -93,10 +93,10 @@ async def _accept(listening: socket.socket, engine: Engine, container: str) -> s
                 return call.result()[0]
             if not await asyncio.to_thread(engine.pid, container):
                 end = await asyncio.to_thread(engine.end, container, 0.1)
-                raise WorldStartFailed(f"a container was started, but its agent did not call: {_told(end)}")
+                raise WorldStartFailed(f"a container was started, but its agent did not connect: {_told(end)}")
             if loop.time() > deadline:
                 raise WorldStartFailed(
-                    f"a container was started and runs, but its agent did not call in {PATIENCE_S:g} s: is the "
+                    f"a container was started and runs, but its agent did not connect within {PATIENCE_S:g} s: is the "
                     "machine overloaded? start fewer worlds at once"
                 )
     finally:

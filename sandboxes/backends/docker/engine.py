@@ -53,7 +53,7 @@ def _check_users(client: docker.DockerClient) -> None:
     for option in ("name=rootless", "name=userns"):
         if any(option in one for one in security):
             raise BackendUnavailable(
-                f"the Docker Engine maps users ({option}): what a world writes would be somebody else's. "
+                f"the Docker Engine maps users ({option}): files that a world writes would belong to another user. "
                 "Use one that does not"
             )
 
@@ -77,7 +77,7 @@ def check_engine_answers(where: str) -> None:
     scheme, _, path = where.partition("://")
     if scheme != "unix":
         raise BackendUnavailable(
-            f"the Docker Engine at {where} may be on another machine, but worlds are folders of this one, mounted: "
+            f"the Docker Engine at {where} may be on another machine, but worlds mount folders of this one: "
             f"unset DOCKER_HOST, or set it to a socket, as {DEFAULT_HOST}"
         )
     try:
@@ -254,7 +254,7 @@ class Engine:
                 continue
             if "\ufffd" in path:
                 raise SandboxError(
-                    f"{path}: the engine cannot name what is not UTF-8. Keep such names in the workspace"
+                    f"{path}: the engine cannot handle names that are not UTF-8. Keep such files in the workspace"
                 )
             (removed if kind == REMOVED else changed).append(path)
         return Changes(tuple(changed), tuple(removed))

@@ -135,7 +135,7 @@ def _member(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
 def _find(name: str, *, must: bool) -> Path | None:
     found = shutil.which(name, path=WHERE)
     if found is None and must:
-        raise BackendUnavailable(f"{name} is not on this machine ({WHERE}): an image of it would be of no use")
+        raise BackendUnavailable(f"{name} is not on this machine ({WHERE}): an image needs it")
     return None if found is None else Path(found)
 
 
@@ -193,7 +193,7 @@ class Images:
         if not self._engine.has_image(name):
             raise WorldStartFailed(
                 f"{name} is neither a root file system's folder or tar nor an image of the Docker Engine: "
-                f"name one that is there, or `docker pull {name}` first"
+                f"name an existing one, or `docker pull {name}` first"
             )
         return name
 

@@ -157,7 +157,7 @@ class DockerWorld(CopyWorld):
         engine = self._berth.dock.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():
-            raise SealFailed("a command put a link in the place of what is sealed. Roll the world back")
+            raise SealFailed("a command replaced the folder to be sealed by a link. Roll the world back")
         nothing.mkdir(exist_ok=True)
         nothing.chmod(stat.S_IMODE(tree.st_mode))
         os.utime(nothing, ns=(tree.st_atime_ns, tree.st_mtime_ns))

@@ -385,11 +385,11 @@ def _check_places(spec: WorldSpec, home: Path | None, *, image: bool) -> None:
     """Raise `WorldStartFailed` for what could not be mounted when the world's agent starts."""
     for path in spec.visible:
         if not path.exists():
-            raise WorldStartFailed(f"{path} is to be visible in a world, but does not exist")
+            raise WorldStartFailed(f"{path} is listed in WorldSpec.visible, but does not exist")
     writable = (*map(Path, SCRATCH_PLACES), *([home] if home is not None else []))
     if image or spec.mount_at.is_dir() or any(spec.mount_at.is_relative_to(place) for place in writable):
         return
     raise WorldStartFailed(
         f"{spec.mount_at} does not exist on this machine and cannot be made in the world, where only "
-        f"{', '.join(map(str, writable))} can hold new places: create the folder first"
+        f"{', '.join(map(str, writable))} can have new folders: create the folder first"
     )

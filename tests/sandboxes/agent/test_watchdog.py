@@ -90,7 +90,7 @@ async def test_files_on_memory_file_systems_are_memory(make: Make, out: Out) -> 
     try:
         result = await world.run("head -c 200M /dev/zero > /dev/shm/big; sleep 99", timeout=PATIENCE)
     except WorldDied as died:  # the kernel was faster than the watchdog: killing a process does not free such memory
-        assert "ran out of the memory" in str(died)
+        assert "exceeded its memory limit" in str(died)
     else:
         assert result.limit is Limit.MEMORY
 

@@ -45,5 +45,5 @@ def test_criu_that_does_not_work_here_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_criu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InstallFailed, match="hold no criu"):
+    with pytest.raises(InstallFailed, match="contain no criu"):
         command(tmp_path)

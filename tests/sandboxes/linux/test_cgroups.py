@@ -52,7 +52,7 @@ def test_version_2_takes_the_nearest_group_that_grants_both(tmp_path: Path) -> N
 def test_version_2_without_a_controller_says_so(tmp_path: Path) -> None:
     folder(tmp_path / "fs", "cpu pids")
     folder(tmp_path / "fs" / "a")
-    assert told(tmp_path, "0::/a\n") == "the control groups of this process leave it no memory controller to use"
+    assert told(tmp_path, "0::/a\n") == "the control groups of this process provide no usable memory controller"
     assert isinstance(told(tmp_path, ""), str)
 
 
@@ -67,7 +67,7 @@ def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
 def test_an_unwritable_group_is_not_used(tmp_path: Path) -> None:
     place = folder(tmp_path / "fs", "memory pids")
     place.chmod(0o555)
-    assert "leave it no memory controller" in str(told(tmp_path, "0::/\n"))
+    assert "provide no usable memory controller" in str(told(tmp_path, "0::/\n"))
 
 
 def test_groups_left_by_a_crash_are_removed_and_living_ones_are_kept(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_what_the_assembler_refuses() -> None:
     far.lines.pop(1)
     far.labels["end"] -= 1
     assert len(far.assemble()) == 257 * bpf.INSTRUCTION.size
-    with pytest.raises(ValueError, match="two places"):
+    with pytest.raises(ValueError, match="used twice"):
         backwards.label("top")
 
 

@@ -133,11 +133,11 @@ async def test_a_failed_restore_leaves_no_process(
 TOO_MUCH = {
     "socket:": "import socket; held = socket.socketpair()",
     "2 threads": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-    "started processes": "import subprocess; p = subprocess.Popen(['sleep', '60'])",
+    "child processes": "import subprocess; p = subprocess.Popen(['sleep', '60'])",
     "shares memory": "import mmap; m = mmap.mmap(-1, 4096)",
     "GiB of addresses": "import mmap; m = mmap.mmap(-1, 1 << 37, mmap.MAP_PRIVATE | 0x4000)",
     "files open": "held = [open('/dev/null') for _ in range(300)]",
-    "gone from its place": "import os; held = open('gone', 'w'); os.unlink('gone')",
+    "removed from its path": "import os; held = open('gone', 'w'); os.unlink('gone')",
     "timer": "import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 1000)",
     "a lock": "import fcntl; held = open('locked', 'w'); fcntl.flock(held, fcntl.LOCK_EX)",
 }
@@ -193,6 +193,6 @@ async def test_a_lost_session_is_reported_to_the_first_request(
             await copies.materialise(sealed, spec),
             await namespaces.materialise(sealed, replace(spec, secrets={"TOKEN": "hush"})),
         ):
-            with pytest.raises(SandboxError, match="'python' of the snapshot is not here"):
+            with pytest.raises(SandboxError, match="'python' of the snapshot could not be restored"):
                 await other.python()
             assert "NameError" in ((await (await other.python()).run("x")).error or "")

@@ -34,7 +34,8 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    ("pid", "why"), [(0, "ended with exit code 3: no such thing"), (77, "runs, but its agent did not call in 0.3 s")]
+    ("pid", "why"),
+    [(0, "ended with exit code 3: no such thing"), (77, "runs, but its agent did not connect within 0.3 s")],
 )
 async def test_ended_and_slow_containers_get_different_errors(
     pid: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
