@@ -31,7 +31,7 @@ class Unsupported(SandboxError):
     """The backend lacks a feature that was asked for. Nothing was done."""
 
     def __init__(self, backend: str, feature: str, reason: str) -> None:
-        super().__init__(f"the {backend} backend lacks the feature "{feature}": {reason}")
+        super().__init__(f"the {backend} backend lacks the feature '{feature}': {reason}")
         self.backend, self.feature, self.reason = backend, feature, reason
 
 

@@ -139,7 +139,8 @@ class Agent(ProcessSupervisor):
         reason = self._lost.pop(name, "")
         if reason:
             raise OSError(
-                f"the Python session {name!r} of the snapshot could not be restored: {reason}. Ask again for a new one"
+                f"the Python session {name!r} of the snapshot could not be restored: {reason}. Ask again for "
+                "a new one"
             )
 
     def _open(self, message: Open) -> Message:

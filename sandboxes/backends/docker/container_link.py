@@ -96,8 +96,8 @@ async def _accept(listening: socket.socket, engine: Engine, container: str) -> s
                 raise WorldStartFailed(f"a container was started, but its agent did not connect: {_told(end)}")
             if loop.time() > deadline:
                 raise WorldStartFailed(
-                    f"a container was started and runs, but its agent did not connect within {PATIENCE_S:g} s: is the "
-                    "machine overloaded? start fewer worlds at once"
+                    f"a container was started and runs, but its agent did not connect within {PATIENCE_S:g} s: is "
+                    "the machine overloaded? start fewer worlds at once"
                 )
     finally:
         call.cancel()
