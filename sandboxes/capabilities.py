@@ -127,8 +127,8 @@ def check_supported(able: Capabilities, spec: WorldSpec) -> None:
     for name, value in (*spec.env.items(), *spec.secrets.items()):
         if not name or "=" in name or "\0" in name + value:  # not shown: the value may be a secret
             raise WorldStartFailed(
-                f"no process can have the variable {name!r}: a name must not be empty or contain '=', and neither it nor "
-                "its value may contain a NUL byte"
+                f"no process can have the variable {name!r}: a name must not be empty or contain '=', and neither "
+                "it nor its value may contain a NUL byte"
             )
     for feature in wanted(spec):
         able.require(feature)
