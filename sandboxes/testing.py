@@ -25,8 +25,8 @@ from typing import Self
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.capabilities import Capabilities, Feature, check_supported, flags
-from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec
+from ramify.sandboxes.capabilities import Capabilities, Feature, flags
+from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import Unsupported, WorldDied
 from ramify.sandboxes.host.agent_world import check_command
 from ramify.sandboxes.host.concurrency import fork_all, to_the_end

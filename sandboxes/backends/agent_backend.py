@@ -23,8 +23,8 @@ from typing import ClassVar, Self
 from ramify import paths
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.capabilities import Capabilities, Feature, check_supported, flags
-from ramify.sandboxes.contract import World, WorldId, WorldSpec
+from ramify.sandboxes.capabilities import Capabilities, Feature, flags
+from ramify.sandboxes.contract import World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import fork_all

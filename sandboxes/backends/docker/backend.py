@@ -21,8 +21,8 @@ from ramify.sandboxes.backends.docker.engine import SCRATCH, SESSION, Engine, co
 from ramify.sandboxes.backends.docker.images import Images
 from ramify.sandboxes.backends.docker.portable_python import carry
 from ramify.sandboxes.backends.docker.world import ContainerSpawner, DockerSession, DockerWorld
-from ramify.sandboxes.capabilities import Capabilities, Feature, check_supported, flags
-from ramify.sandboxes.contract import World, WorldId, WorldSpec
+from ramify.sandboxes.capabilities import Capabilities, Feature, flags
+from ramify.sandboxes.contract import World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.concurrency import fork_all
 from ramify.sandboxes.host.scratch import Session
