@@ -7,5 +7,5 @@ Start with `contract.py`: `World`, `WorldSpec` and `Backend`. `selection.open_ba
     backends/       namespaces, docker, copy
     checkpointing/  the host's side of keeping processes in snapshots
     host/           drives worlds: connections to agents, the life of a world, its scratch folders
-    linux/          plain Linux: system calls, mounts, control groups, seccomp, Landlock, ptrace; imports only the stdlib
+    linux/          plain Linux: system calls, mounts, control groups, seccomp, ptrace; imports only the stdlib
 """

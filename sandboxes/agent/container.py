@@ -57,7 +57,7 @@ def main() -> None:
         home = Path(start.env.get("HOME", "/"))
         home.mkdir(parents=True, exist_ok=True)
         agent = Agent(start, link, host, None)
-        kernel.shut(closed=True)  # commands have its user and capabilities, and may not trace it
+        kernel.set_undumpable(closed=True)  # commands have its user and capabilities, and may not trace it
     except OSError as error:
         link.send(Failed(str(error)))
         return

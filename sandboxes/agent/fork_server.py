@@ -44,7 +44,7 @@ if __name__ == "__main__":
 from ramify.sandboxes.agent import confinement  # noqa: E402
 from ramify.sandboxes.agent.agent import Agent  # noqa: E402
 from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start  # noqa: E402
-from ramify.sandboxes.agent.mount_server import keep  # noqa: E402
+from ramify.sandboxes.agent.mount_server import serve_mounts  # noqa: E402
 from ramify.sandboxes.agent.mount_view import ROOT, MountView  # noqa: E402
 from ramify.sandboxes.linux import kernel  # noqa: E402
 
@@ -108,7 +108,7 @@ def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anch
         try:
             control.close()
             kernel.die_with_parent()
-            keep(keeper, host, anchors)
+            serve_mounts(keeper, host, anchors)
         except OSError as error:
             os.write(2, f"{error}\n".encode())
         finally:

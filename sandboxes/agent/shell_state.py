@@ -1,9 +1,9 @@
 """A shell's state, as bash reports it and as a snapshot keeps it. Stdlib only: used by the agent.
 
 After every command bash reports its whole state (`REPORT`, 0.1 ms: builtins only). A snapshot keeps the part that a
-new shell would not have by itself (`Kept`). Exported variables are not in it: they are stored as the snapshot's
-`env`, so that another start environment, or a merge, decides about each of them separately. `Kept` only holds their
-attributes beside `export`, such as `readonly`.
+new shell would not have by itself (`ShellSnapshot`). Exported variables are not in it: they are stored as the
+snapshot's `env`, so that another start environment, or a merge, decides about each of them separately.
+`ShellSnapshot` only holds their attributes beside `export`, such as `readonly`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTIONS = (
     'if [[ "$BASHOPTS $SHELLOPTS" != "${RAMIFY_OPTIONS-}" ]]; then'
     ' RAMIFY_OPTIONS="$BASHOPTS $SHELLOPTS"; builtin export -n RAMIFY_OPTIONS; builtin shopt -p; builtin set +o; fi'
 )
-"""Eighty lines. Bash repeats them only if they have changed; `with_options` fills them in."""
+"""Eighty lines. Bash repeats them only if they have changed; `fill_in_options` fills them in."""
 
 SECTIONS = (
     'builtin printf "%s" "$PWD"',
@@ -82,7 +82,7 @@ _LETTERS = {b"a": b"\a", b"b": b"\b", b"e": b"\x1b", b"E": b"\x1b", b"f": b"\f",
 }
 
 
-def with_options(told: bytes, before: bytes) -> bytes:
+def fill_in_options(told: bytes, before: bytes) -> bytes:
     """Complete a state for which bash reported the options only if they had changed since `before`.
 
     Raises `ValueError` for anything that is no state: commands may forge reports, and must not end their agent.
@@ -188,13 +188,13 @@ class Report:
         """The environment of programs that the shell starts, without exported functions."""
         return {v.name: os.fsdecode(b"".join(words(v.value or b""))) for v in self.variables if v.in_environment}
 
-    def kept(self, tree: str) -> Kept:
+    def kept(self, tree: str) -> ShellSnapshot:
         """The part that a snapshot keeps. Paths inside `tree`, this world's tree, become relative to it."""
         mine = {v.name: v for v in self.variables if v.name not in BASH_MANAGED}
         lines = {
             v.name: shell_listings.text(_attributes_only(v) if v.in_environment else v.text) for v in mine.values()
         }
-        return Kept(
+        return ShellSnapshot(
             variables={
                 **{name: line for name, line in lines.items() if line},
                 **{name: "" for name in SHELL_DEFAULTS if name not in mine},
@@ -251,7 +251,7 @@ def export_script(env: Mapping[str, str]) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class ShellSnapshot:
     """A shell's state in a snapshot, without its `env` and `cwd`, by name, as the store merges it."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -299,7 +299,7 @@ class Kept:
         lines += map(_bytes, (*self.aliases.values(), *shell_listings.in_order(self.options), *self.traps.values()))
         return b"\n".join(lines) + b"\n"
 
-    def since(self, began: Kept, earlier: Kept) -> Kept:
+    def since(self, began: ShellSnapshot, earlier: ShellSnapshot) -> ShellSnapshot:
         """Without variables, options and limits that have not changed since the shell began: a new shell has them
         itself."""
         return replace(
@@ -313,9 +313,9 @@ class Kept:
             limits={**earlier.limits, **_changed(began.limits, self.limits)},
         )
 
-    def without(self, secrets: Mapping[str, str]) -> Kept:
+    def without(self, secrets: Mapping[str, str]) -> ShellSnapshot:
         """Without anything that is a secret by name or contains a secret's value."""
-        values = telling(secrets)
+        values = recognisable_values(secrets)
         if not secrets:
             return self
 
@@ -362,13 +362,13 @@ def _changed(before: Mapping[str, T], now: Mapping[str, T]) -> dict[str, T]:
     return {name: value for name, value in now.items() if before.get(name) != value}
 
 
-def telling(secrets: Mapping[str, str]) -> list[bytes]:
+def recognisable_values(secrets: Mapping[str, str]) -> list[bytes]:
     """The secrets' values that are long enough to be recognised."""
     return [value for value in map(os.fsencode, secrets.values()) if len(value) >= LEAST_SECRET]
 
 
 def environment_without(env: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    values = telling(secrets)
+    values = recognisable_values(secrets)
     return {k: v for k, v in env.items() if k not in secrets and not _holds(os.fsencode(v), values)}
 
 

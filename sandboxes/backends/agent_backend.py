@@ -29,8 +29,8 @@ from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.agent_world import AgentWorld
 from ramify.sandboxes.host.concurrency import fork_all
 from ramify.sandboxes.host.fork_server_client import ForkServerClient, find_bash
-from ramify.sandboxes.host.scratch import Session
-from ramify.sandboxes.host.world_lifecycle import Ground
+from ramify.sandboxes.host.scratch import ScratchSession
+from ramify.sandboxes.host.world_lifecycle import WorldResources
 
 
 def hidden(named: Iterable[Path]) -> tuple[Path, ...]:
@@ -84,7 +84,7 @@ class AgentBackend(ABC):
         self._store, self._scratch = store, scratch.resolve()
         self._private = [Path(store.root), self._scratch]
         self._hidden: tuple[Path, ...] = ()  # known once it is open
-        self._session = Session(self._scratch)
+        self._session = ScratchSession(self._scratch)
         self._helper: ForkServerClient | None = None
         self._bash = ""
         self._worlds: dict[WorldId, AgentWorld] = {}
@@ -144,12 +144,12 @@ class AgentBackend(ABC):
         """Register a world that has not begun, by its folder's name; closing the backend closes it."""
         assert self._helper is not None
         world_id = WorldId(folder.name)
-        ground = Ground(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
-        world = self._worlds[world_id] = self._world(ground, snapshot, spec)
+        resources = WorldResources(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
+        world = self._worlds[world_id] = self._world(resources, snapshot, spec)
         return world
 
     @abstractmethod
-    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
+    def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
         """A world of this backend's kind that has not begun."""
 
     def _forget(self, world_id: WorldId) -> None:

@@ -112,7 +112,7 @@ def clone_tree(path: str, *, recursive: bool = False) -> int:
     return descriptor
 
 
-def narrow(path: str, *, writable: bool = False) -> int:
+def clone_confined(path: str, *, writable: bool = False) -> int:
     """A descriptor of a folder that leads nowhere else: nothing is above it, and only a link leads out."""
     descriptor = clone_tree(path, recursive=True)
     attributes = ATTR_NOSUID | ATTR_NODEV | (0 if writable else ATTR_RDONLY)
@@ -124,7 +124,7 @@ def narrow(path: str, *, writable: bool = False) -> int:
     return descriptor
 
 
-def nowhere(size: str) -> int:
+def empty_tmpfs(size: str) -> int:
     """A descriptor of an empty folder in memory with mode 0700. It is mounted nowhere and ends with its last user."""
     kind = int(_libc.syscall(SYS_FSOPEN, b"tmpfs", 1))  # FSOPEN_CLOEXEC
     _check(kind, "fsopen of tmpfs")
@@ -169,7 +169,7 @@ def pivot_root_here() -> None:
     os.chdir("/")
 
 
-def shut(*, closed: bool) -> None:
+def set_undumpable(*, closed: bool) -> None:
     """Keep every process of this user namespace, whatever its capabilities, from this process's memory and
     descriptors.
 

@@ -80,17 +80,17 @@ class Area:
         return not self.file and self.name != "[stack]"
 
 
-Run = tuple[int, int]
+ByteRange = tuple[int, int]
 """A range of an area's bytes: its offset and its length."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredArea:
     """An area, or a part of one, and which of its bytes the image holds."""
 
     area: Area
     at: int = 0  # its position in the image
-    runs: tuple[Run, ...] = ()
+    runs: tuple[ByteRange, ...] = ()
     below: int = -1  # its position in the ground, which the runs are written over; -1 without a ground
 
     @property
@@ -129,7 +129,7 @@ def _area(line: str) -> Area:
     return Area(int(start, 16), int(end, 16), modes, int(offset, 16), device, int(inode), name)
 
 
-def write(memory: int, image: int, kept: Kept) -> None:
+def write(memory: int, image: int, kept: StoredArea) -> None:
     """Copy the runs from the image into the memory."""
     for place, offset, length in kept.placed():
         done = 0

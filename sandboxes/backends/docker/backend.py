@@ -19,14 +19,14 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.backends.agent_backend import hidden
 from ramify.sandboxes.backends.docker.engine import SCRATCH, SESSION, Engine, connect
 from ramify.sandboxes.backends.docker.images import Images
-from ramify.sandboxes.backends.docker.portable_python import carry
+from ramify.sandboxes.backends.docker.portable_python import make_portable_python
 from ramify.sandboxes.backends.docker.world import ContainerSpawner, DockerSession, DockerWorld
 from ramify.sandboxes.capabilities import Capabilities, Feature, flags
 from ramify.sandboxes.contract import World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.concurrency import fork_all
-from ramify.sandboxes.host.scratch import Session
-from ramify.sandboxes.host.world_lifecycle import Ground
+from ramify.sandboxes.host.scratch import ScratchSession
+from ramify.sandboxes.host.world_lifecycle import WorldResources
 
 STARTS_AT_ONCE = 4  # the engine does little at once
 BASH = "/bin/bash"  # in every image
@@ -41,7 +41,7 @@ class DockerBackend:
         self._store, self._scratch = store, scratch.resolve()
         self._private = [Path(store.root), self._scratch]
         self._hidden: tuple[Path, ...] = ()  # known once it is open
-        self._session = Session(self._scratch)
+        self._session = ScratchSession(self._scratch)
         self._dock: DockerSession | None = None
         self._images: Images | None = None
         self._worlds: dict[WorldId, DockerWorld] = {}
@@ -81,7 +81,9 @@ class DockerBackend:
         try:
             living = {lock.stem for lock in self._scratch.glob("*.lock")}  # dead ones' locks are removed
             engine.sweep(self._scratch, living)
-            return DockerSession(engine, carry(self._session.folder / "python"), asyncio.Semaphore(STARTS_AT_ONCE))
+            return DockerSession(
+                engine, make_portable_python(self._session.folder / "python"), asyncio.Semaphore(STARTS_AT_ONCE)
+            )
         except BaseException:
             engine.close()
             raise
@@ -109,8 +111,8 @@ class DockerBackend:
         world_id = WorldId(uuid.uuid4().hex[:12])
         folder = self._session.folder / world_id
         berth = ContainerSpawner(self._dock, image, folder, spec, hidden=self._hidden)
-        ground = Ground(self._store, berth, BASH, folder, self._hidden, self._forget)
-        world = self._worlds[world_id] = DockerWorld(ground, snapshot, spec, berth)
+        resources = WorldResources(self._store, berth, BASH, folder, self._hidden, self._forget)
+        world = self._worlds[world_id] = DockerWorld(resources, snapshot, spec, berth)
         try:
             await world.begin()
         except BaseException:

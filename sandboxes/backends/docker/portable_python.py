@@ -72,7 +72,7 @@ class PortablePython:
         }
 
 
-def carry(folder: Path) -> PortablePython:
+def make_portable_python(folder: Path) -> PortablePython:
     """Make the carrier in `folder`: about ten files, a tenth of a second. Raises `BackendUnavailable`."""
     python, standard = Path(os.path.realpath(sys.executable)), Path(sysconfig.get_path("stdlib"))
     asked = subprocess.run([python, "-I", "-S", INSIDE, "--extensions"], capture_output=True, text=True)

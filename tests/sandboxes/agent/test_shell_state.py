@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.sandboxes.agent import shell_state
-from ramify.sandboxes.agent.shell_state import Kept, Report, environment_without, words
+from ramify.sandboxes.agent.shell_state import Report, ShellSnapshot, environment_without, words
 
 values = st.binary(max_size=40).map(lambda data: data.replace(b"\0", b""))
 
@@ -32,7 +32,7 @@ def told(script: bytes, cwd: Path | None = None, **env: str) -> Report:
     return Report.parse(done + b"\0RLIMIT_CORE 0 0\n")
 
 
-def again(kept: Kept, tree: str = "/nowhere") -> Kept:
+def again(kept: ShellSnapshot, tree: str = "/nowhere") -> ShellSnapshot:
     """What a new bash reports that was given `kept`."""
     return told(kept.script(tree)).kept(tree)
 
@@ -56,7 +56,7 @@ def test_any_value_is_restored(value: bytes) -> None:
     report = told(script)
     assert os.fsencode(report.environment["exported"]) == value
     kept = report.kept("/nowhere")
-    assert Kept.decode(kept.encode()) == kept
+    assert ShellSnapshot.decode(kept.encode()) == kept
     assert again(kept) == kept
 
 
@@ -124,12 +124,12 @@ def test_no_secret_is_kept() -> None:
 
 def test_only_changes_are_kept() -> None:
     """Of variables and options, too: the others are a new shell's own, or the machine's."""
-    began = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (10, 20)})
-    now = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (5, 20)})
-    earlier = Kept(limits={"RLIMIT_AS": (1, 1)})
+    began = ShellSnapshot(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (10, 20)})
+    now = ShellSnapshot(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (5, 20)})
+    earlier = ShellSnapshot(limits={"RLIMIT_AS": (1, 1)})
     assert now.since(began, earlier).limits == {"RLIMIT_AS": (1, 1), "RLIMIT_NOFILE": (5, 20)}
     fresh = told(b"").kept("/nowhere")
-    first = told(b"set -e; mine=1; unset PS4").kept("/nowhere").since(fresh, Kept())
+    first = told(b"set -e; mine=1; unset PS4").kept("/nowhere").since(fresh, ShellSnapshot())
     assert (first.variables, first.options) == (
         {"mine": 'declare -- mine="1"', "PS4": ""},
         {"set errexit": "set -o errexit"},
@@ -156,7 +156,7 @@ def test_a_state_of_format_1_is_read() -> None:
         "dirs": [],
         "limits": {"RLIMIT_AS": [1, 2]},
     }
-    kept = Kept.decode(json.dumps(old).encode())
+    kept = ShellSnapshot.decode(json.dumps(old).encode())
     assert kept.variables == {"a": 'declare -- a="1"', "b": "declare -rx b", "PS4": ""}
     assert kept.functions == {"f": "f () \n{ \n    echo f\n}\n", "g": "g () \n{ \n    :\n}\n"}
     assert kept.attributes == {"g": "declare -fx g"}
@@ -168,12 +168,12 @@ def test_a_state_of_format_1_is_read() -> None:
         "set errexit": "set -o errexit",
     }
     assert (kept.args, kept.oldpwd, kept.limits) == (("one",), "./a", {"RLIMIT_AS": (1, 2)})
-    assert Kept.decode(kept.encode()) == kept
+    assert ShellSnapshot.decode(kept.encode()) == kept
 
 
 def test_malformed_states_are_refused() -> None:
     with pytest.raises(ValueError, match="format"):
-        Kept.decode(b'{"format": 99}')
+        ShellSnapshot.decode(b'{"format": 99}')
     with pytest.raises(ValueError, match="parts"):
         Report.parse(b"a\0b")
 
