@@ -356,7 +356,7 @@ class Agent(ProcessSupervisor):
                 isolated=True,
                 image=self._start.view is not None and self._start.view.image,
                 filtered=self._criu is None,
-                dumped=True,
+                restored=True,
             )
             try:
                 image = process_dump.Image.read(folder)
