@@ -21,6 +21,7 @@ from pathlib import Path
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing import process_dump, process_restore
 from ramify.sandboxes.agent.checkpointing.criu_runner import DumpNote
+from ramify.sandboxes.agent.checkpointing.memory_image import CannotDump
 from ramify.sandboxes.agent.checkpointing.python_sessions import SOURCE, PythonSession
 from ramify.sandboxes.agent.messages import (
     Attach,
@@ -50,7 +51,7 @@ from ramify.sandboxes.agent.messages import (
 from ramify.sandboxes.agent.shell import Shell
 from ramify.sandboxes.agent.supervisor import ProcessSupervisor, Tree
 from ramify.sandboxes.linux import processes
-from ramify.sandboxes.linux.memory_map import Area, CannotDump, areas
+from ramify.sandboxes.linux.memory_map import Area, areas
 
 FREEZES = 5  # attempts
 SESSION_STARTS_S = 20.0

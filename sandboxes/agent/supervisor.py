@@ -24,7 +24,7 @@ from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFold
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
 from ramify.sandboxes.agent.shell_state import NAME, Report, ShellSnapshot, export_script
 from ramify.sandboxes.agent.watchdog import Watchdog
-from ramify.sandboxes.linux import kernel, processes, resource_limits, rlimits
+from ramify.sandboxes.linux import kernel, processes, resource_limits
 
 KILLED = 128 + signal.SIGKILL
 SHELL_ANSWER_TIMEOUT_S = 10.0
@@ -137,7 +137,7 @@ class ProcessSupervisor:
         shell.receive(os.read(shell.control, CHUNK))
         if shell.state is not before:
             with contextlib.suppress(ProcessLookupError):  # it has ended since: keep its earlier limits
-                self._limits = rlimits.told(shell.pid)
+                self._limits = resource_limits.read_rlimits(shell.pid)
 
     def _reap(self) -> None:
         while True:
@@ -332,7 +332,7 @@ class ProcessSupervisor:
                     signal.signal(number, signal.SIG_DFL)
                 signal.set_wakeup_fd(-1)
                 os.umask(0o022)
-                rlimits.set_limits(kept.limits if kept is not None else {})
+                resource_limits.restore_rlimits(kept.limits if kept is not None else {})
                 view, filtered = self._start.view, self._criu is None
                 image = view is not None and view.image
                 confinement.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)

@@ -1,8 +1,13 @@
-"""Write a stopped process's memory to a file, whole or as the difference from an earlier file. Stdlib only; x86_64.
+"""Images of a stopped process's memory: whole, or as the difference from an earlier image. Stdlib only; x86_64.
 
-When a process is dumped again, its memory is compared with its `BasePages`, the file of an earlier dump, and only the
-pages that differ are written. A fork maps the ground and has the difference written over it. The comparison reads all
-memory, but nothing is written, hashed or flushed twice. Soft-dirty bits would save that; many kernels lack them.
+Pages that the process never wrote are not kept: they come from their files again. Pages that it wrote are stored in a
+sparse file, area by area. Another process maps that file privately, at the cost of the mapping alone, and shares its
+pages until it writes.
+
+When a process is dumped again, its memory is compared with its base (`BasePages`), the file of an earlier dump, and
+only the pages that differ are written. A fork maps the base and has the difference written over it. The comparison
+reads all memory, but nothing is written, hashed or flushed twice. Soft-dirty bits would save that; many kernels lack
+them.
 """
 
 from __future__ import annotations
@@ -16,26 +21,55 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ramify.sandboxes.linux.memory_map import (
-    BLOCK,
-    KERNELS,
-    OWN,
-    PAGE,
-    WRITE,
-    Area,
-    ByteRange,
-    CannotDump,
-    FileId,
-    StoredArea,
-    areas,
-)
+from ramify.sandboxes.linux.memory_map import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
 
+FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
+BLOCK = 1 << 18
 MOST_AREAS = 8192
 MOST_BYTES = 1 << 36  # of mapped addresses: the page table entry of each page is read
 LOOK = 1 << 27  # bytes of addresses to read entries of at once
 HOLE = 1 << 22  # bytes: unused parts of an area of at least this size are left out
-SMALL = 1 << 22  # bytes: a difference this small is never worth a new ground
-SHARE = 8  # nor is one below an eighth of the ground: every fork writes the difference
+SMALL = 1 << 22  # bytes: a difference this small is never worth a new base
+SHARE = 8  # nor is one below an eighth of the base: every fork writes the difference
+
+
+class CannotDump(Exception):
+    """Some state of the process that no image can hold. The text says what."""
+
+
+ByteRange = tuple[int, int]
+"""A range of an area's bytes: its offset and its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArea:
+    """An area, or a part of one, and which of its bytes the image holds."""
+
+    area: Area
+    at: int = 0  # its position in the image
+    runs: tuple[ByteRange, ...] = ()
+    below: int = -1  # its position in the base, which the runs are written over; -1 without a base
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it is mapped from the image as a whole; else its runs are copied."""
+        return self.below < 0 and self.area.plain and self._bytes > FEW
+
+    @property
+    def _bytes(self) -> int:
+        return sum(length for _, length in self.runs)
+
+    @property
+    def room(self) -> int:
+        """The bytes it takes in the image: all of its size if it is mapped from there, else its runs only."""
+        return self.area.size if self.mapped else self._bytes
+
+    def placed(self) -> Iterator[tuple[int, int, int]]:
+        """For each run: its position in the image, its offset in the area, and its length."""
+        at = self.at
+        for offset, length in self.runs:
+            yield self.at + offset if self.mapped else at, offset, length
+            at += length
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +114,7 @@ class BasePages:
 
 
 def places(kept: Iterable[StoredArea], *, whole: bool) -> tuple[Place, ...]:
-    """The ranges that other images can build on: of the image's own file (`whole`), or of its ground."""
+    """The ranges that other images can build on: of the image's own file (`whole`), or of its base."""
     found = (
         Place(k.area.start, k.area.end, k.at if whole else k.below)
         for k in kept
@@ -114,7 +148,7 @@ def write_image(
 
 
 def _too_much(kept: Sequence[StoredArea], base: BasePages) -> bool:
-    """Whether so much differs, or so little of the ground is still used, that a new file serves forks better."""
+    """Whether so much differs, or so little of the base is still used, that a new file serves forks better."""
     differs = sum(length for one in kept if one.area.plain for _, length in one.runs)
     used = sum(one.area.size for one in kept if one.below >= 0)
     held = sum(place.end - place.start for place in base.places)
@@ -182,7 +216,7 @@ class _Stopped:
             yield from _written(self.pagemap, area)
 
     def over(self, area: Area, base: BasePages) -> Iterator[StoredArea]:
-        """Split the area at the ground's borders: for each part, the runs that differ from the ground, or its own."""
+        """Split the area at the base's borders: for each part, the runs that differ from the base, or its own."""
         if not _plainly(area, self.came).plain:
             yield StoredArea(area, 0, tuple(self.own(area)))
             return
@@ -192,7 +226,7 @@ class _Stopped:
 
     def _differing(self, part: Area, base: BasePages, below: int) -> Iterator[ByteRange]:
         if part.of == base.mapped_as and part.offset == below and part.inode:
-            candidates = _written(self.pagemap, part)  # all other pages are the ground itself
+            candidates = _written(self.pagemap, part)  # all other pages are the base itself
         else:
             candidates = _joined([*self.own(part), *base.holding(below, below + part.size)])
         return _joined(
@@ -224,7 +258,7 @@ def _joined(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
 
 
 def _parts(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
-    """Split an area where the ground begins and ends; with each part its position in the ground, or -1."""
+    """Split an area where the base begins and ends; with each part its position in the base, or -1."""
     at = area.start
     for place in base[bisect.bisect_right(base, at, key=lambda place: place.end) :]:
         start, end = max(place.start, area.start), min(place.end, area.end)
@@ -278,3 +312,12 @@ def _copy(memory: int, address: int, image: int, at: int, length: int) -> None:
         got = os.preadv(memory, [buffer[: length - done]], address + done)
         os.pwrite(image, buffer[:got], at + done)
         done += got
+
+
+def read_into_memory(memory: int, image: int, kept: StoredArea) -> None:
+    """Copy the runs from the image into the memory."""
+    for place, offset, length in kept.placed():
+        done = 0
+        while done < length:
+            data = os.pread(image, min(length - done, BLOCK), place + done)
+            done += os.pwrite(memory, data, kept.area.start + offset + done)

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from ramify.sandboxes.agent.checkpointing.memory_image import BasePages, places, write_image
-from ramify.sandboxes.linux import memory_map, processes, rlimits
-from ramify.sandboxes.linux.memory_map import Area, CannotDump, FileId, StoredArea
+from ramify.sandboxes.agent.checkpointing.memory_image import BasePages, CannotDump, StoredArea, places, write_image
+from ramify.sandboxes.linux import memory_map, processes, resource_limits
+from ramify.sandboxes.linux.memory_map import Area, FileId
 from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
@@ -129,7 +129,7 @@ def dump(
 ) -> BasePages | None:
     """Write a session's image into a new folder; the session then runs on unchanged.
 
-    Returns a new `BasePages` if the image is complete by itself. Returns None if it builds on the ground in
+    Returns a new `BasePages` if the image is complete by itself. Returns None if it builds on the base in
     `image_base`: then the caller puts that file at `BASE_PAGES`, where readers expect it.
 
     `private`: the folder of the session's pipes. `spare`: pids of the world's other sessions, which are dumped by
@@ -216,7 +216,8 @@ def base_of_restored(image: Image, folder: Path, found: Sequence[Area]) -> Image
 def _program(pid: int) -> Program:
     path = str(Path(f"/proc/{pid}/exe").readlink())
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    limits = {name: (int(soft), int(hard)) for name, soft, hard in map(str.split, rlimits.told(pid).splitlines())}
+    listed = map(str.split, resource_limits.read_rlimits(pid).splitlines())
+    limits = {name: (int(soft), int(hard)) for name, soft, hard in listed}
     name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     cwd = str(Path(f"/proc/{pid}/cwd").readlink())
     return Program(path, name, cwd, int(status["Umask"], 8), limits, identity(path), os.uname().release)

@@ -19,6 +19,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ramify.sandboxes.agent.checkpointing.memory_image import read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
     BASE_PAGES,
@@ -32,7 +33,7 @@ from ramify.sandboxes.agent.checkpointing.process_dump import (
     OpenFile,
     identity,
 )
-from ramify.sandboxes.linux import kernel, rlimits
+from ramify.sandboxes.linux import kernel, resource_limits
 from ramify.sandboxes.linux import memory_map as memory
 from ramify.sandboxes.linux.memory_map import Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
@@ -118,7 +119,7 @@ def _become(
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        rlimits.set_limits(program.limits)
+        resource_limits.restore_rlimits(program.limits)
         lowest = _spare(image.files)
         go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
@@ -193,7 +194,7 @@ def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
     )
     for kept in image.areas:
         if not kept.mapped:
-            memory.write(tracee.memory, pages, kept)
+            read_into_memory(tracee.memory, pages, kept)
     tracee.step_from(wanted["[vdso]"])
     _know_itself(tracee, image)
     tracee.call(MUNMAP, room.at, room.size)

@@ -14,11 +14,11 @@ import socket
 from pathlib import Path
 
 from ramify.sandboxes.agent.container import SOCKET
-from ramify.sandboxes.backends.docker import cgroup
 from ramify.sandboxes.backends.docker.engine import End, Engine, Plan
 from ramify.sandboxes.errors import WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink, MessageStream
 from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.linux import cgroups
 
 PATIENCE_S = 120.0  # for a container that runs: on a loaded machine its agent takes tens of seconds to connect
 LOOK_S = 0.25  # how often we check meanwhile that it still runs
@@ -34,7 +34,7 @@ class ContainerLink(AgentLink):
         self._ending: asyncio.Future[End] | None = None
 
     async def out_of_memory(self) -> int:
-        return cgroup.out_of_memory(self.pid)
+        return cgroups.kills_for_memory(self.pid)
 
     async def close(self) -> None:
         await self._stream.close()

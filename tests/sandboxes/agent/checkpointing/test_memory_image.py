@@ -13,12 +13,13 @@ from ramify.sandboxes.agent.checkpointing.memory_image import (
     HOLE,
     BasePages,
     Place,
+    StoredArea,
     _joined,
     _parts,
     _without_holes,
     places,
 )
-from ramify.sandboxes.linux.memory_map import PAGE, Area, StoredArea
+from ramify.sandboxes.linux.memory_map import PAGE, Area
 
 AT = 1 << 20
 runs = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40))).map(
