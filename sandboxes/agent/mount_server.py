@@ -111,7 +111,7 @@ def unpack(data: bytes) -> MountRequest | MountReply:
     if kind == "MountOverlays":
         values["overlays"] = [Overlay(*over) for over in values["overlays"]]
     if kind == "MakeLayer":
-        values["entries"] = [LayerEntry(*entry) for entry in values["pieces"]]
+        values["entries"] = [LayerEntry(*entry) for entry in values["entries"]]
     return _KINDS[kind](**values)
 
 
