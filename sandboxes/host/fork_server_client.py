@@ -22,7 +22,7 @@ from ramify.sandboxes.linux import cgroups
 from ramify.sandboxes.linux.cgroups import Group, Groups
 from ramify.sandboxes.linux.resource_limits import Bounds
 
-FORK_SERVER = Path(__file__).parents[1] / "agent" / "fork_server.py"
+AGENT = Path(__file__).parents[1] / "agent" / "__main__.py"
 STARTS_AT_ONCE = 16  # more would only queue in the helper and fill its socket
 PATIENCE_S = 20.0  # for the helper process to end or answer
 SPARES = 2  # agents waiting for a world: enough for consecutive forks, few enough to cost nothing when idle
@@ -258,7 +258,7 @@ def launch(
     """Start the helper process on its end of the control socket. Its error output goes into `log`."""
     isolating = [] if keeper is None else [str(keeper.fileno()), *map(str, anchors)]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(FORK_SERVER), str(control.fileno()), *isolating],
+        [sys.executable, "-I", "-S", str(AGENT), "fork-server", str(control.fileno()), *isolating],
         pass_fds=[sock.fileno() for sock in (control, keeper) if sock is not None],
         stdin=subprocess.DEVNULL,
         stdout=log,

@@ -155,7 +155,7 @@ class DockerWorld(CopyWorld):
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
         with closing(PrivateFolder(str(private))) as shared:  # commands can write to it too
             shared.write("changes", told.encode())
-        command = self._berth.dock.portable_python.running("container_changes.py")
+        command = self._berth.dock.portable_python.running("capture")
         engine = self._berth.dock.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():
