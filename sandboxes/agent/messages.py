@@ -49,7 +49,7 @@ class Start:
     env: dict[str, str]
     cwd: str  # relative to the tree
     max_output: int
-    shell: bytes = b""  # `shell_state.ShellSnapshot` for the first shell; empty: a fresh one
+    shell: bytes = b""  # `ShellSnapshot` for the first shell; empty: a fresh one
     view: View | None = None  # None: no isolation, the tree is a plain folder
     criu: list[str] = field(default_factory=list)  # its command; empty: the processes cannot be dumped
     image: str = ""  # the processes to begin with, a folder of the store
@@ -105,7 +105,7 @@ class Inspect:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    state: bytes  # the shell's, as `shell_state.Report` reads it; empty if no shell was needed yet
+    state: bytes  # the shell's, as `shell_report.Report` reads it; empty if no shell was needed yet
     began: bytes  # the first shell's before its first command
     others: int
     strays: int = 0  # those that do not descend from the processes in `Inspect`

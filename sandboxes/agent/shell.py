@@ -14,7 +14,7 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 
-from ramify.sandboxes.agent import shell_state
+from ramify.sandboxes.agent import shell_report
 
 CONTROL = 47
 """The control descriptor's number in bash: one that no script picks by hand, above those where bash saves others,
@@ -38,7 +38,7 @@ class Shell:
         self.script = script  # bash's stdin
         self.control = control
         self.pwd, self.oldpwd = pwd, ""
-        self.state = b""  # as `shell_state.Report` reads it, without the limits
+        self.state = b""  # as `shell_report.Report` reads it, without the limits
         self.status: int | None = None  # of the last command
         self.awaiting_state = False  # the state after that command is still to come; `pwd` and `state` are older
         self.ended: int | None = None  # the shell's own exit code, as a shell would report it
@@ -74,8 +74,8 @@ class Shell:
 
     def recall(self, command: str) -> None:
         """Send the first line of a new shell: restore a state, at the directory that it was started in."""
-        report = shlex.quote(f"{shell_state.TRAPS}; {shell_state.REPORT}")
-        self._send(f"declare -r {shell_state.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
+        report = shlex.quote(f"{shell_report.TRAPS}; {shell_report.REPORT}")
+        self._send(f"declare -r {shell_report.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
 
     def step_aside(self) -> None:
         """Leave the tree, so that it can be unmounted; `come_back` returns."""
@@ -97,7 +97,7 @@ class Shell:
         self._received.clear()
         self._searched = 0
         tag = self._tag.decode()
-        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shell_state.VARIABLE}"'
+        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shell_report.VARIABLE}"'
         text = f'{line}\n{{ {report}; builtin printf "\\n{tag}\\n"; }} >&{CONTROL} 2>/dev/null\n'
         # queued after what a stopped shell has not taken yet
         self._unsent = memoryview(b"".join((self._unsent, self._debug_trap, b"\n", os.fsencode(text))))
@@ -133,9 +133,9 @@ class Shell:
         end = b"\n" + self._tag + b"\n"
         if not self._received.endswith(end):
             return
-        self.state = shell_state.fill_in_options(bytes(self._received[: -len(end)]), self.state)
+        self.state = shell_report.fill_in_options(bytes(self._received[: -len(end)]), self.state)
         traps, pwd, oldpwd, _ = self.state.split(b"\0", 3)
-        self._debug_trap = shell_state.debug_trap(traps) if b"DEBUG" in traps else b""
+        self._debug_trap = shell_report.debug_trap(traps) if b"DEBUG" in traps else b""
         self.pwd, self.oldpwd = os.fsdecode(pwd), os.fsdecode(oldpwd)
         self._received.clear()
         self._tag, self.awaiting_state = b"", False
@@ -173,6 +173,6 @@ def too_long_for_exec(env: Mapping[str, str]) -> dict[str, str]:
     left = GIVEN
     for name, value in sorted(env.items(), key=lambda item: len(item[1])):
         left -= len(os.fsencode(f"{name}={value}")) + 9  # a NUL and a pointer
-        if left < 0 and shell_state.NAME.fullmatch(name):
+        if left < 0 and shell_report.NAME.fullmatch(name):
             late[name] = value
     return late

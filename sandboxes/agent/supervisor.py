@@ -22,7 +22,8 @@ from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
 from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start
 from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
 from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
-from ramify.sandboxes.agent.shell_state import NAME, Report, ShellSnapshot, export_script
+from ramify.sandboxes.agent.shell_report import NAME, Report
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
 from ramify.sandboxes.agent.watchdog import Watchdog
 from ramify.sandboxes.linux import kernel, processes, resource_limits
 
@@ -271,7 +272,7 @@ class ProcessSupervisor:
     def _kept(self) -> ShellSnapshot | None:
         """The state for a new shell: that of the last shell, else that of the snapshot."""
         if self._known:
-            return Report.parse(self._known).kept(self._start.tree)
+            return ShellSnapshot.of(Report.parse(self._known), self._start.tree)
         return ShellSnapshot.decode(self._start.shell) if self._start.shell else None
 
     def _restore(self, shell: Shell, kept: ShellSnapshot | None, late: Mapping[str, str]) -> None:

@@ -27,7 +27,8 @@ from ramify.sandboxes.agent.messages import (
     Run,
     Thaw,
 )
-from ramify.sandboxes.agent.shell_state import NAME, Report, environment_without
+from ramify.sandboxes.agent.shell_report import NAME, Report
+from ramify.sandboxes.agent.shell_snapshot import environment_without
 from ramify.sandboxes.checkpointing.python_repl import SESSION, SESSION_NAME, AgentRepl
 from ramify.sandboxes.contract import Limit, Repl, RunResult
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
@@ -261,8 +262,8 @@ class AgentWorld(WorldLifecycle):
         if not inspection.state:
             return ShellState.standing(self._snapshot, processes)
         secrets, tree = self._spec.secrets, self._tree_inside()
-        report, began = Report.parse(inspection.state), Report.parse(inspection.began).kept(tree)
-        now = report.kept(tree)
+        report, began = Report.parse(inspection.state), ShellSnapshot.of(Report.parse(inspection.began), tree)
+        now = ShellSnapshot.of(report, tree)
         if now != began:
             kept = now.since(began, self._kept).without(secrets)
             processes = replace(

@@ -18,7 +18,8 @@ from typing import Protocol, TypeVar
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
 from ramify.sandboxes.agent.messages import Inspection, Message, Start
-from ramify.sandboxes.agent.shell_state import HOUSEKEEPING, NAME, ShellSnapshot
+from ramify.sandboxes.agent.shell_report import NAME
+from ramify.sandboxes.agent.shell_snapshot import HOUSEKEEPING, ShellSnapshot
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldId, WorldSpec
