@@ -28,7 +28,7 @@ from ramify.sandboxes.agent.messages import (
     Thaw,
 )
 from ramify.sandboxes.agent.shell_report import NAME, Report
-from ramify.sandboxes.agent.shell_snapshot import environment_without
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_without
 from ramify.sandboxes.checkpointing.python_repl import SESSION, SESSION_NAME, AgentRepl
 from ramify.sandboxes.contract import Limit, Repl, RunResult
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit

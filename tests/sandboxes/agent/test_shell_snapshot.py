@@ -118,9 +118,7 @@ def test_no_secret_is_kept() -> None:
     assert b"hunter2" not in kept.encode()
     assert kept.variables["other"] == 'declare -- other="1"'
     assert not {"SHORT", "copy"} & kept.variables.keys()
-    ignored = ShellSnapshot.of(
-        told(b""), "/nowhere"
-    ).traps.keys()  # ignored since the tests were started, for example by nohup
+    ignored = ShellSnapshot.of(told(b""), "/nowhere").traps.keys()  # by nohup, for example
     assert (set(kept.functions), set(kept.aliases), kept.traps.keys() - ignored) == ({"g"}, {"b"}, {"SIGUSR2"})
     assert environment_without({"A": "x hunter2 $x", "TOKEN": "gone", "B": "1"}, secrets) == {"B": "1"}
 
