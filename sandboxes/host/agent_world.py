@@ -32,6 +32,7 @@ from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, environment_wit
 from ramify.sandboxes.checkpointing.python_repl import SESSION, SESSION_NAME, AgentRepl
 from ramify.sandboxes.contract import Limit, Repl, RunResult
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldDied, explain_file_limit
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.host.world_lifecycle import ShellState, T, WorldLifecycle, tier_of
 
@@ -78,7 +79,7 @@ class AgentWorld(WorldLifecycle):
     async def _ran(self, message: Run) -> Ran:
         link = self._living()
         if link.pid == 0:  # the agent is started first
-            return await self._to_the_end(self._ask(message, Ran), interrupt=link.cancel)
+            return await finish_before_cancelling(self._ask(message, Ran), interrupt=link.cancel)
         return await self._ask(message, Ran, hasten=link.cancel)
 
     async def _killed_by(self, ran: Ran) -> bool:
@@ -107,18 +108,18 @@ class AgentWorld(WorldLifecycle):
             await self._start_commands()
             link = self._living()
             self._inspection, self._alone = None, False
-            return await self._to_the_end(self._ask(message, kind), interrupt=link.cancel)
+            return await finish_before_cancelling(self._ask(message, kind), interrupt=link.cancel)
 
     async def background_processes(self) -> int:
         async with self._lock:
             await self._start_commands()
-            return (await self._to_the_end(self._inspect())).others
+            return (await finish_before_cancelling(self._inspect())).others
 
     async def keep_running(self, command: str) -> None:
         check_command(command, None)
         async with self._lock:
             await self._start_commands()
-            await self._to_the_end(self._keep_running(command))
+            await finish_before_cancelling(self._keep_running(command))
 
     async def _start_commands(self) -> None:
         """Before the first use of the world, start the commands of its snapshot and specification."""
@@ -126,7 +127,7 @@ class AgentWorld(WorldLifecycle):
             self._commands_started = True
             commands = dict.fromkeys((*self._snapshot.processes.commands, *self._spec.startup))
             for command in commands:
-                await self._to_the_end(self._keep_running(command))
+                await finish_before_cancelling(self._keep_running(command))
 
     async def _keep_running(self, command: str) -> None:
         """Start the command in a subshell, so that it is not one of our shell's jobs."""
@@ -149,7 +150,7 @@ class AgentWorld(WorldLifecycle):
     # Seals
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
-        return await self._to_the_end(self._seal(flush))
+        return await finish_before_cancelling(self._seal(flush))
 
     async def _seal(self, flush: bool) -> Snapshot:
         async with self._lock:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from ramify.fork_engine.types import Snapshot
@@ -39,14 +39,20 @@ async def run_all_to_end(works: Sequence[Coroutine[object, object, None]]) -> No
     return None
 
 
-async def finish_before_cancelling(work: Coroutine[object, object, T]) -> T:
-    """Await `work` to its end even if we are cancelled; the cancellation then continues.
+async def finish_before_cancelling(
+    work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None
+) -> T:
+    """Await `work` to its end even if we are cancelled, after calling `interrupt`; the cancellation then continues.
 
-    Meant for threads: nobody can cancel a thread, and it must not go on creating what is being cleaned up.
+    Work in a thread needs this: nobody can cancel a thread, and it must not go on creating what is being cleaned up.
     """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # mark as retrieved: the cancellation matters more
         raise

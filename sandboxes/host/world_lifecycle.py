@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -25,6 +25,7 @@ from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldId, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.linux import ptrace
 from ramify.sandboxes.linux.resource_limits import Bounds
@@ -182,7 +183,7 @@ class WorldLifecycle(ABC):
         return await self._resources.helper.spawn(start)
 
     async def rollback(self, snapshot: Snapshot) -> None:
-        await self._to_the_end(self._rollback(snapshot))
+        await finish_before_cancelling(self._rollback(snapshot))
 
     async def _rollback(self, snapshot: Snapshot) -> None:
         """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world."""
@@ -199,7 +200,7 @@ class WorldLifecycle(ABC):
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._to_the_end(self._end())
+            await finish_before_cancelling(self._end())
 
     async def _end(self) -> None:
         try:
@@ -228,19 +229,6 @@ class WorldLifecycle(ABC):
             # name only the type: a reply holds the world's variables, secrets among them
             raise SandboxError(f"the agent answered {type(answer).__name__} where {kind.__name__} was due")
         return answer
-
-    async def _to_the_end(self, work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None) -> T:
-        """Await `work` to its end even if we are cancelled, after calling `interrupt`."""
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if interrupt is not None:
-                interrupt()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # mark as retrieved: the cancellation matters more
-            raise
 
     def _dumpable(self, start: Start) -> Start:
         """Add CRIU and the snapshot's dumped processes to the start. Raises `WorldStartFailed`."""
