@@ -75,7 +75,7 @@ class Agent(ProcessSupervisor):
             while not self._gone:
                 self._turn(None)
                 self._release_ended_shell()
-                self._end_what_is_over()
+                self._end_what_exceeded()
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
@@ -172,7 +172,7 @@ class Agent(ProcessSupervisor):
 
     def _begin_session(self, session: PythonSession) -> None:
         """Wait for the session's first message, which has its pid."""
-        self._alone = False
+        self._only_shell = False
         begun = self._await_answer(session, time.monotonic() + SESSION_STARTS_S) and session.answer is not None
         pid = session.answer.get("pid") if begun and session.answer is not None else None
         if not isinstance(pid, int) or pid not in {p.pid for p in self._all()}:
@@ -233,7 +233,7 @@ class Agent(ProcessSupervisor):
 
     def _inspect(self, kept: list[int]) -> Inspection:
         self._release_ended_shell()
-        if self._shell is not None and not self._alone:
+        if self._shell is not None and not self._only_shell:
             self._shell.report()  # a trap may have changed its state while it waited
         if self._shell is not None:
             self._await_shell(self._shell)
@@ -242,7 +242,7 @@ class Agent(ProcessSupervisor):
         explained = {p.key for p in others if p.pid in kept}
         shell = -1 if self._shell is None else self._shell.pid
         strays = [p for p in processes.descendants(os.getpid(), spare=explained) if p.pid != shell]
-        return Inspection(self._state(), self._began, len(others), len(strays))
+        return Inspection(self._state(), self._first_state, len(others), len(strays))
 
     def _detach(self, message: Detach) -> bool:
         if self._tree is None:
@@ -311,7 +311,7 @@ class Agent(ProcessSupervisor):
         shell = self._shell = Shell(note.shell, script_in, control, note.pwd)
         shell.oldpwd, shell.state, shell.status = note.oldpwd, note.state.encode("latin-1"), 0
         self._poll.register(shell.control, select.POLLIN)
-        self._began, self._alone = self._state(), False
+        self._first_state, self._only_shell = self._state(), False
         for pid, session in sessions.items():
             self._sessions.begin(session, pid)
 
@@ -368,7 +368,7 @@ class Agent(ProcessSupervisor):
                 self._sessions.forget(session)
                 self._lost[name] = str(error)
                 continue
-            self._alone = False
+            self._only_shell = False
 
     def _maps_files(self) -> bool:
         """Whether a process can write to a file by a mapping. Call it while all stand still."""

@@ -113,7 +113,7 @@ class ForkServerClient:
             spare = await self._agent(start)
             link = AgentLink(self, spare.exit_code, spare.stream)
             if spare.group is not None:
-                link.hold(spare.group, start.bounds)
+                link.apply_limits(spare.group, start.bounds)
             try:
                 answer = await link.ask(start, passing)
             except SandboxError as error:
@@ -177,7 +177,7 @@ class ForkServerClient:
     async def _discard(self, spare: SpareAgent) -> None:
         link = AgentLink(self, spare.exit_code, spare.stream)
         if spare.group is not None:
-            link.hold(spare.group, Bounds())
+            link.apply_limits(spare.group, Bounds())
         await link.close()
 
     def _restock(self) -> None:

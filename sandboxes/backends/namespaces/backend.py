@@ -144,7 +144,7 @@ class NamespaceWorld(AgentWorld):
 
     @property
     def path(self) -> Path:
-        self._living()
+        self._require_link()
         return self._helper.trees.path(self._id)
 
     def _tree_inside(self) -> str:
@@ -217,9 +217,9 @@ class NamespaceWorld(AgentWorld):
         finally:
             given.append(await tree)
 
-    async def _abandon(self) -> None:
+    async def _end_processes(self) -> None:
         try:
-            await super()._abandon()
+            await super()._end_processes()
         finally:
             await self._helper.trees.unmount(self._id, lazily=True)
             if self._tidying is not None:
@@ -322,7 +322,7 @@ class NamespaceWorld(AgentWorld):
             processes=state.processes,
             outside=self._folder / "outside" if outside else None,
             move=move,
-            flush=self._flush and not self._still,  # stopped processes wait for no disk: the flush comes later
+            flush=self._flush and not self._stopped,  # stopped processes wait for no disk: the flush comes later
             last_seal=self._stayed,
         )
         if self._maps_files:
@@ -330,7 +330,7 @@ class NamespaceWorld(AgentWorld):
         return sealed
 
     def _started(self) -> bool:
-        return self._living().pid != 0
+        return self._require_link().pid != 0
 
     async def _take_away(self, *, outside: bool) -> bool:
         """Unmount what is to be sealed, everywhere. False, with all mounts back, if something holds one."""
@@ -349,7 +349,7 @@ class NamespaceWorld(AgentWorld):
                 await self._lay_out(self._base, None)
             await self._attach(outside=outside)
         except SandboxError:
-            await self._abandon()  # commands would see the host's folder in the tree's place
+            await self._end_processes()  # commands would see the host's folder in the tree's place
             raise
 
     async def _attach(self, *, outside: bool) -> None:
@@ -360,7 +360,7 @@ class NamespaceWorld(AgentWorld):
             if outside:
                 await self._mount_beside(given)
             given.append(await self._helper.trees.clone(self._id))
-            await self._living().ask(Attach(outside), given)
+            await self._require_link().ask(Attach(outside), given)
         finally:
             for descriptor in given:
                 os.close(descriptor)
