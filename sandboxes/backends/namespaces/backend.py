@@ -33,7 +33,7 @@ class NamespaceBackend(AgentBackend):
     """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must be on the store's file system."""
 
     name = "namespaces"
-    _around: HomeOverlays
+    _overlays: HomeOverlays
 
     @classmethod
     def missing(cls) -> dict[Feature, str]:
@@ -46,11 +46,11 @@ class NamespaceBackend(AgentBackend):
         await super().__aenter__()
         assert self._helper is not None
         home = Path("~").expanduser()
-        self._around = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
-        self._around.store = str(Path(self._store.root).resolve())
+        self._overlays = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
+        self._overlays.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
         self._pool = WarmPool(self._session.folder, self._helper.trees)
-        self._standing: dict[Path, os.stat_result] = {}
+        self._mounted_tops: dict[Path, os.stat_result] = {}
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -64,8 +64,8 @@ class NamespaceBackend(AgentBackend):
 
     def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        world = NamespaceWorld(resources, self._helper, self._around, snapshot, spec)
-        top = self._standing.pop(resources.folder, None)
+        world = NamespaceWorld(resources, self._helper, self._overlays, snapshot, spec)
+        top = self._mounted_tops.pop(resources.folder, None)
         if top is not None:
             world.next_tree_overlay()  # its tree was mounted earlier
             world.adopt_tree(snapshot, top)
@@ -79,7 +79,7 @@ class NamespaceBackend(AgentBackend):
             raise ValueError(f"a world cannot be forked {n} ways")
         if spec.image is not None and snapshot.image is None:
             snapshot = replace(snapshot, image=await self._imported(spec.image))
-        _check_places(spec, self._around.home, image=snapshot.image is not None)
+        _check_places(spec, self._overlays.home, image=snapshot.image is not None)
         self._check(spec)
         with explain_file_limit(WorldStartFailed):
             return await self._forked(snapshot, spec, n)
@@ -89,7 +89,7 @@ class NamespaceBackend(AgentBackend):
         try:
             for folder, top in self._pool.take(self._store.lower_dirs(snapshot), n):
                 if top is not None:
-                    self._standing[folder] = top
+                    self._mounted_tops[folder] = top
                 worlds.append(self._register(snapshot, spec, folder))
             await mount_trees([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
             await run_all_to_end([world.begin() for world in worlds])

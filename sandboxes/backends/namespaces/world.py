@@ -42,13 +42,13 @@ class NamespaceWorld(AgentWorld):
         self,
         resources: WorldResources,
         helper: ForkServerClient,
-        around: HomeOverlays,
+        overlays: HomeOverlays,
         snapshot: Snapshot,
         spec: WorldSpec,
     ) -> None:
         super().__init__(resources, snapshot, spec)
         self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
-        self._helper, self._around = helper, around
+        self._helper, self._overlays = helper, overlays
         self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
         self._beside: list[SideOverlay] = []
         self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
@@ -67,7 +67,7 @@ class NamespaceWorld(AgentWorld):
         return str(self._spec.mount_at)
 
     def _default_env(self) -> dict[str, str]:
-        return {"PATH": DEFAULT_PATH, "HOME": self._around.inside}
+        return {"PATH": DEFAULT_PATH, "HOME": self._overlays.inside}
 
     # Life
 
@@ -87,9 +87,9 @@ class NamespaceWorld(AgentWorld):
             max_output=self._spec.max_output,
             view=View(
                 folder=str(self._folder),
-                store=self._around.store,
+                store=self._overlays.store,
                 points=[*(beside.point for beside in self._beside), self._tree_inside()],
-                hidden=[*map(str, self._resources.hidden), *self._around.exposed],
+                hidden=[*map(str, self._resources.hidden), *self._overlays.exposed],
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
                 image=image is not None,
@@ -100,9 +100,9 @@ class NamespaceWorld(AgentWorld):
         places = [self._spec.mount_at, *self._visible()]
         layers = self._resources.store.outside_dirs(snapshot)
         if image is not None:
-            self._beside = await self._around.overlays_over_image(self._folder, image, layers[1:], places)
+            self._beside = await self._overlays.overlays_over_image(self._folder, image, layers[1:], places)
         else:
-            self._beside = await self._around.overlays_over_host(self._folder, layers, places)
+            self._beside = await self._overlays.overlays_over_host(self._folder, layers, places)
 
     def _visible(self) -> tuple[Path, ...]:
         """With the network, also show the resolver's configuration if it lies in a hidden place."""
