@@ -108,8 +108,10 @@ async def test_a_failed_preparation_of_a_tree_is_no_error(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
 ) -> None:
     worlds = [await namespaces.materialise(base, spec) for _ in range(2)]
+    assert await ready(namespaces) == TREES
     with monkeypatch.context() as patched:
         patched.setattr(MountServerClient, "mount", mount_nothing)
+        worlds += await namespaces.fork(base, spec, TREES)  # which takes all prepared trees
         assert await ready(namespaces) == 0
     worlds.append(await namespaces.materialise(base, spec))
     assert await ready(namespaces) == TREES
