@@ -23,6 +23,7 @@ from uuid import UUID
 
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.encoder import TAG, sort_encoded
+from ramify.runtime.codec.persisted_names import stored_name
 from ramify.runtime.user_code.workflow_loader import canonical_module
 
 if TYPE_CHECKING:
@@ -100,4 +101,4 @@ def _encode_object(value: Any, kind: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _name(kind: Any) -> str:
-    return f"{canonical_module(kind.__module__)}:{kind.__qualname__}"
+    return stored_name(f"{canonical_module(kind.__module__)}:{kind.__qualname__}")
