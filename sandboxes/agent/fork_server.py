@@ -30,7 +30,7 @@ from pathlib import Path
 
 def _find_ramify() -> None:
     """Let `ramify.sandboxes.…` be imported from beside this file, without `ramify` itself: it costs too much."""
-    folder = str(Path(__file__).resolve().parent)
+    folder = str(Path(__file__).resolve().parents[1])
     for name in ("ramify", "ramify.sandboxes"):
         package = types.ModuleType(name)
         package.__path__ = [folder] if name != "ramify" else []

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from ramify.sandboxes.agent.messages import Done, Message, Shut, Split, Tell, Told
 from ramify.sandboxes.contract import ReplResult
 
-SESSION = Path(__file__).with_name("session.py")
+SESSION = Path(__file__).parents[1] / "agent" / "checkpointing" / "python_session.py"
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from ramify.sandboxes.linux import cgroups
 from ramify.sandboxes.linux.cgroups import Group, Groups
 from ramify.sandboxes.linux.resource_limits import Bounds
 
-ZYGOTE = Path(__file__).with_name("zygote.py")
+FORK_SERVER = Path(__file__).parents[1] / "agent" / "fork_server.py"
 STARTS_AT_ONCE = 16  # more would only queue in the helper, and fill its socket
 PATIENCE_S = 20.0  # with a helper process that should end or answer
 SPARES = 2  # agents that wait for a world: enough for one fork after the other, little enough to cost nothing idle
@@ -256,7 +256,7 @@ def launch(
     """The helper process on its end of the control socket, what it has to complain about into `log`."""
     isolating = [] if keeper is None else [str(keeper.fileno()), *map(str, anchors)]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(ZYGOTE), str(control.fileno()), *isolating],
+        [sys.executable, "-I", "-S", str(FORK_SERVER), str(control.fileno()), *isolating],
         pass_fds=[sock.fileno() for sock in (control, keeper) if sock is not None],
         stdin=subprocess.DEVNULL,
         stdout=log,

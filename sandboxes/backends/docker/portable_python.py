@@ -38,7 +38,7 @@ def is_loader(name: str) -> bool:
     return Path(name).name.startswith(("ld-", "ld64.so", "ld.so"))
 
 
-INSIDE = Path(__file__).with_name("inside.py")
+INSIDE = Path(__file__).parents[2] / "agent" / "container.py"
 PLACE = "/ramify/python"  # where containers see the carrier
 CODE = "/ramify/sandboxes"  # where they see this package's parent
 
@@ -59,7 +59,7 @@ class PortablePython:
     def running(self, script: str) -> list[str]:
         """The command line inside of a script of this package."""
         start = [f"{PLACE}/lib/{self.loader}", "--library-path", f"{PLACE}/lib", f"{PLACE}/bin/python3"]
-        return [*start, "-I", "-S", "-B", f"{CODE}/docker/{script}"]
+        return [*start, "-I", "-S", "-B", f"{CODE}/agent/{script}"]
 
     @property
     def mounts(self) -> dict[str, Path]:

@@ -153,7 +153,7 @@ class DockerWorld(CopyWorld):
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
         with closing(Private(str(private))) as shared:  # which commands can write to as well
             shared.write("changes", told.encode())
-        command = self._berth.dock.carrier.running("outside.py")
+        command = self._berth.dock.carrier.running("container_changes.py")
         engine = self._berth.dock.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():

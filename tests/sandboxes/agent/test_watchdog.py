@@ -230,7 +230,7 @@ def test_a_disk_that_is_really_full_is_a_typed_error(tmp_path: Path) -> None:
 def test_no_limit_is_ever_raised() -> None:
     """Whatever a world asks for: not above what the host's own process may."""
     script = (
-        "import resource as r, sys\nfrom ramify.sandboxes.linux import limits\n"
+        "import resource as r, sys\nfrom ramify.sandboxes.linux import resource_limits as limits\n"
         "from ramify.sandboxes.linux.resource_limits import Bounds\n"
         "r.setrlimit(r.RLIMIT_NOFILE, (50, 60))\n"
         "limits.apply(Bounds(open_files=1000), isolated=False)\nprint(r.getrlimit(r.RLIMIT_NOFILE))\n"

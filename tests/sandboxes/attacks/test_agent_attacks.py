@@ -167,17 +167,17 @@ async def impatient(
 ) -> AsyncIterator[NamespaceBackend]:
     """Its agents wait for a silent shell for two seconds."""
     first = "from ramify.sandboxes.agent.agent import Agent"
-    script = tmp_path / "zygote.py"
+    script = tmp_path / "fork_server.py"
     script.write_text(
-        f"__file__ = {str(fork_server_client.ZYGOTE)!r}\n"
-        + fork_server_client.ZYGOTE.read_text()
+        f"__file__ = {str(fork_server_client.FORK_SERVER)!r}\n"
+        + fork_server_client.FORK_SERVER.read_text()
         .replace("from __future__ import annotations\n", "")
         .replace(
             first,
-            f"from ramify.sandboxes import inhabitants  # noqa\ninhabitants.SHELL_ANSWER_TIMEOUT_S = 2.0\n{first}",
+            f"from ramify.sandboxes.agent import supervisor  # noqa\nsupervisor.SHELL_ANSWER_TIMEOUT_S = 2.0\n{first}",
         )
     )
-    monkeypatch.setattr(fork_server_client, "ZYGOTE", script)
+    monkeypatch.setattr(fork_server_client, "FORK_SERVER", script)
     async with NamespaceBackend(store, scratch) as opened:
         yield opened
 

@@ -385,7 +385,7 @@ def test_the_same_holds_for_an_ordinary_user() -> None:
         done = subprocess.run(
             [*words, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp", __file__],
             env=environment,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             capture_output=True,
             text=True,
             timeout=500,
