@@ -1,12 +1,13 @@
 """The names under which Ramify's own types are stored, if they differ from the types' present names.
 
-A stored value names its type by module and qualified name. That name is part of the value's digest, and digests are part
-of journal keys. So a type keeps the name under which a release first stored it, wherever its class moves: the encoder
-writes the stored name, and the decoder finds the present class for it. A process of an earlier release that uses the
-same home can read the values, too.
+A stored value names its type by module and qualified name. That name is part of the value's digest, and digests are
+part of journal keys. So a type keeps the name under which a release first stored it, wherever its class moves: the
+encoder writes the stored name, and the decoder finds the present class for it. A process of an earlier release that
+uses the same home can read the values, too.
 
-Add an entry if you move or rename a type that can be stored: an exception that a step may raise, or a dataclass, enum or
-named tuple that a step may take or return. `tests/runtime/codec/test_persisted_names.py` fails if an entry is missing.
+Add an entry if you move or rename a type that can be stored: an exception that a step may raise, or a dataclass, enum
+or named tuple that a step may take or return. `tests/runtime/codec/test_persisted_names.py` fails if an entry is
+missing.
 """
 
 from __future__ import annotations
