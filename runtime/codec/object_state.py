@@ -1,4 +1,4 @@
-"""Walking a value's own parts: does it hold itself, is it far larger written out than it is in memory?"""
+"""The parts and the state of objects, for the encoder: find cycles, count distinct parts, read slots and fields."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def holds_itself(value: object, what: str) -> str | None:
-    """Where, in the value, one stands that is around itself; None where none was found."""
-    around, seen = set[int](), set[int]()  # each is gone through once: what is shared may be reached in 2^n ways
+    """Return the place of an object in the value that contains itself; None if there is none."""
+    around, seen = set[int](), set[int]()  # each object is visited once: shared ones may be reached in 2^n ways
     todo: list[tuple[object, str, int]] = [(value, what, 0)]
     while todo:
         one, where, depth = todo.pop()
-        if depth < 0:  # all inside it was gone through
+        if depth < 0:  # all of its parts have been visited
             around.discard(id(one))
             continue
         if id(one) in around:
@@ -30,7 +30,7 @@ def holds_itself(value: object, what: str) -> str | None:
 
 
 def distinct_parts(value: object) -> int:
-    """How many objects it is made of, each counted once."""
+    """Return the number of distinct objects in the value."""
     seen, todo = set[int](), [value]
     while todo:
         one = todo.pop()
@@ -41,6 +41,7 @@ def distinct_parts(value: object) -> int:
 
 
 def parts_of(one: object) -> Iterator[tuple[str, Any]]:
+    """Yield the direct parts of an object, each with its place, such as `[3]` or `.name`."""
     if isinstance(one, Mapping):
         yield from ((f"[{key!r}]", each) for key, each in one.items())
     elif isinstance(one, list | tuple | deque):

@@ -207,8 +207,8 @@ def as_effect_in_doubt(pending: Pending, fence: Fence, error: Exception, *, bega
     run, how = pending.scope.run, "asks its reconcile hook" if fence.outside.reconcile else "sends it under that key"
     doubt = EffectInDoubt(
         f"step {fence.step!r} on branch {fence.branch} raised {type(error).__name__}: {error}. That says nothing "
-        f"about the attempt before it ({now.note or KILLED}): it is unknown whether its effect happened (idempotency key "
-        f"{now.idempotency_key}). `ramify resume {fence.run}` {how} again; or find out, then: `ramify approve "
+        f"about the attempt before it ({now.note or KILLED}): it is unknown whether its effect happened (idempotency "
+        f"key {now.idempotency_key}). `ramify resume {fence.run}` {how} again; or find out, then: `ramify approve "
         f"{fence.run} {fence.step} --done` (with --result JSON) if it did, or `--again` if it did not",
         run_id=fence.run,
         key=fence.key,

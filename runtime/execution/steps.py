@@ -1,4 +1,4 @@
-"""Performing a step: serve it, take over an equal one, or run it on its branch's world and seal."""
+"""Perform a step: serve it from the journal, reuse an equal one, or run it on its branch's world and seal."""
 
 from __future__ import annotations
 
@@ -51,22 +51,22 @@ from ramify.runtime.user_code.task_waits import LEFT, Begun
 from ramify.runtime.worlds.world_pool import Branch
 
 FINAL = (EffectInDoubt, EffectNotMet, EffectRefused, HiddenWrites, NotSerialisable, WrongReuse)
-"""What doing the step again does not mend."""
+"""Errors after which a step is not retried, because a retry cannot succeed."""
 
-_MOST_LEFT_OUT = 5  # parameters with defaults that are tried as new ones
+_MOST_LEFT_OUT = 5  # how many parameters with defaults are tried as parameters that were added later
 
 
 def begin_step(
     scope: RunScope, step: StepDef, op: PlanOp, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Awaitable[Any]:
-    """Give out the step's key now, in program order, and return what performs it.
+    """Take the step's key now, in program order, and return the awaitable that performs the step.
 
-    Raises `PlanMismatch` where the plan has another step at this place, and `BadArguments`.
+    Raises `PlanMismatch` if the plan has another step at this place, and `BadArguments`.
     """
     if op.kind is OpKind.RUN and op.step != step.name:
         raise PlanMismatch(
-            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: the name of a step "
-            "must mean the same step whenever a workflow runs; call another one by a name of its own"
+            f"the plan runs step {op.step!r} at {op.site}, but {step.name!r} was called there: a name must mean the "
+            "same step whenever a workflow runs; use different names for different steps"
         )
     scope.run.steps[step.name] = step
     bound, defaults = bind_with_defaults(step, args, kwargs)
@@ -75,7 +75,7 @@ def begin_step(
     key = scope.run.journal.key(scope.branch.path, op.id, args_digest[:16])
     performing = _perform(Pending(scope, step, op, key, args_digest, arguments, defaults))
     assert isinstance(performing, CoroutineType)
-    performing.__qualname__ = f"step {step.name!r}"  # what Python warns of where it is not awaited
+    performing.__qualname__ = f"step {step.name!r}"  # the name in Python's warning if it is never awaited
     caller = asyncio.current_task()
     scope.run.waits.watch(caller)
     scope.run.begun[key] = Begun(performing, caller)
@@ -83,8 +83,8 @@ def begin_step(
 
 
 def _digest(scope: RunScope, op: PlanOp, bound: dict[str, Any], defaults: frozenset[str], arguments: str) -> str:
-    """Of the arguments, as the journal knows them: parameters that the step did not have yet are left out, where they
-    have their defaults."""
+    """Return the digest of the arguments by which the journal knows the call. Parameters that were added to the step
+    later are left out if they have their defaults."""
     journal, path = scope.run.journal, scope.branch.path
     now = digest_in_journal(journal, bound, arguments)
     if not defaults or not journal.has_digests or journal.has_place(path, op.id, now[:16]):
@@ -115,7 +115,9 @@ async def _perform(pending: Pending) -> Any:
             if run.careful or pending.op.kind is OpKind.BREAK:
                 await seal_before(pending.scope, pending.key)
             beside = "beside" in pending.op.attrs
-            wrote = beside and run.journal.changed(pending.key)  # before a resume: it waits as long as it did then
+            wrote = beside and run.journal.changed(
+                pending.key
+            )  # it wrote in an earlier process: run it in turn again
             reads = beside or pending.step.effect is Effect.READONLY
             if reads and not wrote and await _is_all_sealed(branch):
                 copy = Branch(branch.path, branch.snapshot, branch.checkpoint, made=list(branch.made))
@@ -125,8 +127,8 @@ async def _perform(pending: Pending) -> Any:
         try:
             if aside is not None:
                 return await _perform_on(aside)
-            await asyncio.sleep(0)  # what was called together with it begins where it began then
-        except HiddenWrites as error:  # it is no reader: again, in its turn on the branch
+            await asyncio.sleep(0)  # lets the steps that were called together with it begin first, as they did then
+        except HiddenWrites as error:  # it is not read-only: run it again in its turn on the branch
             run.recovery.emit(Recovered(run.record.id, branch.path, Level.RETRY, str(error), 0.0))
         async with branch.lock:
             return await _perform_on(pending)
@@ -143,7 +145,7 @@ async def _perform(pending: Pending) -> Any:
 
 
 async def _is_all_sealed(branch: Branch) -> bool:
-    """Whether the branch's snapshot is all that its world holds, so that a fork of it is as good."""
+    """Whether the branch's snapshot contains everything in its world, so that a fork of it is equivalent."""
     if branch.unsealed or branch.lost:
         return False
     return branch.world is None or not await branch.world.background_processes()
@@ -153,7 +155,7 @@ async def _perform_on(pending: Pending) -> Any:
     try:
         return await _perform_here(pending, on_world=True)
     finally:
-        if pending.aside:  # whatever it left there goes with it
+        if pending.aside:  # its separate world is not needed any more
             await pending.scope.run.worlds.drop(pending.scope.branch)
 
 
@@ -174,7 +176,7 @@ async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
     if pending.step.effect is Effect.IRREVERSIBLE and run.journal.knows(pending.key):
         raise Diverged(
             f"step {pending.step.name!r} on branch {branch.path} is irreversible and was done, but in another state "
-            "than the branch stands in now, so its result does not fit and it is not done again. "
+            "than the branch is in now, so its result does not fit and it is not done again. "
             "The order of a workflow's calls must not depend on timing"
         )
     if pending.step.effect is Effect.UNKNOWN and run.was_changed and run.journal.knows(pending.key):
@@ -190,9 +192,9 @@ async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
         and run.journal.unreached_step_at(branch.path, pending.op.id)
     ):
         raise Diverged(
-            f"step {pending.step.name!r} on branch {branch.path} was done with other arguments than the code "
-            "that was changed since gives it. What it may do outside is not declared, so it is not done again: "
-            "declare its effect, or bring back what gave it its arguments"
+            f"step {pending.step.name!r} on branch {branch.path} was done with other arguments than the changed code "
+            "gives it. What it may do outside is not declared, so it is not done again: "
+            "declare its effect, or restore the code that computed its arguments"
         )
     if not on_world:
         start_prefork(pending.scope, pending.op)
@@ -211,8 +213,8 @@ async def _perform_here(pending: Pending, *, on_world: bool) -> Any:
 
 
 def _question(pending: Pending) -> Question | None:
-    """What the step is about to compute, from its code, its inputs and the state of its world; None where it may not
-    be reused. Where no print covers all that it can see, the run bounds the reuse."""
+    """Return the step's reuse query, from its code, its inputs and the state of its world; None if it is not
+    reusable. If no fingerprint covers everything that the step can see, results are reused only inside the run."""
     run, branch = pending.scope.run, pending.scope.branch
     planned = run.plan.step(pending.step.name)
     if pending.op.kind is OpKind.RUN and "shared" not in pending.op.attrs:
@@ -220,7 +222,7 @@ def _question(pending: Pending) -> Question | None:
     if not pending.step.reuse or planned is None or branch.unsealed or branch.snapshot.tier is not ProcessTier.NONE:
         return None
     if not branch.snapshot.content_key:
-        return None  # something that nobody declared runs in the world: no key says what the step would meet
+        return None  # an undeclared process runs in the world, so its state has no key
     around = (run.reuse.environment, code_fingerprint(pending.step.function))
     scope = [f"run {run.record.id}"] if None in around else list(around)
     operation = ["step", scope, pending.step.name, planned.code_digest, codec.digest_as_given(pending.arguments)]
@@ -228,7 +230,7 @@ def _question(pending: Pending) -> Question | None:
 
 
 async def _take_over(pending: Pending, question: Question, source: OpRecord, snapshot: Snapshot, begun: float) -> Any:
-    """Another branch, or another run, was in this state with these inputs: take its result and its world's change."""
+    """Use the result and the change of an equal step, of another branch or run, and record that."""
     run, branch = pending.scope.run, pending.scope.branch
     layers, now = len(snapshot.layers), run.clock()
     restore = run.costs.predict(Cost.RESTORE, size=layers)
@@ -261,14 +263,17 @@ async def _execute(
 async def _execute_and_commit(
     pending: Pending, question: Question | None, *, on_world: bool, expected: OpRecord | None, held: AsyncExitStack
 ) -> Any:
-    """Run the step's code, again as often as `retry` says, each time from the state where it began.
+    """Run the step's code, with up to `retry` more attempts, each from the state where the step began, and commit.
 
-    An attempt that does not come to its end (it raised, was cancelled, gave what cannot be kept, or lost its world)
-    leaves nothing: its world is dropped with all that still runs in it. `expected`: a row that is to be checked.
-    `held` gets the pins that keep what is sealed until it is committed.
+    An attempt that fails (it raised, was cancelled, returned a value that cannot be stored, or lost its world) leaves
+    no files: its world is dropped, with all processes in it.
+
+    question: the step's reuse query, None if it is not reusable.
+    expected: a reusable row that is checked against this execution.
+    held: gets the pins that protect the new snapshot until it is committed.
     """
     run, branch, fence = pending.scope.run, pending.scope.branch, pending.fence()
-    if fence is None:  # one that reaches outside asks its own ledger first
+    if fence is None:  # an irreversible step consults the ledger of effects first
         run.journal.refuse_when_stopped()
     elif run.journal.effect(pending.key) is None:
         refuse_unstorable_return(pending.step.function, f"step {pending.step.name!r}")
@@ -277,7 +282,7 @@ async def _execute_and_commit(
     while True:
         face: Sandbox | None = None
         result_json: str | None = None
-        begins = False  # its effect, in this attempt
+        begins = False  # whether the effect was begun in this attempt
         try:
             world, fork_s = await run.worlds.acquire(branch) if on_world else (None, None)
             recovered |= came_back(pending, world, fork_s)
@@ -298,7 +303,7 @@ async def _execute_and_commit(
             await held.aclose()
             if on_world:
                 await run.worlds.drop(branch)
-            if fence is not None and begins:  # else the error says nothing of the effect: a doubt stays one
+            if fence is not None and begins:  # otherwise the error says nothing about the effect
                 await settle_failed_effect(fence, error, result_json)
             if not isinstance(error, Exception):
                 raise

@@ -1,5 +1,6 @@
-"""The database: runs, journal rows, checkpoints, model calls, effects. The only package, beside LangGraph's saver,
-that imports SQLAlchemy.
+"""The database of runs, journal rows, checkpoints, model calls, effects and answers, on SQLite or PostgreSQL.
+
+Start at `run_store.py` (RunStore) and `tables.py`. Besides LangGraph's saver, only this package imports SQLAlchemy.
 
 address.py     where a database is: a SQLite file, a PostgreSQL server
 tables.py      the tables as they are now
