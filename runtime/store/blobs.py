@@ -17,7 +17,7 @@ _RUNS, _TEXTS, _LONGEST = 64, 8, 1 << 20  # cached: runs, texts per run, charact
 _AT_ONCE = 500  # names in one query: SQLite takes 32766, PostgreSQL 65535
 
 
-class Recent:
+class RecentTexts:
     """The last texts that the rows of each run name, as bases for new texts. Only the committing thread uses it.
 
     A base must be named by a committed row of the same run: then it exists for as long as the run does.

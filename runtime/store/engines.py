@@ -24,7 +24,7 @@ from ramify.runtime.errors import StoreError, UsedAfterFork
 from ramify.runtime.store.address import Address
 from ramify.runtime.store.database_errors import BUSY_TIMEOUT_S
 from ramify.runtime.store.revisions import SCHEMA
-from ramify.runtime.store.wal_preallocation import Room
+from ramify.runtime.store.wal_preallocation import LogPreallocation
 
 CONNECT_TIMEOUT_S = 5
 
@@ -118,7 +118,7 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     for pragma in PRAGMAS:
         cursor.execute(pragma)
     cursor.execute("SELECT CAST(file AS BLOB) FROM pragma_database_list WHERE name = 'main'")  # file names are bytes
-    record.info[_ROOM] = Room(Path(os.fsdecode(cursor.fetchone()[0] + b"-wal")))
+    record.info[_ROOM] = LogPreallocation(Path(os.fsdecode(cursor.fetchone()[0] + b"-wal")))
     cursor.close()
 
 

@@ -181,7 +181,7 @@ class Reader:
 
     def _refresh(self) -> None:
         """Replace a connection to a copy by a newer one if the file was written since."""
-        if isinstance(self.connection, readonly_sqlite.Still) and self.connection.is_old:
+        if isinstance(self.connection, readonly_sqlite.FrozenConnection) and self.connection.is_old:
             newer = _current(self.address)
             self.connection.close()
             self.connection = newer
@@ -215,7 +215,7 @@ def _current(address: Address) -> Any:
     return _connected(address, bring=True) if copy is None else copy
 
 
-def _copy(address: Address, file: Path, connection: Any) -> readonly_sqlite.Still | None:
+def _copy(address: Address, file: Path, connection: Any) -> readonly_sqlite.FrozenConnection | None:
     from ramify.runtime.store.engines import writer
     from ramify.runtime.store.migrate import migrate
 

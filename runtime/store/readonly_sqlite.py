@@ -7,7 +7,7 @@ SQLite needs to create a file beside a database in WAL mode, even to read it. If
 - If there is only a log, as in a copied folder, database and log are copied to memory.
 - If an earlier Ramify wrote the database, a copy in memory is migrated to the present version.
 
-In the last three cases the connection does not see later writes: it is a `Still`.
+In the last three cases the connection does not see later writes: it is a `FrozenConnection`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _C = TypeVar("_C", bound=sqlite3.Connection)
 _Stamp = list[tuple[int, int, int] | None]
 
 
-class Still(sqlite3.Connection):
+class FrozenConnection(sqlite3.Connection):
     """A connection that sees the database as it was when it was opened."""
 
     file: Path
@@ -52,12 +52,12 @@ def connected(file: Path, *, timeout_s: float) -> sqlite3.Connection:
             raise
     stamp, log = _stamp(file), _log(file)
     whole = not log.exists() or not log.stat().st_size
-    still = _opened(file, "mode=ro&immutable=1", timeout_s, Still) if whole else _copied(file, log)
+    still = _opened(file, "mode=ro&immutable=1", timeout_s, FrozenConnection) if whole else _copied(file, log)
     still.file, still.stamp = file, stamp
     return still
 
 
-def upgraded(file: Path, read: sqlite3.Connection, upgrade: Callable[[Path], None]) -> Still | None:
+def upgraded(file: Path, read: sqlite3.Connection, upgrade: Callable[[Path], None]) -> FrozenConnection | None:
     """Return a migrated copy in memory of a database of an earlier Ramify; None if the file can be written, so that
     it can be migrated itself. `upgrade`: migrates the file of a copy."""
     if os.access(file, os.W_OK) and os.access(file.parent, os.W_OK):
@@ -105,7 +105,7 @@ def _opened(file: Path, how: str, timeout_s: float, kind: type[_C]) -> _C:
     return connection
 
 
-def _copied(file: Path, log: Path) -> Still:
+def _copied(file: Path, log: Path) -> FrozenConnection:
     """Copy the file with its log to memory."""
     with _beside(file) as copy:
         for each in (file, log):
@@ -122,8 +122,8 @@ def _beside(file: Path) -> Iterator[Path]:
         yield Path(folder) / file.name
 
 
-def _in_memory(file: Path) -> Still:
-    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=Still)
+def _in_memory(file: Path) -> FrozenConnection:
+    memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False, factory=FrozenConnection)
     with closing(sqlite3.connect(file)) as copy:
         copy.backup(memory)
     return memory

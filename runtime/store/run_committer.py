@@ -37,7 +37,7 @@ from ramify.fork_engine.close_on_fork import refuse_in_child
 from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import statements, tables
-from ramify.runtime.store.blobs import Recent
+from ramify.runtime.store.blobs import RecentTexts
 from ramify.runtime.store.database_errors import is_connection_lost, is_serialization_failure
 from ramify.runtime.store.pooler_check import refused, session_of
 
@@ -107,7 +107,7 @@ class RunCommitter:
         self._lost: set[RunId] = set()
         self._queue: deque[_Waiting] = deque()
         self._announced = 0
-        self._recent = Recent()
+        self._recent = RecentTexts()
         self._guests: list[Callable[[], None]] = []
         self._closed = False
         self._broken: BaseException | None = None  # what ended the thread

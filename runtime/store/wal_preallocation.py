@@ -19,7 +19,7 @@ FIRST, LARGEST = 1 << 17, 1 << 20  # the log is doubled, but by no fewer and no 
 _FRAME = 24 + 4096  # bytes of SQLite's frame header and page: if they are all zero, there is space left
 
 
-class Room:
+class LogPreallocation:
     """Preallocates the log of one connection. Other connections may do the same in the same log."""
 
     def __init__(self, log: Path) -> None:

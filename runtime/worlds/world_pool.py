@@ -15,7 +15,7 @@ from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased, StateLost
 from ramify.runtime.records import BranchPath, CheckpointId
-from ramify.runtime.worlds.recovery import Made, Recovery
+from ramify.runtime.worlds.recovery import Recovery, StateOrigin
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.errors import WorldDied
 
@@ -33,17 +33,17 @@ class Branch:
     lost: bool = False  # … and that world is gone
     released: bool = False  # its fork has ended
     adopted: set[BranchPath] = field(default_factory=set)  # branches below it that were merged into it
-    made: list[Made] = field(default_factory=list)  # its states so far, and how to recompute each
+    made: list[StateOrigin] = field(default_factory=list)  # its states so far, and how to recompute each
     served_s: float = 0.0  # seconds of the steps that the journal answered for since it last had a world
 
-    def stands(self, made: Made) -> None:
+    def stands(self, made: StateOrigin) -> None:
         """Move the branch to a new state."""
         self.snapshot = made.snapshot
         if not self.made or self.made[-1].snapshot.id != made.snapshot.id:
             self.made.append(made)
 
 
-class Ready:
+class ReadyWorlds:
     """Worlds that were forked in advance (preforked), all from one snapshot."""
 
     def __init__(self, snapshot: Snapshot, made: asyncio.Future[list[World]]) -> None:
@@ -88,7 +88,7 @@ class WorldPool:
         self._closed = False
         self._idle: dict[Branch, None] = {}  # in order of last use
         self._live: dict[Branch, None] = {}
-        self._ready: dict[BranchPath, Ready] = {}  # by the branch that will be forked
+        self._ready: dict[BranchPath, ReadyWorlds] = {}  # by the branch that will be forked
         self.recovery: Recovery | None = None  # recomputes lost snapshots; without it they are an error
 
     async def state(self, branch: Branch) -> Snapshot:
@@ -145,7 +145,7 @@ class WorldPool:
         state = await self.state(branch)
         backend = await self._backend()
         begun = self._timer()
-        ready = Ready(branch.snapshot, asyncio.ensure_future(backend.fork(state, self._spec, n)))
+        ready = ReadyWorlds(branch.snapshot, asyncio.ensure_future(backend.fork(state, self._spec, n)))
         self._ready[branch.path] = ready
         await asyncio.shield(ready.made)
         return self._timer() - begun
