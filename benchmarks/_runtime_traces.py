@@ -22,7 +22,7 @@ from typing import Any
 
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.codec import codec
-from ramify.runtime.reuse.reuse import Question
+from ramify.runtime.reuse.reuse import ReuseQuery
 from ramify.runtime.worlds.recovery import stand_in
 
 Row = dict[str, object]
@@ -68,7 +68,7 @@ def rate(calls: list[Call], key: Callable[[Call], str]) -> Rate:
 def by_state(call: Call) -> str:
     """The runtime's own key, of a state that has this content."""
     state = stand_in(SnapshotId("0" * 64), codec.digest(call.state))
-    return Question(codec.digest(["command", call.operation]), state).lineage_key
+    return ReuseQuery(codec.digest(["command", call.operation]), state).lineage_key
 
 
 def by_history(call: Call) -> str:
