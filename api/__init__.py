@@ -58,7 +58,7 @@ _HOME = {
     "workflow": "ramify.decorators",
 }
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Branch",
     "Branches",

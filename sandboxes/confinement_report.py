@@ -1,4 +1,4 @@
-"""What confines worlds on this machine, in words: for `ramify doctor`."""
+"""Describe what confines worlds on this machine, for `ramify doctor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ramify.sandboxes.linux.cgroups import Groups
 
 
 def notes() -> tuple[str, ...]:
-    """One line for each mechanism that a machine may have or lack. Takes a millisecond."""
+    """One line for each mechanism that a machine may have or lack. Takes about a millisecond."""
     filtered = seccomp.supported()
     abi = landlock.version()
     groups = cgroups.find()
@@ -21,6 +21,6 @@ def notes() -> tuple[str, ...]:
         (
             "limits: held by the kernel (control groups) and by each world's agent"
             if isinstance(groups, Groups)
-            else f"limits: watched by each world's agent, some times a second, alone: {groups}"
+            else f"limits: only watched by each world's agent, a few times a second: {groups}"
         ),
     )

@@ -1,4 +1,7 @@
-"""What this machine can do, found by doing it: each no comes with its reason and what would make it a yes."""
+"""Find out what this machine can do, by trying it. Each missing feature has a reason and what would provide it.
+
+For namespaces it makes a world, without an event loop, and writes a file in it.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ INSIDE = "/tmp/tree"
 
 @dataclass(slots=True)
 class Found:
-    """What came of making a world."""
+    """The result of trying to make a world."""
 
-    failure: str = ""  # "": it works
-    uncovered: list[str] = field(default_factory=list)  # places of the host's that locks and watches reach, and why
+    failure: str = ""  # empty if it works
+    uncovered: list[str] = field(default_factory=list)  # host folders that locks and watches reach, and why
 
 
 def probe(folder: Path, bash: str) -> Found:
@@ -51,7 +54,7 @@ def probe(folder: Path, bash: str) -> Found:
             found.failure = log.read_text(errors="replace").strip() or f"the helper process did not answer: {error}"
     end(process)
     if not found.failure and not (folder / "upper" / "file").exists():
-        found.failure = "what a world wrote did not come to its upper folder"
+        found.failure = "a file that the world wrote is missing in its upper folder"
     return found
 
 
@@ -98,7 +101,7 @@ def _converse(link: Link, start: Start, given: list[int], found: Found) -> str:
     return ""
 
 
-MOST_UNCOVERED = 8  # places that are named one by one
+MOST_UNCOVERED = 8  # places that are named individually
 OLDEST_KERNEL = (5, 12)  # overlayfs in a user namespace came with 5.11, mount_setattr with 5.12
 REFUSING_FILE_SYSTEMS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat", "ecryptfs"})
 SWITCHES = (
@@ -128,7 +131,7 @@ def namespaces(scratch: Path) -> Capabilities:
 
 
 def _coverage(uncovered: Sequence[str]) -> tuple[str, ...]:
-    """What of the host's files a world sees as they are, where it should see overlays over them."""
+    """Notes on host folders that a world sees directly instead of through an overlay."""
     most = MOST_UNCOVERED if len(uncovered) > MOST_UNCOVERED + 1 else len(uncovered)
     told = [f"locks, leases and watches from inside reach {place}" for place in uncovered[:most]]
     return (*told, *([f"and {len(uncovered) - most} more such places"] if len(uncovered) > most else []))
@@ -145,8 +148,8 @@ def docker() -> Capabilities:
         flags(DockerBackend.missing()),
         reason,
         notes=(
-            "who may use the engine is root on this machine: it is the engine's isolation that worlds have",
-            "without an image, worlds stand on one of this machine's own bash, core utilities and Python",
+            "whoever may use the engine is root on this machine; worlds have the engine's isolation",
+            "without an image, worlds get one with this machine's own bash, core utilities and Python",
         ),
     )
 
@@ -166,7 +169,7 @@ def copy() -> Capabilities:
 
 
 def _try_namespaces(scratch: Path) -> Found:
-    """Whether a world can be made and a command can write a file in it."""
+    """Test whether a world can be made and a command can write a file in it."""
     try:
         bash = find_bash()
     except BackendUnavailable as error:
@@ -186,7 +189,7 @@ def _try_namespaces(scratch: Path) -> Found:
 
 
 def _cause(folder: Path) -> str:
-    """What on this machine most likely stands in the way, and what to do about it."""
+    """The most likely obstacle on this machine, and what to do about it."""
     found = []
     version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
     if version < OLDEST_KERNEL:
@@ -206,5 +209,5 @@ def _cause(folder: Path) -> str:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system that `folder` lies on, as the mount table has it."""
+    """The type of the file system of `folder`, from the mount table."""
     return MountTable.read().of(str(folder)).kind

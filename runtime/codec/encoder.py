@@ -1,18 +1,18 @@
-"""The forms in which values are kept: what `{"$": kind, …}` holds, from the side of who writes it.
+"""The encoder: values to the JSON that the journal stores, `{"$": kind, …}`. The decoder is its counterpart.
 
-| kind | what it holds |
+| kind | content |
 |---|---|
-| str, float | text with a pair of half characters in it; a number that JSON has none for |
+| str, float | text in which two surrogates form a pair; a number that JSON cannot write |
 | bytes, bytearray, uuid, decimal, fraction, complex, path, purepath, ip, range, slice, pattern, const | itself |
-| datetime, time, date, timedelta, delta, tz | as ISO writes it; beside it `z`, its zone, and `fold` |
+| datetime, time, date, timedelta, delta, tz | in ISO format; besides, `z` for the zone, and `fold` |
 | tuple, set, frozenset, deque, dict, ordered, defaultdict | its items, encoded; a dict's as pairs |
-| enum, member | a member by its value; by its name where the value does not find it |
+| enum, member | a member by its value; by its name if the value does not identify it |
 | dataclass, model | the fields; `more`, `extra`, `private`: other state; `set`: pydantic's fields that were set |
-| pydantic | a model's own JSON, for fields of types that pydantic alone knows how to write; `set` as above |
-| namedtuple, sub | the items, or the value of the built-in type `b` that the class stands on; `s`: its state |
+| pydantic | a model's own JSON, for fields of types that only pydantic can write; `set` as above |
+| namedtuple, sub | the items, or the value of the built-in base type `b`; `s`: its state |
 | error, validation, url | an exception; pydantic's ValidationError; pydantic's addresses |
 
-`t` names the type, as `typenames` has it.
+`t` names the type, as `type_names` writes it.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _URLS = ("_BaseUrl", "_BaseMultiHostUrl", "Url", "MultiHostUrl")
 BASES: Mapping[str, type] = {
     kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
 }
-"""What a class may stand on and be kept by its value."""
+"""Built-in types whose subclasses are stored by value."""
 
 _PLAIN = frozenset((NoneType, bool, int))
 _STR = frozenset((str,))
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # JSON would read it back as one character
 _LOOK_AT, _MANY_TIMES = 1_000_000, 100
 _OF_ITS_RUN = ("__notes__", "__ramify_step__")
-"""Of an error: what the runtime wrote on it."""
+"""Attributes that the runtime sets on errors. They are not stored."""
 
 _BASE_VALUE: Mapping[type, Callable[[Any], Any]] = {
     str: str.__str__,
@@ -78,7 +78,7 @@ def sort_encoded(encoded: list[Any]) -> list[Any]:
 
 
 class Encoder:
-    """Writes one value. `unsure`: whether it holds an object whose own class has a say in what is read back."""
+    """Encodes one value. `unsure`: the value contains an object whose class may change what is decoded."""
 
     def __init__(self) -> None:
         self.unsure = False
@@ -111,13 +111,14 @@ class Encoder:
         return [one if type(one) in _PLAIN else self._any(one, f"{where}[{at}]") for at, one in enumerate(items)]
 
     def _count(self) -> None:
-        """One list shared in many places is written out in each of them: 2^n times for n that hold it twice."""
+        """Refuse values that share parts excessively: each shared part is written once per place, so n nested lists
+        that hold the next one twice would be written 2^n times."""
         self._written += 1
         if self._written > self._look_at:
             if distinct_parts(self._root) * _MANY_TIMES < self._written:
                 raise NotSerialisable(
-                    "the value holds the same objects so many times over that it cannot be written out: pass each "
-                    "once, with names for what refers to it"
+                    "the value holds the same objects so many times that it cannot be written out: pass each "
+                    "object once, and refer to it by name"
                 )
             self._look_at *= 4
 
@@ -200,7 +201,7 @@ class Encoder:
             kept["v"] = value.isoformat()
         else:
             kept |= {"v": value.replace(tzinfo=None).isoformat(), "z": self._zone(zone, where)}
-            if type(zone) is ZoneInfo and ZoneInfo(zone.key) is not zone:  # one of its own, equal or not
+            if type(zone) is ZoneInfo and ZoneInfo(zone.key) is not zone:  # not from the cache: it may differ
                 self._refuse_other_zone(value, zone, where)
         return {**kept, "fold": 1} if value.fold else kept
 
@@ -281,7 +282,8 @@ class Encoder:
         return {TAG: "member", "t": ref, "v": value.name}
 
     def _by_value(self, value: Enum, where: str) -> Any:
-        """A member's value, where what is read back finds the member."""
+        """Return the encoded value of an enum member. Raises `NotSerialisable` if decoding it gives another
+        member."""
         from ramify.runtime.codec.decoder import Decoder
 
         encoded = self._any(value.value, where)
@@ -302,7 +304,7 @@ class Encoder:
         return kept | self._state(value, where)
 
     def _state(self, value: object, where: str) -> dict[str, Any]:
-        """What an object holds beside its items."""
+        """Return the attributes of an object that has items as well."""
         state = {name: one for name, one in getattr(value, "__dict__", {}).items() if not _cached(type(value), name)}
         state |= _slots(value)
         origin = state.pop("__orig_class__", None)
@@ -319,7 +321,7 @@ class Encoder:
         for name in layout.fields:
             try:
                 one = getattr(value, name)
-            except AttributeError:  # init=False, and nobody gave it a value
+            except AttributeError:  # a field with init=False that was never set
                 continue
             fields[name] = one if type(one) in _PLAIN else self._any(one, f"{where}.{name}")
         kept: dict[str, Any] = {TAG: "dataclass", "t": ref, "v": fields}
@@ -377,10 +379,10 @@ class Encoder:
 
     def _error(self, value: BaseException, where: str) -> Any:
         self.unsure = True
-        args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # which lack its file names
+        args = value.__reduce__()[1] if isinstance(value, OSError) else value.args  # OSError.args has no file names
         state = {name: v for name, v in vars(value).items() if name not in _OF_ITS_RUN}
         slots = _slots_of_error(value)
-        if "obj" in slots and isinstance(value, AttributeError):  # what lacked the attribute may be anything
+        if "obj" in slots and isinstance(value, AttributeError):  # the object may be of any type
             try:
                 Encoder()._any(slots["obj"], where)
             except NotSerialisable:
@@ -435,7 +437,7 @@ WRITERS: Mapping[type, Callable[[Encoder, Any, str], Any]] = {
 
 
 def _error_type(told: Any) -> Any:
-    """What pydantic calls an error: a name of its own, or what a validator made up."""
+    """Return the type of a pydantic error: pydantic's own name, or the parts of a validator's custom error."""
     return told if isinstance(told, str) else (told.type, told.message_template, told.context)
 
 
@@ -452,14 +454,14 @@ def _refused(value: object, where: str) -> NotSerialisable:
         what = getattr(value, "__qualname__", cls.__qualname__)
         if hasattr(cls, "__aenter__"):
             return NotSerialisable(
-                f"{where} is something to enter ({what}), and not what is found inside: write `async with` around "
-                "the call, and hand over what comes of it there"
+                f"{where} is a context manager ({what}), not the value inside it: write `async with` around "
+                "the call, and pass the value"
             )
-        return NotSerialisable(f"{where} is something to await ({what}), and not what comes of it: write `await`")
+        return NotSerialisable(f"{where} is an awaitable ({what}), not its result: write `await`")
     if hasattr(cls, "get_secret_value"):
         return NotSerialisable(
-            f"{where} is a {cls.__module__}.{cls.__qualname__}: the journal keeps no secrets. Have the step read it "
-            "where it is used"
+            f"{where} is a {cls.__module__}.{cls.__qualname__}: the journal stores no secrets. Read it inside the "
+            "step that uses it"
         )
     return NotSerialisable(
         f"{where} is a {cls.__module__}.{cls.__qualname__}, which the journal cannot keep. "
@@ -468,7 +470,7 @@ def _refused(value: object, where: str) -> NotSerialisable:
 
 
 def _model_json(cls: Any, value: Any) -> Any:
-    """A model's own JSON; None where it does not bring back what was written."""
+    """Return a model's own JSON; None if validating it does not give back an equal model."""
     try:
         body = value.model_dump(mode="json", by_alias=True)
         back = cls.model_validate(body)
@@ -485,7 +487,7 @@ def _model_json(cls: Any, value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal and of the same types, all the way down."""
+    """Whether two values are equal and of the same types, in all their parts."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list | tuple):
@@ -521,8 +523,8 @@ def _slot_names(cls: Any) -> tuple[str, ...]:
 
 
 def _slots_of_error(error: BaseException) -> dict[str, Any]:
-    """What is not in its `__dict__`: `__slots__`, and what built-in classes hold beside their arguments."""
-    classes = (cls for cls in type(error).__mro__ if cls not in (OSError, BaseExceptionGroup))  # theirs are arguments
+    """Return the state that is not in `__dict__`: `__slots__`, and the attributes of built-in exception classes."""
+    classes = (cls for cls in type(error).__mro__ if cls not in (OSError, BaseExceptionGroup))  # theirs are in args
     names = {name for cls in classes for name, d in vars(cls).items() if isinstance(d, MemberDescriptorType)}
     found = ((name, getattr(error, name, None)) for name in sorted(names) if not name.startswith("__"))
     return {name: v for name, v in found if v is not None and not any(v is one for one in error.args)}
@@ -533,8 +535,8 @@ def _cached(cls: type, name: str) -> bool:
 
 
 class _Layout(NamedTuple):
-    """Where the state of a dataclass lies. `slots`: those that are no fields. `plain`: setting the fields of a bare
-    instance is all that it takes, since no field is a descriptor of its own."""
+    """Where the state of a dataclass lies. `slots`: slots that are not fields. `plain`: an instance can be restored
+    by setting its fields, because no field is a custom descriptor."""
 
     fields: dict[str, None]
     slots: tuple[str, ...]

@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+from ramify.runtime.codec.persisted_names import present_name, stored_name
 from ramify.runtime.errors import NotSerialisable
 from ramify.runtime.user_code.workflow_loader import canonical_module, is_main_module, targets
 
@@ -88,7 +89,7 @@ def _named(found: Any, where: str) -> str:
             f"{where}: {found.__module__}.{qualname} is not found under that name, so it could not be read back: "
             "define it at its module's top level, once, and do not rebind its name"
         )
-    return name
+    return stored_name(name)
 
 
 def resolve(ref: Ref, find: Callable[[str], Any] | None = None) -> Any:
@@ -124,7 +125,7 @@ def own(name: str) -> Any:
 
 
 def _find(name: str) -> Any:
-    module_name, _, qualname = name.partition(":")
+    module_name, _, qualname = present_name(name).partition(":")
     found: Any = _module(module_name)
     try:
         for part in qualname.split("."):

@@ -1,4 +1,4 @@
-"""A step that was called, and how its code is run."""
+"""Steps: their definition, a call of a step, and how its code is run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ramify.runtime.worlds.gc_pins import Ground
 
 @dataclass(frozen=True, slots=True)
 class StepDef:
-    """A step as its decorator describes it."""
+    """A step as declared by its decorator."""
 
     name: str
     function: Callable[..., Any]
@@ -34,24 +34,26 @@ class StepDef:
     reuse: bool = False
     retry: int = 0
     timeout: float | None = None
-    outside: Outside = ORDINARY  # of an irreversible step: how it meets the outside
+    outside: Outside = ORDINARY  # for irreversible steps: idempotency, hooks, behaviour in forks
 
 
 def bind(step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name, defaults filled in, the world left out: what the result depends on."""
+    """Return the arguments by name, with defaults and without the sandbox: what the result depends on."""
     return bind_with_defaults(step, args, kwargs)[0]
 
 
 def bind_with_defaults(
     step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """As `bind`, and the names of the parameters whose values are the defaults."""
+    """Like `bind`; also return the names of the parameters that took their default."""
     signature = _signature(step.function, step.sandbox_parameter)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         mend = (
-            "" if "'self'" not in str(error) else "; a step is no method: make it a function, or hand it the object"
+            ""
+            if "'self'" not in str(error)
+            else "; a step cannot be a method: make it a function and pass the object"
         )
         raise BadArguments(f"step {step.name}{signature}: {error}{mend}") from None
     given = set(bound.arguments)
@@ -66,7 +68,7 @@ def _signature(function: Callable[..., Any], left_out: str | None = None) -> ins
 
 
 async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A step called inside a step is part of it: no key and no seal of its own, and so no fence either."""
+    """Call a step inside another step. It is part of the outer step: it has no journal key, seal or effect fence."""
     outer = current_scope("a step")
     if step.effect is Effect.IRREVERSIBLE and isinstance(outer, RunScope) and outer.step is not None:
         planned = outer.run.steps.get(outer.step.name)
@@ -79,7 +81,7 @@ async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...]
 
 
 async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | None) -> Any:
-    """Call the step's function with its arguments by name and its world: an async one here, others in a thread."""
+    """Call the step's function with its arguments and its sandbox: coroutine functions here, others in a thread."""
     if inspect.iscoroutinefunction(step.function):
         if step.sandbox_parameter is not None:
             arguments[step.sandbox_parameter] = face
@@ -90,7 +92,7 @@ async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | No
 
 
 def _call_bound(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call with arguments by name, positional-only and variadic parameters included."""
+    """Call with arguments by name; supports positional-only and variadic parameters."""
     signature = _signature(function)
     bound = signature.bind_partial()
     bound.arguments.update({name: arguments[name] for name in signature.parameters if name in arguments})
@@ -103,16 +105,16 @@ class StepTimeout(TimeoutError):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step that was called: where, with what, and under which key."""
+    """A call of a step: its scope, arguments and journal key."""
 
     scope: RunScope
     step: StepDef
     op: PlanOp
     key: str
     args_digest: str
-    arguments: str  # encoded: each attempt gets its own copy
-    defaults: frozenset[str] = frozenset()  # the parameters that were not given
-    aside: bool = False  # it only reads, in a world of its own on its branch's snapshot
+    arguments: str  # encoded: each attempt decodes its own copy
+    defaults: frozenset[str] = frozenset()  # the parameters that took their default
+    aside: bool = False  # it only reads, in a separate world on its branch's snapshot
 
     def fence(self) -> Fence | None:
         if self.step.effect is not Effect.IRREVERSIBLE:
@@ -125,7 +127,7 @@ class Pending:
 
     @property
     def is_once(self) -> bool:
-        """Whether its code was changed since the run began, and its operation is called at most once on a branch."""
+        """Whether the run's code was changed since it began, and a branch calls this operation at most once."""
         origin = self.op.origin
         return self.scope.run.was_changed and origin is not None and not origin.repeats
 
@@ -135,12 +137,12 @@ class Pending:
 
     @property
     def seal_key(self) -> str:
-        """Of the SEAL that follows it."""
+        """The key of the SEAL that follows the step."""
         return f"{self.key}|SEAL"
 
 
 async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> tuple[str, Any]:
-    """The result as the journal keeps it, and as a resumed run would see it."""
+    """Run the step's code once. Returns the encoded result, and the decoded one, which a resumed run would see."""
     step = pending.step
     limit = asyncio.timeout(step.timeout)
     try:
@@ -157,7 +159,7 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
 
 
 def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
-    """Raises `ResultNotKept` of an irreversible step: whatever went wrong with its result, it was done."""
+    """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
     fence = pending.fence()
     try:
         result_json = codec.encode(value, f"step {pending.step.name!r}: its result")

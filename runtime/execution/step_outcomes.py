@@ -1,4 +1,4 @@
-"""What is kept of a step that was run: its row, its world's new state, its effect, or how it failed."""
+"""Record the outcome of a step: its row, its world's new state, its effect, or its failure."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _SUMMARY = 80
 _TAIL = 800
 
 _FROM_WITHOUT = (StepTimeout, NotSerialisable, SandboxError, WrongReuse)
-"""What ends a step from without: its code did not say that the effect did not happen."""
+"""Errors that do not come from the step's code, so they do not say that its effect did not happen."""
 
 
 def came_back(pending: Pending, world: World | None, fork_s: float | None) -> dict[str, str]:
-    """How the branch of a resumed run got its world back, for the row and for who listens; nothing where it had one.
+    """Return row attributes about how the branch of a resumed run got its world back, and emit an event. Empty if the
+    branch had a live world.
 
-    Computing again what the journal answered for would have given the same state: that is the alternative.
+    The alternative to restoring is to recompute the steps for which the journal answered.
     """
     run, branch = pending.scope.run, pending.scope.branch
     if world is None or fork_s is None:
@@ -46,8 +47,8 @@ def came_back(pending: Pending, world: World | None, fork_s: float | None) -> di
         return {}
     layers = len(world.snapshot.layers)
     why = (
-        f"state {branch.snapshot.id[:12]} is whole: {layers} layers mounted, in place of the {served:.2f} s that the "
-        "steps before it took"
+        f"state {branch.snapshot.id[:12]} is complete: {layers} layers mounted, instead of repeating steps that took "
+        f"{served:.2f} s"
     )
     run.recovery.emit(Recovered(run.record.id, branch.path, Level.RESTORE, why, fork_s))
     return Choice("restore", run.costs.predict(Cost.FORK, size=layers), served).attrs(fork_s)
@@ -56,7 +57,8 @@ def came_back(pending: Pending, world: World | None, fork_s: float | None) -> di
 async def seal_world(
     pending: Pending, world: World | None, fork_s: float | None, held: AsyncExitStack
 ) -> tuple[Snapshot | None, dict[str, str]]:
-    """The world's new state, None where the plan seals nothing here; and what fork and seal took, for the row."""
+    """Seal the world after a step. Returns its snapshot, None if the plan has no seal here, and row attributes with
+    the times of fork and seal."""
     run, timings = pending.scope.run, dict[str, str]()
     if fork_s is not None and world is not None:
         timings |= {"fork_ms": f"{fork_s * 1000:.3f}", "layers": str(len(world.snapshot.layers))}
@@ -66,7 +68,7 @@ async def seal_world(
         return pending.scope.branch.snapshot if pending.aside else None, timings
     await held.enter_async_context(run.reuse.pins.held())
     before, begun = world.snapshot, time.perf_counter()
-    held.enter_context(run.journal.ending(pending.scope.branch.path))  # what it seals is flushed with its row
+    held.enter_context(run.journal.ending(pending.scope.branch.path))  # the seal is flushed when the row is committed
     sealed = await world.seal(flush=False)
     if sealed.layers != before.layers:
         held_bytes = await asyncio.to_thread(run.snapshots.layer_bytes, sealed.layers[-1])
@@ -76,25 +78,26 @@ async def seal_world(
 
 
 async def _refuse_changes(pending: Pending, world: World) -> None:
-    """The compiler saw it write nothing; what it did write, by code that the compiler does not see into, must not be
+    """Raise `HiddenWrites` if a step that the compiler considers read-only changed files: its changes must not be
     lost."""
     before = world.snapshot
     async with pending.scope.run.reuse.pins.held():
         after = await world.seal(flush=False)
     if after.content_key != before.content_key:
         raise HiddenWrites(
-            f"step {pending.step.name!r} ran beside others, since its own code writes to no file, but something that "
-            'it calls does: it is run again in its turn; @step(effect="revertible") says so beforehand'
+            f"step {pending.step.name!r} ran beside others, because its code writes no files, but something that "
+            'it calls does: it is run again in its turn. Declare it with @step(effect="revertible")'
         )
 
 
 def is_reusable_state(sealed: Snapshot | None) -> bool:
-    """Whether the state that a step left is all that it left: not where it left something running."""
+    """Whether the snapshot is the step's whole result, so that it can be reused: no process was left running."""
     return sealed is not None and bool(sealed.content_key) and sealed.tier is ProcessTier.NONE
 
 
 def barrier_of(pending: Pending) -> dict[str, str]:
-    """The plan's BARRIER of an irreversible step, which its fence performed: the intent was durable before it."""
+    """Return the row attribute for the plan's BARRIER of an irreversible step, which the effect's intent
+    fulfilled."""
     irreversible = pending.step.effect is Effect.IRREVERSIBLE
     barrier = pending.scope.run.plan.before(pending.op, OpKind.BARRIER) if irreversible else None
     return {} if barrier is None else {"barrier": barrier.id}
@@ -103,7 +106,8 @@ def barrier_of(pending: Pending) -> dict[str, str]:
 async def commit_step(
     pending: Pending, row: OpRecord, sealed: Snapshot | None, effect: EffectRecord | None = None
 ) -> None:
-    """The step's row, its effect and, where its world changed, the SEAL and its checkpoint: one transaction."""
+    """Commit the step's row, its effect and, if its world changed, the SEAL row and its checkpoint: one
+    transaction."""
     run, branch = pending.scope.run, pending.scope.branch
     seal_op = run.seal_op(pending.op)
     if sealed is None or seal_op is None or (sealed.id == branch.snapshot.id and not branch.unsealed):
@@ -127,7 +131,8 @@ async def commit_step(
 
 
 def state_after(pending: Pending, snapshot: Snapshot, row: OpRecord) -> Made:
-    """The state after a step, which the step itself makes again, unless doing it twice could be seen outside."""
+    """Return the state after a step and how to recompute it: by running the step again, unless that could repeat an
+    effect."""
     step, run = pending.step, pending.scope.run
     what, attempt = f"step {step.name!r}", int(row.attrs.get("attempt", 0))
     if step.effect is Effect.IRREVERSIBLE and not step.outside.idempotent:
@@ -140,7 +145,7 @@ def state_after(pending: Pending, snapshot: Snapshot, row: OpRecord) -> Made:
         try:
             face = Sandbox(world)
             try:
-                await run_code(pending, face, attempt)  # what it asked of a model is served from the journal
+                await run_code(pending, face, attempt)  # its model calls are served from the journal
             finally:
                 face.end()
             return await run.recovery.sealed(world.seal)
@@ -151,7 +156,7 @@ def state_after(pending: Pending, snapshot: Snapshot, row: OpRecord) -> Made:
 
 
 async def accept_effect(pending: Pending, fence: Fence, known: Known, begun: float) -> Any:
-    """The effect took place before: its result stands, and the world stays as it was before the step."""
+    """Record a step whose effect took place before: use its known result, and leave the world unchanged."""
     run, branch = pending.scope.run, pending.scope.branch
     result = codec.decode(known.result_json)
     row = pending.row(
@@ -170,15 +175,17 @@ async def accept_effect(pending: Pending, fence: Fence, known: Known, begun: flo
 
 
 async def settle_failed_effect(fence: Fence, error: BaseException, result_json: str | None) -> None:
-    """What the ledger can say of an effect whose step did not come to its end."""
+    """Record what is known of an effect whose step ended by `error`."""
     now = fence.journal.effect(fence.key)
     if now is None or now.status is not EffectStatus.INTENDED:
-        return  # it was never begun, or stands in doubt already
+        return  # it was never begun, or is in doubt already
     if result_json is not None:
-        await fence.journal.settle(fence.done(result_json))  # it happened; what failed is the seal after it
+        await fence.journal.settle(fence.done(result_json))  # the effect happened; the seal after it failed
     elif isinstance(error, ResultNotKept):
         await fence.journal.settle(fence.done(None, f"its result was not kept: {error.__cause__ or error}"))
-        fence.journal.stop(error)  # a workflow that caught it and called the step anew would do it twice
+        fence.journal.stop(
+            error
+        )  # a workflow that catches the error and calls the step again would repeat the effect
     elif isinstance(error, Exception) and not isinstance(error, _FROM_WITHOUT):
         await fence.journal.settle(fence.failed(error))
     else:
@@ -186,9 +193,12 @@ async def settle_failed_effect(fence: Fence, error: BaseException, result_json: 
 
 
 def as_effect_in_doubt(pending: Pending, fence: Fence, error: Exception, *, began: bool) -> Exception:
-    """What an irreversible step raises where `error` ended it. While nobody knows of an earlier attempt, whoever
-    caught the error would take it for the word that nothing happened: it is a doubt, and ends the run (decision 005).
-    That its own time was up the workflow hears, and may decide. `began`: the effect, in this attempt."""
+    """Return the error that an irreversible step raises when `error` ended it.
+
+    If an earlier attempt is in doubt, a workflow that catches `error` would believe that nothing happened; so the
+    error becomes `EffectInDoubt` and the run ends (decision 005). A timeout of the step itself is passed to the
+    workflow. `began`: the effect was begun in this attempt.
+    """
     now = fence.journal.effect(fence.key)
     if now is None or now.status not in DOUBTFUL or isinstance(error, EffectInDoubt | WrongReuse):
         return error
@@ -196,8 +206,8 @@ def as_effect_in_doubt(pending: Pending, fence: Fence, error: Exception, *, bega
         return error
     run, how = pending.scope.run, "asks its reconcile hook" if fence.outside.reconcile else "sends it under that key"
     doubt = EffectInDoubt(
-        f"step {fence.step!r} on branch {fence.branch} raised {type(error).__name__}: {error}. That says nothing of "
-        f"the attempt before it ({now.note or KILLED}): nobody knows whether it happened (its idempotency key is "
+        f"step {fence.step!r} on branch {fence.branch} raised {type(error).__name__}: {error}. That says nothing "
+        f"about the attempt before it ({now.note or KILLED}): it is unknown whether its effect happened (idempotency key "
         f"{now.idempotency_key}). `ramify resume {fence.run}` {how} again; or find out, then: `ramify approve "
         f"{fence.run} {fence.step} --done` (with --result JSON) if it did, or `--again` if it did not",
         run_id=fence.run,
@@ -210,8 +220,8 @@ def as_effect_in_doubt(pending: Pending, fence: Fence, error: Exception, *, bega
 async def record_failure(
     pending: Pending, error: Exception, face: Sandbox | None, begun: float, entry: Snapshot | None
 ) -> None:
-    """A row for people to read, and the same as a note on the error. A resume honours it only where the run had come
-    to wait for a person by then."""
+    """Record a failed step for people to read, and add the same as a note to the error. A resume uses the row only if
+    the run was waiting for a person after it."""
     run = pending.scope.run
     shown = f"{type(error).__name__}: {error}"
     where = f"step {pending.step.name!r} on branch {pending.scope.branch.path}"

@@ -1,8 +1,8 @@
-"""`sandbox.run(…, reuse=True)`: each such command is an operation of its own, never run twice in an equal world.
+"""Reusable commands (`sandbox.run(…, reuse=True)`): a command is not run twice in worlds of equal content.
 
-The world is sealed before and after the command (which costs what changed in between), so the command has a state
-that it began in, a change of its own, and a row in the journal. A hit stands the world at the state after the
-change. The seals are not flushed: what a crash of the machine loses of them is run again.
+The world is sealed before and after the command, so that the command has a start state, a change of its own and a row
+in the journal. On a hit the world is set to the state after the recorded change. The seals are not flushed: if a
+machine crash loses them, the command is run again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ramify.sandboxes.contract import Limit, RunResult, World
 
 
 class Commanding(Protocol):
-    """What commands need of the run that they are of."""
+    """What reusable commands need from their run."""
 
     @property
     def record(self) -> RunRecord: ...
@@ -43,8 +43,12 @@ _SHOWN = 200
 
 
 class ReusableCommands:
-    """The reusable commands of one attempt at a step. `blank` makes a row of its branch; keys begin with `place`.
-    `ground`: of its world, which stands on what was sealed also where the command does not come to a row."""
+    """The reusable commands of one attempt at a step.
+
+    blank: makes an empty row for the step's branch.
+    place: the prefix of the journal keys.
+    ground: keeps the world's last sealed state from garbage collection, even if the command never gets a row.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class ReusableCommands:
         self._run, self._place, self._op, self._blank, self._ground = run, place, op, blank, ground
 
     async def run(self, world: World, command: Command) -> RunResult:
-        """Take the command's result and change over, or run it and record it."""
+        """Return the recorded result of an equal command and apply its change, or run the command and record it."""
         reuse = self._run.reuse
         digest = codec.digest([command.text, command.stdin, dict(command.env or {}), command.cwd])
         key = self._run.journal.key(self._place, "command", digest[:16])
@@ -69,7 +73,7 @@ class ReusableCommands:
     async def _answer(self, world: World, command: Command, key: str, question: Question) -> RunResult:
         reuse = self._run.reuse
         if not question.state.content_key:
-            return await command.run(world)  # something runs beside it: no key says what it meets
+            return await command.run(world)  # a background process runs, so the world's state has no key
         async with reuse.alone(question):
             checked = reuse.to_be_checked()
             async with reuse.pins.held():
@@ -113,7 +117,7 @@ class ReusableCommands:
         begun, started = time.perf_counter(), self._run.clock()
         result = await command.run(world)
         took = time.perf_counter() - begun
-        # ended from outside, it may come further another time
+        # a command that was stopped by a limit may get further another time
         ended = not (result.timed_out or result.truncated or result.limit is not Limit.NONE)
         name = result.command[:_SHOWN]
         said = result.stdout.strip().splitlines()[-1:] or [f"exit {result.exit_code}"]
@@ -124,7 +128,7 @@ class ReusableCommands:
                 was = await self._run.reuse.applied(expected, question.state)
                 self._run.reuse.compare(expected, f"command {name!r}", row.result_digest, was, after)
             self._run.costs.observe(Cost.RECOMPUTE, took, name=name)
-            # without a content key it left something running that nothing declares
+            # no content key: the command left an undeclared background process
             lineage = question.lineage_key if ended and after.content_key else None
             await self._run.journal.record(
                 replace(row, snapshot_out=after.id, started_at=started, lineage_key=lineage)
@@ -143,5 +147,6 @@ class ReusableCommands:
         )
 
     def _scope(self) -> str:
-        """What a command sees beside its world; where no print covers that, the run is the bound."""
+        """Return the fingerprint of what a command sees besides its world; if there is none, reuse stays in the
+        run."""
         return self._run.reuse.environment or f"run {self._run.record.id}"

@@ -1,8 +1,8 @@
 """The agent of one world: the parent of its processes, which runs commands for the host. Stdlib only.
 
-In a namespace it is PID 1 and ends with the host; without one (`copy`) it is a child subreaper. Either way every
-process of the world descends from it. Here is what the host can ask for; what lives in the world, and the loop that
-waits for it, is in `inhabitants.py`.
+In a namespace it is PID 1 and ends with the host; without one (`copy`) it is a child subreaper. Either way all
+processes of the world descend from it. This module answers the host's requests; the processes and the event loop are
+in `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from ramify.sandboxes.linux.memory_map import Area, CannotDump, areas
 
 FREEZES = 5  # attempts
 SESSION_STARTS_S = 20.0
-INTERRUPT_S = 1.0  # for a session to come back from KeyboardInterrupt
+INTERRUPT_S = 1.0  # for a session to react to KeyboardInterrupt
 
 
 class Agent(ProcessSupervisor):
-    """Answers the host's messages, one after the other, until the host hangs up or ends."""
+    """Answers the host's messages in order, until the host hangs up or ends."""
 
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
         super().__init__(start, link, host, tree)
@@ -78,7 +78,7 @@ class Agent(ProcessSupervisor):
                 while self._inbox and not self._gone:
                     self._handle(self._inbox.pop(0))
         finally:
-            if os.getpid() != 1:  # else the kernel does it, before it tells of our end
+            if os.getpid() != 1:  # else the kernel does it, before it reports our end
                 processes.kill(self._all, self._reap)
 
     def _handle(self, message: Message) -> None:
@@ -122,7 +122,7 @@ class Agent(ProcessSupervisor):
                 self._thaw()
                 return Done()
             case _:
-                return Failed(f"the agent has no answer to {type(message).__name__}")
+                return Failed(f"the agent cannot handle {type(message).__name__}")
 
     # Python sessions
 
@@ -131,17 +131,16 @@ class Agent(ProcessSupervisor):
         session = self._sessions.get(name)
         if session is None:
             self._tell_of_loss(name)
-            raise OSError(
-                f"there is no Python session {name!r} in this world: it ended, or was not kept by the snapshot"
-            )
+            raise OSError(f"this world has no Python session {name!r}: it has ended, or the snapshot did not keep it")
         return session
 
     def _tell_of_loss(self, name: str) -> None:
-        """Once: whoever asks again means a new one."""
+        """Report a lost session once: asking again means a new one."""
         reason = self._lost.pop(name, "")
         if reason:
             raise OSError(
-                f"the Python session {name!r} of the snapshot is not here: {reason}. Ask again for a new one"
+                f"the Python session {name!r} of the snapshot could not be restored: {reason}. Ask again for "
+                "a new one"
             )
 
     def _open(self, message: Open) -> Message:
@@ -164,28 +163,28 @@ class Agent(ProcessSupervisor):
         if shell.status != 0:
             self._sessions.forget(session)
             return Failed(
-                f"no Python session: {message.python} is not there for the world's shell. One of a virtual "
-                f"environment needs the Python that this was made from: name its folder in WorldSpec(visible=...)"
+                f"no Python session: {message.python} is not available to the world's shell. A virtual "
+                f"environment needs the Python that it was made from: name that folder in WorldSpec(visible=...)"
             )
         self._begin_session(session)
         return Done()
 
     def _begin_session(self, session: Session) -> None:
-        """Wait for its first words, which name its process."""
+        """Wait for the session's first message, which has its pid."""
         self._alone = False
         begun = self._await_answer(session, time.monotonic() + SESSION_STARTS_S) and session.answer is not None
         pid = session.answer.get("pid") if begun and session.answer is not None else None
         if not isinstance(pid, int) or pid not in {p.pid for p in self._all()}:
             self._sessions.forget(session)
             raise OSError(
-                f"the Python session {session.name!r} did not start; run its interpreter by hand to see why"
+                f"the Python session {session.name!r} did not start; run its interpreter in the world to see why"
             )
         self._sessions.begin(session, pid)
 
     def _split(self, message: Split) -> Message:
         session = self._session(message.session)
         if self._sessions.get(message.child) is not None:
-            return Failed(f"there is a Python session {message.child!r} already")
+            return Failed(f"a Python session {message.child!r} exists already")
         child = self._sessions.prepare(message.child)
         session.ask({"fork": self._sessions.pipes(message.child)})
         self._await_answer(session, time.monotonic() + SESSION_STARTS_S)
@@ -224,7 +223,7 @@ class Agent(ProcessSupervisor):
         return True
 
     def _end_session(self, session: Session) -> None:
-        """Kill it with all that it started."""
+        """Kill it with everything that it started."""
         self._kill(lambda: [*processes.descendants(session.pid), *(p for p in self._all() if p.pid == session.pid)])
         session.ended = True
         self._sessions.bury()
@@ -234,7 +233,7 @@ class Agent(ProcessSupervisor):
     def _look(self, kept: list[int]) -> Looked:
         self._bury()
         if self._shell is not None and not self._alone:
-            self._shell.report()  # a trap may have changed it while it waited
+            self._shell.report()  # a trap may have changed its state while it waited
         if self._shell is not None:
             self._await_shell(self._shell)
         self._bury()
@@ -255,7 +254,7 @@ class Agent(ProcessSupervisor):
             try:
                 self._await_shell(shell)
             except OSError:
-                shell.come_back(*self._place)  # once it goes on
+                shell.come_back(*self._place)  # once it continues
                 raise
         if self._tree.detach(outside=message.outside):
             return True
@@ -269,16 +268,16 @@ class Agent(ProcessSupervisor):
         self._return()
 
     def _dump(self, images: str) -> Dumped:
-        """Dump the shell with all below it, and leave it standing still."""
+        """Dump the shell with its descendants, and leave them stopped."""
         if self._shell is not None:
             self._await_shell(self._shell)
         self._bury()
         shell, standing = self._shell, [p.key for p in self._all() if p.state in "Tt"]
         if self._criu is None or self._tree is None:
-            return Dumped("there is no CRIU in this world")
+            return Dumped("this world has no CRIU")
         strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
         if strays or shell is None:
-            return Dumped(f"the shell that started processes {strays} has ended, and a dump is of one tree")
+            return Dumped(f"the shell that started processes {strays} has ended, and a dump covers one process tree")
         place = Path(self._tree.reach(images))
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
@@ -294,9 +293,9 @@ class Agent(ProcessSupervisor):
         return Dumped(maps_files=self._maps_files())
 
     def _bring_back(self) -> None:
-        """Begin with the processes of an image. Raises `OSError` where they do not come back."""
+        """Start with the processes of an image. Raises `OSError` if they cannot be restored."""
         if self._criu is None or self._tree is None:
-            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to bring them back")
+            raise OSError("the snapshot holds dumped processes, and this world has no CRIU to restore them")
         image = self._tree.image
         note = Note.read(Path(f"/proc/self/fd/{image}"))
         script, script_in = self._private.pipe("script")
@@ -316,7 +315,7 @@ class Agent(ProcessSupervisor):
             self._sessions.begin(session, pid)
 
     def _carry(self, message: Carry) -> Carried:
-        """Take every session that can be taken, of a world that then stands still."""
+        """Dump every session that can be dumped, of a world that then stands still."""
         self._sessions.bury()
         if self._tree is None:
             return Carried({}, "this world has no mount of its own")
@@ -369,7 +368,7 @@ class Agent(ProcessSupervisor):
             self._alone = False
 
     def _maps_files(self) -> bool:
-        """Whether a process can write to a file by a mapping. All stand still."""
+        """Whether a process can write to a file by a mapping. Call it while all stand still."""
         return any(area.shared_file for process in self._all() for area in _areas(process.pid))
 
     def _freeze(self) -> None:
@@ -378,7 +377,7 @@ class Agent(ProcessSupervisor):
             moving = [p.pid for p in self._others() if not processes.stands_still(p)]
             if not moving:
                 return
-            self._thaw()  # one that waits in vfork for a child that we stopped can go on now
+            self._thaw()  # a process waiting in vfork for a stopped child can continue now
         raise OSError(f"processes {moving} cannot be stopped: they hang in the kernel")
 
     def _thaw(self) -> None:

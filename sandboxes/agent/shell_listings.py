@@ -1,6 +1,6 @@
-"""What bash lists (functions, aliases, traps, options), taken apart by name. Stdlib only: the agent uses it.
+"""Split what bash lists (functions, aliases, traps, options) by name. Stdlib only: used by the agent.
 
-By name, so that a merge decides about each alone, and so that a secret takes nothing with it but what holds it.
+By name, so that a merge decides about each item separately, and a secret removes only the item that holds it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TRAP = re.compile(rb"^trap -- (?:'[^']*'|\\'|\$'(?:[^'\\]|\\.)*')* (\w+)$", re.M
 _FUNCTION = re.compile(rb"^(?:function )?(.+) \(\) ?\n", re.MULTILINE)
 _NAMED = re.compile(rb"^declare -([A-Za-z]+) (.+)$", re.MULTILINE)
 _ALIAS = re.compile(rb"^alias (?:-- )?([^=\n]+)=(?:'[^']*'|\\')*$", re.MULTILINE)
-_COMPAT = re.compile(rb"^shopt -[su] compat[0-9]+\n", re.MULTILINE)  # BASH_COMPAT, a variable, says it all
+_COMPAT = re.compile(rb"^shopt -[su] compat[0-9]+\n", re.MULTILINE)  # the variable BASH_COMPAT says the same
 
 
 def text(data: bytes) -> str:
@@ -21,8 +21,11 @@ def text(data: bytes) -> str:
 
 
 def functions(listing: bytes, names: bytes) -> dict[str, str]:
-    """Of `declare -f`, by what `declare -F` lists. A line in a body may look like a head: a function with several
-    lines that may be its head stays in one piece with the one before it, as bash wrote them."""
+    """Functions from `declare -f`, by the names in `declare -F`.
+
+    A line in a body may look like a function's head. A function with several possible heads stays in one piece with
+    the one before it, as bash wrote them.
+    """
     heads = list(_FUNCTION.finditer(listing))
     often = Counter(head[1] for head in heads)
     sure = {name for _, name in _NAMED.findall(names) if often[name] == 1}
@@ -32,7 +35,7 @@ def functions(listing: bytes, names: bytes) -> dict[str, str]:
 
 
 def attributes(names: bytes) -> dict[str, str]:
-    """Of `declare -F`: the lines that say more than that it is a function."""
+    """From `declare -F`: the lines with attributes beyond being a function."""
     return {
         text(name): f"declare -{text(flags)} {text(name)}" for flags, name in _NAMED.findall(names) if flags != b"f"
     }
@@ -47,12 +50,12 @@ def traps(listing: bytes) -> dict[str, str]:
 
 
 def options(listing: bytes) -> dict[str, str]:
-    """Of `umask -p`, `shopt -p` and `set +o`: by `umask`, `shopt NAME`, `set NAME`."""
+    """From `umask -p`, `shopt -p` and `set +o`: by `umask`, `shopt NAME`, `set NAME`."""
     lines = text(_COMPAT.sub(b"", listing)).splitlines()
     split = [(line.split(), line) for line in lines if line]
     return {words[0] if words[0] == "umask" else f"{words[0]} {words[-1]}": line for words, line in split}
 
 
 def in_order(kept: Mapping[str, str]) -> list[str]:
-    """Options as bash lists them: what `set` turns on may turn on others, and comes last."""
+    """Options in bash's order, `set` last: what it turns on may turn on others."""
     return [kept[key] for key in sorted(kept, key=lambda key: (key.startswith("set "), key))]

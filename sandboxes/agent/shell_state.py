@@ -1,9 +1,9 @@
-"""What a shell knows, as bash itself tells it, and as a snapshot keeps it. Stdlib only: the agent uses it.
+"""A shell's state, as bash reports it and as a snapshot keeps it. Stdlib only: used by the agent.
 
-After every command bash reports its whole state (`REPORT`, 0.1 ms: builtins alone). A snapshot keeps the part that
-a new shell cannot know by itself (`Kept`). Exported variables are not in it: they travel as the snapshot's `env`, so
-that a world with another start environment, or a merge, decides about each of them alone; what `Kept` holds of one
-is an attribute beside `export`, such as `readonly`.
+After every command bash reports its whole state (`REPORT`, 0.1 ms: builtins only). A snapshot keeps the part that a
+new shell would not have by itself (`Kept`). Exported variables are not in it: they are stored as the snapshot's
+`env`, so that another start environment, or a merge, decides about each of them separately. `Kept` only holds their
+attributes beside `export`, such as `readonly`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ramify.sandboxes.agent import shell_listings
 
 T = TypeVar("T")
 FORMAT = 2
-LEAST_SECRET = 4  # bytes: a shorter value would be found everywhere; such a secret is known by its name alone
+LEAST_SECRET = 4  # bytes: shorter values would be found everywhere, so such a secret is recognised only by its name
 
 OPTIONS = (
     'if [[ "$BASHOPTS $SHELLOPTS" != "${RAMIFY_OPTIONS-}" ]]; then'
     ' RAMIFY_OPTIONS="$BASHOPTS $SHELLOPTS"; builtin export -n RAMIFY_OPTIONS; builtin shopt -p; builtin set +o; fi'
 )
-"""Eighty lines, which only `with_options` reads: where they are as they were, bash need not tell them again."""
+"""Eighty lines. Bash repeats them only if they have changed; `with_options` fills them in."""
 
 SECTIONS = (
     'builtin printf "%s" "$PWD"',
@@ -40,15 +40,15 @@ SECTIONS = (
     'builtin printf " %q" "$#" "$@"',
 )
 TRAPS = "builtin trap -p; builtin trap - DEBUG; builtin printf '\\0'"
-"""First, and then no DEBUG trap runs amid the rest: the shell gets it back before its next command."""
+"""Sent first, so that no DEBUG trap runs during the rest. The shell gets it back before its next command."""
 REPORT = "; builtin printf '\\0'; ".join(SECTIONS)
-"""Everything else, a NUL between the sections."""
+"""Everything else, separated by NUL."""
 
 AT_OPTIONS = 1 + next(at for at, section in enumerate(SECTIONS) if OPTIONS in section)
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLE = "RAMIFY_REPORT"
-"""A read-only variable of the shell that holds `TRAPS` and `REPORT`: bash reads its script byte by byte."""
+"""A read-only shell variable that holds `TRAPS` and `REPORT`: bash reads its script byte by byte."""
 
 HOUSEKEEPING = frozenset({"PWD", "OLDPWD", "SHLVL", "_"})
 BASH_MANAGED = (
@@ -62,9 +62,9 @@ BASH_MANAGED = (
     LINENO MACHTYPE OSTYPE PIPESTATUS PPID RANDOM SECONDS SHELLOPTS SRANDOM UID""".split()  # noqa: SIM905  (a list of forty reads worse)
     )
 )
-"""Variables that bash keeps itself: it says something else each time, or refuses to be told."""
+"""Variables that bash sets itself: their values always differ, or cannot be set."""
 SHELL_DEFAULTS = ("IFS", "OPTERR", "OPTIND", "PS4", "SHELL", "TERM")
-"""Variables of every new shell that a script can take away."""
+"""Variables that every new shell has and that a script can unset."""
 
 _ITEM = re.compile(rb"^declare -([A-Za-z-]+) ([A-Za-z_][A-Za-z0-9_]*)(=?)", re.MULTILINE)
 _WORD = re.compile(
@@ -83,13 +83,13 @@ _LETTERS = {b"a": b"\a", b"b": b"\b", b"e": b"\x1b", b"E": b"\x1b", b"f": b"\f",
 
 
 def with_options(told: bytes, before: bytes) -> bytes:
-    """A whole state, where bash told the options only if they had changed since `before`.
+    """Complete a state for which bash reported the options only if they had changed since `before`.
 
-    Raises `ValueError` on what is no state: what a world's commands forge must not end its agent.
+    Raises `ValueError` for anything that is no state: commands may forge reports, and must not end their agent.
     """
     parts = told.split(b"\0")
     if len(parts) != len(SECTIONS) + 1:
-        raise ValueError(f"bash told {len(parts)} parts of its state, not {len(SECTIONS) + 1}")
+        raise ValueError(f"bash reported {len(parts)} parts of its state, not {len(SECTIONS) + 1}")
     if not before:
         return told
     umask, _, options = parts[AT_OPTIONS].partition(b"\n")
@@ -99,12 +99,12 @@ def with_options(told: bytes, before: bytes) -> bytes:
 
 
 def debug_trap(traps: bytes) -> bytes:
-    """The command that sets the DEBUG trap again; "" where there is none."""
+    """The command that sets the DEBUG trap again; "" without one."""
     return next((match[0] for match in shell_listings.TRAP.finditer(traps) if match[1] == b"DEBUG"), b"")
 
 
 def words(text: bytes) -> list[bytes]:
-    """The words that bash's own quoting (`%q`, `declare -p`) stands for. Nothing is expanded."""
+    """The words that bash's own quoting (`%q`, `declare -p`) stands for. Expands nothing."""
     found: list[bytearray] = []
     begun = False
     for match in _WORD.finditer(text):
@@ -138,9 +138,9 @@ def _ansi(match: re.Match[bytes]) -> bytes:
 @dataclass(frozen=True, slots=True)
 class Variable:
     name: str
-    flags: str  # as `declare -p` writes them, "-" for none
+    flags: str  # as in `declare -p`; "-" for none
     text: bytes  # the whole declaration
-    value: bytes | None  # as written, quoted; none where it has none
+    value: bytes | None  # as written, quoted; None without a value
 
     @property
     def in_environment(self) -> bool:
@@ -149,19 +149,19 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What bash said after a command, taken apart. Raises `ValueError` on what is no report."""
+    """Bash's report after a command, parsed. Raises `ValueError` for anything else."""
 
     pwd: bytes
     oldpwd: bytes
     variables: tuple[Variable, ...]
     functions: bytes
-    attributes: bytes  # the names of functions: `declare -f name`, `declare -fx name`
+    attributes: bytes  # of functions: `declare -f name`, `declare -fx name`
     aliases: bytes
     traps: bytes
     options: bytes  # umask, shopt, set: commands that restore them
     dirs: tuple[bytes, ...]  # the directory stack below the working directory
     args: tuple[bytes, ...]  # $1, $2, …
-    limits: Mapping[str, tuple[int, int]]  # by the RLIMIT name: soft, hard
+    limits: Mapping[str, tuple[int, int]]  # by RLIMIT name: soft, hard
 
     @classmethod
     def parse(cls, raw: bytes) -> Self:
@@ -185,11 +185,11 @@ class Report:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a program that the shell starts finds in its environment, exported functions apart."""
+        """The environment of programs that the shell starts, without exported functions."""
         return {v.name: os.fsdecode(b"".join(words(v.value or b""))) for v in self.variables if v.in_environment}
 
     def kept(self, tree: str) -> Kept:
-        """What a snapshot keeps. Places inside `tree`, where this world's tree stands, become relative to it."""
+        """The part that a snapshot keeps. Paths inside `tree`, this world's tree, become relative to it."""
         mine = {v.name: v for v in self.variables if v.name not in BASH_MANAGED}
         lines = {
             v.name: shell_listings.text(_attributes_only(v) if v.in_environment else v.text) for v in mine.values()
@@ -220,7 +220,7 @@ def _variables(listing: bytes) -> Iterable[Variable]:
 
 
 def _attributes_only(variable: Variable) -> bytes:
-    """`declare -rx NAME`: its value comes with the environment."""
+    """`declare -rx NAME`: the value is stored with the environment."""
     return b"" if variable.flags == "x" else f"declare -{variable.flags} {variable.name}".encode()
 
 
@@ -229,64 +229,64 @@ def _bytes(text: str) -> bytes:
 
 
 def _relative(place: str, tree: str) -> str:
-    """`./x` for what lies inside the tree: a place in itself never begins so, for bash keeps them absolute."""
+    """`./x` for a path inside the tree. Bash keeps paths absolute, so no other path begins like that."""
     if place == tree:
         return "."
     return f".{place[len(tree.rstrip('/')) :]}" if place.startswith(tree.rstrip("/") + "/") else place
 
 
 def absolute(place: str, tree: str) -> str:
-    """The other way."""
+    """The inverse of `_relative`."""
     return tree + place[1:] if place == "." or place.startswith("./") else place
 
 
 def quoted(data: bytes) -> bytes:
-    """One word that bash reads as exactly these bytes."""
+    """A word that bash reads as exactly these bytes."""
     return b"'" + data.replace(b"'", b"'\\''") + b"'"
 
 
 def export_script(env: Mapping[str, str]) -> bytes:
-    """What a shell sources to have these in its environment."""
+    """A script that exports these variables."""
     return b"".join(b"builtin export " + _bytes(name) + b"=" + quoted(_bytes(env[name])) + b"\n" for name in env)
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A shell's state in a snapshot, without what its `env` and `cwd` say, by name: as the store merges it."""
+    """A shell's state in a snapshot, without its `env` and `cwd`, by name, as the store merges it."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Declarations, as bash writes them; "" for one that every new shell has and this one has not."""
+    """Declarations, as bash writes them; "" for a variable that every new shell has and this one has not."""
     functions: Mapping[str, str] = field(default_factory=dict)
     attributes: Mapping[str, str] = field(default_factory=dict)  # of functions: `declare -fx name`
     aliases: Mapping[str, str] = field(default_factory=dict)
     traps: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)  # and the umask; by `shellitems.options`
+    options: Mapping[str, str] = field(default_factory=dict)  # and the umask; keys as in `shell_listings.options`
     args: tuple[str, ...] = ()
     oldpwd: str = ""
     dirs: tuple[str, ...] = ()
     limits: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Canonical: one state, one text."""
+        """Canonical: equal states have equal texts."""
         return json.dumps({"format": FORMAT, **asdict(self)}, sort_keys=True, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Raises `ValueError` where the format is not one that we know."""
+        """Raises `ValueError` for an unknown format."""
         values: dict[str, Any] = json.loads(data)
         if values.get("format") == 1:
             values = _by_name(values)
         if values.pop("format", None) != FORMAT:
-            raise ValueError(f"a shell's state in a format other than {FORMAT}: a newer ramify wrote it")
+            raise ValueError(f"the shell's state is not in format {FORMAT}: a newer version of Ramify wrote it")
         limits = {name: tuple(pair) for name, pair in values.pop("limits").items()}
         plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
         return cls(**plain, limits=limits)
 
     def script(self, tree: str) -> bytes:
-        """What a new shell sources to be this one. The parsing order matters.
+        """What a new shell sources to get this state. The order matters.
 
-        Functions are read with extended patterns on and no alias known, as `declare -f` wrote them; traps and
-        options come last, so that `set -e` or a trap cannot act on the lines before.
+        Functions are read with extended patterns on and without aliases, as `declare -f` wrote them. Traps and
+        options come last, so that `set -e` or a trap cannot affect the lines before.
         """
         unset = [name for name, line in self.variables.items() if not line]
         lines = [b"builtin shopt -s extglob", b"builtin unalias -a"]
@@ -300,8 +300,8 @@ class Kept:
         return b"\n".join(lines) + b"\n"
 
     def since(self, began: Kept, earlier: Kept) -> Kept:
-        """With those variables, options and limits alone that were changed: the others are a new shell's, the
-        machine's, or the world's own."""
+        """Without variables, options and limits that have not changed since the shell began: a new shell has them
+        itself."""
         return replace(
             self,
             variables={
@@ -314,7 +314,7 @@ class Kept:
         )
 
     def without(self, secrets: Mapping[str, str]) -> Kept:
-        """Nothing that is a secret by its name or holds one's value."""
+        """Without anything that is a secret by name or contains a secret's value."""
         values = telling(secrets)
         if not secrets:
             return self
@@ -339,7 +339,7 @@ class Kept:
 
 
 def _by_name(values: dict[str, Any]) -> dict[str, Any]:
-    """Format 1, which had bash's own lists."""
+    """Convert format 1, which stored bash's own lists."""
     listed = {kind: _bytes(values[kind]) for kind in ("functions", "attributes", "aliases", "traps", "options")}
     declared = [(item.name, line) for line in values["variables"] for item in _variables(_bytes(line))]
     return {

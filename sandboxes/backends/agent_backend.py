@@ -1,4 +1,9 @@
-"""A backend over the helper process: what the namespace and the copy backend have in common."""
+"""What the namespace and the copy backend share: a helper process from which worlds are forked, and hidden host
+files.
+
+A backend hides its own store and worlds, Ramify's default homes, and what its caller names with `hide`: the home in
+use, the database. Files that this process writes (a log, a trace) are found by its own descriptors.
+"""
 
 from __future__ import annotations
 
@@ -29,47 +34,49 @@ from ramify.sandboxes.host.world_lifecycle import Ground
 
 
 def hidden(named: Iterable[Path]) -> tuple[Path, ...]:
-    """What `named` lists, the default homes and the files that this process writes: resolved, none within another."""
+    """The files in `named`, the default homes and the files that this process writes: resolved, none within
+    another."""
     found = {path.resolve() for path in (*named, *default_homes(), *written())} - {Path("/")}
     user = {Path("~").expanduser().resolve(), *_own_home()}
     for home in [path for path in found if any(folder.is_relative_to(path) for folder in user)]:
-        found.remove(home)  # the user's home is not hidden whole: what Ramify keeps in it is
+        found.remove(home)  # hide what Ramify keeps in the user's home, not the home itself
         found.update((home / name).resolve() for name in paths.KEPT)
     return tuple(sorted(path for path in found if not any(above in found for above in path.parents)))
 
 
 def default_homes() -> set[Path]:
-    """Where Ramify's home is when nobody names one, and the one that the environment names."""
+    """Ramify's home if nobody names one, and the one that the environment names."""
     homes = {paths.home(), paths.usual(Path("~").expanduser())}
     return homes | {paths.usual(folder) for folder in _own_home()}
 
 
 def _own_home() -> set[Path]:
-    """The user's home as the system knows it, which $HOME need not be."""
+    """The user's home according to the system, which may differ from $HOME."""
     with suppress(KeyError, OSError):
         return {Path(pwd.getpwuid(os.geteuid()).pw_dir).resolve()} - {Path("/")}
     return set()
 
 
 def written() -> set[Path]:
-    """The logs and traces that this process writes: the regular files that it appends to, and its standard streams.
+    """The logs and traces that this process writes: its standard streams, and regular files open for appending.
 
-    Not all that it writes: data that a program has open may be what its worlds are to read."""
+    Other files open for writing may hold data that its worlds are to read.
+    """
     found = set()
     for link in list(Path("/proc/self/fd").iterdir()):
-        with suppress(OSError, ValueError):  # the one that they are listed by
+        with suppress(OSError, ValueError):  # the descriptor that lists them
             flags = fcntl.fcntl(int(link.name), fcntl.F_GETFL)
             appended = flags & os.O_APPEND or int(link.name) in (1, 2)
             if not (appended and flags & (os.O_WRONLY | os.O_RDWR)):
                 continue
             path, status = link.readlink(), os.fstat(int(link.name))
-            if stat.S_ISREG(status.st_mode) and os.path.samestat(status, path.lstat()):  # else it has no name left
+            if stat.S_ISREG(status.st_mode) and os.path.samestat(status, path.lstat()):  # else it has no name
                 found.add(path)
     return found
 
 
 class AgentBackend(ABC):
-    """Opening starts one helper process; every world is forked from it and ends with it."""
+    """A backend that starts one helper process when opened. Every world is forked from it and ends with it."""
 
     name: ClassVar[str]
 
@@ -83,7 +90,8 @@ class AgentBackend(ABC):
         self._worlds: dict[WorldId, AgentWorld] = {}
 
     def hide(self, *places: Path) -> None:
-        """Have no world see these files and folders, whether they are there yet or not. Before it is opened."""
+        """Hide these files and folders in all worlds, whether or not they exist yet. Call before opening the
+        backend."""
         self._private += places
 
     async def __aenter__(self) -> Self:
@@ -104,7 +112,7 @@ class AgentBackend(ABC):
     @classmethod
     @abstractmethod
     def missing(cls) -> dict[Feature, str]:
-        """What worlds of this kind have not, and why. Cheap."""
+        """The features that its worlds lack, with reasons. Cheap."""
 
     @cached_property
     def capabilities(self) -> Capabilities:
@@ -127,13 +135,13 @@ class AgentBackend(ABC):
         return world
 
     def _check(self, spec: WorldSpec) -> None:
-        """Raises `Unsupported`, `WorldStartFailed`."""
+        """Raise `Unsupported` or `WorldStartFailed` if such a world cannot be made."""
         check_supported(self.capabilities, spec)
         if self._helper is None:
             raise WorldStartFailed(f"the {self.name} backend is not open: use it as `async with backend:`")
 
     def _register(self, snapshot: Snapshot, spec: WorldSpec, folder: Path) -> AgentWorld:
-        """A world that has not begun, by the folder's name; closing the backend closes it."""
+        """Register a world that has not begun, by its folder's name; closing the backend closes it."""
         assert self._helper is not None
         world_id = WorldId(folder.name)
         ground = Ground(self._store, self._helper, self._bash, folder, self._hidden, self._forget)
@@ -142,7 +150,7 @@ class AgentBackend(ABC):
 
     @abstractmethod
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
-        """A world of this backend's kind, not begun."""
+        """A world of this backend's kind that has not begun."""
 
     def _forget(self, world_id: WorldId) -> None:
         self._worlds.pop(world_id, None)

@@ -1,8 +1,8 @@
-"""Worlds anywhere, without isolation: the tree is a copy, commands run as ordinary processes of the user.
+"""Worlds without isolation, on any machine: the tree is a copy, and commands are ordinary processes of the user.
 
-For machines without user namespaces or overlayfs, asked for by name (`--sandbox copy`) and never chosen for anyone:
-commands can read and write whatever the user can, and reach the network. A fork costs a copy of the tree, a seal a
-scan of it.
+For machines without user namespaces or overlayfs. It has to be asked for by name (`--sandbox copy`) and is never
+chosen automatically: commands can read and write whatever the user can, and reach the network. A fork copies the
+tree, a seal scans it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellSta
 
 
 class CopyBackend(AgentBackend):
-    """Worlds in folders of their own. `WorldSpec.mount_at` and `visible` mean nothing here."""
+    """Worlds in folders of their own. `WorldSpec.mount_at` and `visible` have no effect."""
 
     name = "copy"
 
@@ -30,14 +30,14 @@ class CopyBackend(AgentBackend):
         return {
             Feature.FILE_ISOLATION: "commands run as you, on your files: use namespaces or docker",
             Feature.NETWORK_ISOLATION: "commands use the host's network: use namespaces or docker",
-            Feature.MOUNT_AT: "the tree is a plain folder in the scratch place, and nothing is mounted",
+            Feature.MOUNT_AT: "the tree is a plain folder in the scratch folder, and nothing is mounted",
             Feature.IMAGES: "commands see the host's root: use namespaces or docker",
             Feature.FORK_BY_MOUNT: "a fork copies the tree, a seal scans it: use namespaces",
             Feature.OUTSIDE: "a world's home and tmp are scratch, and the rest is the host's",
             Feature.REPL: "a session is forked inside its world, not from world to world",
-            Feature.CRIU: "processes would come back with the pids of others: use namespaces",
-            Feature.PROCESS_LIMIT: "without a pid namespace a fork bomb outruns what watches it: use namespaces",
-            Feature.DISK_LIMIT: "the tree is a copy, and what was added to it is not told apart: use namespaces",
+            Feature.CRIU: "restored processes would need pids that are in use: use namespaces",
+            Feature.PROCESS_LIMIT: "without a pid namespace a fork bomb outruns the watchdog: use namespaces",
+            Feature.DISK_LIMIT: "the tree is a copy, and what a world adds is not counted separately: use namespaces",
         }
 
     def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:

@@ -1,1 +1,1 @@
-"""What of a world's processes a snapshot keeps, and how: dumped whole, forked in memory, or started again."""
+"""Checkpoints of a world's processes: dumped whole (CRIU), copied (Python sessions), or restarted (commands)."""

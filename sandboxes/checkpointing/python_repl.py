@@ -1,4 +1,4 @@
-"""Python sessions, as the host has them."""
+"""The host's handle of a Python session in a world."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Protocol, TypeVar
 from ramify.sandboxes.agent.messages import Done, Message, Shut, Split, Tell, Told
 from ramify.sandboxes.contract import ReplResult
 
-SESSION = Path(__file__).with_name("session.py")
+SESSION = Path(__file__).parents[1] / "agent" / "checkpointing" / "python_session.py"
 SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 T = TypeVar("T")
 
 
 class Ask(Protocol):
-    """How a session's world is asked: under its lock."""
+    """Send a message to the session's world, under the world's lock, and return the reply."""
 
     def __call__(self, message: Message, kind: type[T]) -> Awaitable[T]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRepl:
-    """A session of a world with an agent."""
+    """A session of a world that has an agent."""
 
     ask: Ask
     name: str

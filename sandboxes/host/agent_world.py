@@ -1,4 +1,4 @@
-"""What a live world over an agent does: commands, and seals. Its life is in living.py."""
+"""The operations of a live world with an agent: commands and seals. Its start and end are in world_lifecycle.py."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class AgentWorld(WorldLifecycle):
             with explain_file_limit(SandboxError):
                 await self._wake()
                 killed_before = not self._alone and await self._killed_since()
-                self._looked, self._alone = None, False  # also where we are cancelled, and never hear what it came to
+                self._looked, self._alone = None, False  # also if we are cancelled and never see the result
                 ran = await self._ran(message)
                 self._alone = ran.others == 0
                 limit = _limit_met(ran, killed=await self._killed_by(ran))
@@ -76,20 +76,20 @@ class AgentWorld(WorldLifecycle):
 
     async def _ran(self, message: Run) -> Ran:
         link = self._living()
-        if link.pid == 0:  # it is started first
+        if link.pid == 0:  # the agent is started first
             return await self._whole(self._ask(message, Ran), interrupt=link.cancel)
         return await self._ask(message, Ran, hasten=link.cancel)
 
     async def _killed_by(self, ran: Ran) -> bool:
-        """Whether the kernel killed a process of this command. Of one that did well the next may ask: a new world's
-        control group takes some milliseconds, which its first command need not wait for."""
+        """Whether the kernel killed a process of this command for memory. After a successful command the next one may
+        ask: a new world's control group takes some milliseconds, which its first command should not wait for."""
         if ran.exit_code == 0 and not self._living().counts:
             self._alone = False
             return False
         return await self._killed_since()
 
     async def _killed_since(self) -> bool:
-        """Whether the kernel has killed for memory since this was last asked: it tells the agent nothing of it."""
+        """Whether the kernel has killed for memory since the last call. The agent is not notified of that."""
         before, self._killed = self._killed, await self._living().out_of_memory()
         return self._killed > before
 
@@ -100,7 +100,8 @@ class AgentWorld(WorldLifecycle):
         return AgentRepl(self._session, name)
 
     async def _session(self, message: Message, kind: type[T]) -> T:
-        """Ask about a Python session: a process beside the shell, so what we knew is no longer sure."""
+        """Send a message about a Python session. It is a process beside the shell, so what we knew may be
+        outdated."""
         async with self._lock:
             await self._wake()
             link = self._living()
@@ -119,7 +120,7 @@ class AgentWorld(WorldLifecycle):
             await self._whole(self._keep_running(command))
 
     async def _wake(self) -> None:
-        """Before the world is first used: start what its snapshot and its specification say should run."""
+        """Before the first use of the world, start the commands of its snapshot and specification."""
         if not self._awake:
             self._awake = True
             commands = dict.fromkeys((*self._snapshot.processes.commands, *self._spec.startup))
@@ -127,16 +128,16 @@ class AgentWorld(WorldLifecycle):
                 await self._whole(self._keep_running(command))
 
     async def _keep_running(self, command: str) -> None:
-        """In a shell of its own below ours, so that it is none of our shell's jobs."""
+        """Start the command in a subshell, so that it is not one of our shell's jobs."""
         self._looked, self._alone = None, False
         text = f"(eval {shlex.quote(command)} </dev/null >/dev/null 2>&1 & builtin echo $!)"
         ran = await self._ask(Run(text), Ran)
         if ran.exit_code != 0:
-            raise SandboxError(f"a command that should be kept running could not be started: {command}")
+            raise SandboxError(f"a command to keep running could not be started: {command}")
         self._running[command] = int(ran.stdout)
 
     async def _look(self) -> Looked:
-        """What the agent says of the shell; as it said last, where only the shell lives and nobody spoke to it."""
+        """The agent's report on the shell, or the last report if only the shell lives and was sent nothing since."""
         self._living()
         if self._looked is None:
             looked = await self._ask(Look(list(self._running.values())), Looked)
@@ -160,12 +161,12 @@ class AgentWorld(WorldLifecycle):
                 raise
             except (OSError, ForkEngineError, SandboxError, ValueError) as error:  # ValueError: a forged report
                 raise SealFailed(
-                    f"what changed in world {self._id} could not be made into a layer: {error}"
+                    f"the changes in world {self._id} could not be made into a layer: {error}"
                 ) from error
             return self._snapshot
 
     async def _seal_with_processes(self, state: ShellState, others: int) -> Snapshot:
-        """Files and memory are taken while all stands still."""
+        """Seal files and memory while all processes stand still."""
         if not others:
             return await self._seal_files(state, 0)
         why = self._why_no_dump
@@ -181,7 +182,7 @@ class AgentWorld(WorldLifecycle):
         return await self._seal_with_sessions(state.because(why), others)
 
     async def _seal_with_sessions(self, state: ShellState, others: int) -> Snapshot:
-        """What cannot be dumped whole: its Python sessions at least."""
+        """Seal with the Python sessions at least, as the processes cannot be dumped whole."""
         why = self._why_no_session
         if why:
             return await self._seal_files(state.because(f"{state.processes.reason}; {why}"), others)
@@ -205,7 +206,7 @@ class AgentWorld(WorldLifecycle):
         )
 
     async def _carry(self) -> Carried:
-        """Take the Python sessions into `images`; from then on all but the shell stands still."""
+        """Dump the Python sessions into `images`; afterwards all processes but the shell stand still."""
         images = await self._fresh_images()
         carried = await self._ask(Carry(str(images), self._grounds.there()), Carried)
         self._maps_files = carried.maps_files
@@ -215,14 +216,14 @@ class AgentWorld(WorldLifecycle):
         return carried
 
     async def _go_on(self) -> None:
-        """Let all that stood still run, and only then wait for the disk."""
+        """Let all processes run again, and only then wait for the disk."""
         self._still = False
         await self._ask(Thaw(), Done)
         if self._flush:
             await asyncio.to_thread(self._ground.store.flush)
 
     async def _dump(self) -> str:
-        """Dump all processes into `images`, which then stand still; else why not."""
+        """Dump all processes into `images`, after which they stand still; return why not if that fails."""
         dumped = await self._ask(Dump(str(await self._fresh_images())), Dumped)
         self._maps_files = dumped.maps_files
         return dumped.reason
@@ -234,7 +235,7 @@ class AgentWorld(WorldLifecycle):
         return images
 
     async def _frozen(self, work: Callable[[], Snapshot]) -> Snapshot:
-        """Run `work` in a thread while every process but the shell stands still; where all do already, at once."""
+        """Run `work` in a thread while every process but the shell stands still; at once if all do already."""
         if self._still:
             return await asyncio.to_thread(work)
         self._still = True
@@ -245,7 +246,7 @@ class AgentWorld(WorldLifecycle):
             await self._go_on()
 
     async def _shell_state(self, looked: Looked) -> ShellState:
-        """What the snapshot will say of the shell and of what runs beside it. No secret is in it."""
+        """What the snapshot will record of the shell and of other processes, without secrets."""
         if self._told is not None and self._told[0] == looked:
             return self._told[1]
         processes = Processes(tier_of(looked.others), self._snapshot.processes.shell, dropped=looked.others)
@@ -271,16 +272,17 @@ class AgentWorld(WorldLifecycle):
 
 
 def _limit_met(ran: Ran, *, killed: bool) -> Limit:
-    """Which limit ended the command that has just come back. What the kernel kills is a command that failed."""
+    """The limit that ended the command which has just returned. The kernel's kill counts only for a command that
+    failed."""
     if ran.timed_out:
         return Limit.TIME
     return Limit.MEMORY if killed and ran.exit_code and not ran.limit else Limit(ran.limit)
 
 
 def check_command(text: str, env: Mapping[str, str] | None) -> None:
-    """Raises `ValueError` for what no shell can be told."""
+    """Raise `ValueError` for what no shell can execute."""
     if "\0" in text:
-        raise ValueError("a command cannot hold a NUL byte: pass such data by stdin")
+        raise ValueError("a command cannot contain a NUL byte: pass such data by stdin")
     for name, value in (env or {}).items():
         if not NAME.fullmatch(name) or "\0" in value:
             raise ValueError(f"not an environment variable that bash can set for one command: {name!r}")

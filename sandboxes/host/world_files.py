@@ -1,8 +1,9 @@
-"""Reading a world's files from the host, where a world may have planted anything. The host's side.
+"""Read a world's files from the host, although the world may have planted anything there. Host side.
 
-`world.path` leads through `/proc/PID/root`: a plain `open` there follows an absolute link to the *host's* file of
-that name, waits for ever on a FIFO, and may find another file than the one that was looked at. Here the kernel
-resolves the whole path below the tree in one call (openat2, Linux 5.6), and what is no file is refused unread.
+`world.path` leads through `/proc/PID/root`. A plain `open` there follows an absolute link to the *host's* file of
+that name, blocks for ever on a FIFO, and may find another file than the one that was checked. Here the kernel
+resolves the whole path below the tree in one call (openat2, Linux 5.6), and anything but a regular file is refused
+unread.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class OpenHow(ctypes.Structure):
 def open_inside(tree: Path, path: str) -> int:
     """A descriptor of a regular file below `tree`, for reading. Links inside the tree are followed.
 
-    Raises `OSError`: EXDEV where a link leads out of the tree (every absolute one does), EINVAL where it is no file.
+    Raises `OSError`: EXDEV if a link leads out of the tree (every absolute link does), EINVAL if it is not a regular
+    file.
     """
     top = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -40,7 +42,7 @@ def open_inside(tree: Path, path: str) -> int:
 
 
 def read_inside(tree: Path, path: str, most: int) -> bytes:
-    """The bytes of a file below `tree`. Raises as `open_inside` does, and EFBIG for more than `most` of them."""
+    """The contents of a file below `tree`. Raises as `open_inside` does, and EFBIG for more than `most` bytes."""
     with os.fdopen(open_inside(tree, path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -1,1 +1,1 @@
-"""What keeps a world inside its bounds. Stdlib only, for the agent runs it; see `docs/security.md`."""
+"""Confinement of worlds. Stdlib only, since the agent runs it; see `docs/security.md`."""

@@ -1,4 +1,6 @@
-"""The limits that a shell sets itself (`ulimit`): read, and given to the next one. Stdlib only: the agent uses it."""
+"""Read the limits that a shell sets itself (`ulimit`), and give them to the next shell. Stdlib only: used by the
+agent.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.starts
 
 
 def told(pid: int) -> str:
-    """The limits of a process, as `shellstate.Report` reads them. Raises `ProcessLookupError`."""
+    """The limits of a process, in the format of `shell_state.Report`. Raises `ProcessLookupError`."""
     pairs = ((name, *resource.prlimit(pid, number)) for name, number in LIMITS.items())
     return "".join(f"{name} {soft} {hard}\n" for name, soft, hard in pairs)
 
 
 def set_limits(limits: Mapping[str, Sequence[int]]) -> None:
-    """As a shell had them, where the world that it now begins in allows as much."""
+    """Set limits as a shell had them, as far as the new shell's world allows."""
     for name, (soft, hard) in limits.items():
         _, highest = resource.getrlimit(LIMITS[name])
         hard, soft = _least(hard, highest), _least(soft, highest)

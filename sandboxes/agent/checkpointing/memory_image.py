@@ -1,8 +1,8 @@
-"""A stopped process's memory to a file: whole, or as it differs from what was kept before. Stdlib only; x86_64.
+"""Write a stopped process's memory to a file, whole or as the difference from an earlier file. Stdlib only; x86_64.
 
-Kept again, it is compared with its `Ground`, what was kept of it before, and only the pages that differ are written:
-a fork maps the ground, and has the difference written over it. To compare is to read all of it, but nothing is
-written, hashed or flushed again. Soft-dirty bits would spare the reading; many kernels are built without them.
+When a process is dumped again, its memory is compared with its `Ground`, the file of an earlier dump, and only the
+pages that differ are written. A fork maps the ground and has the difference written over it. The comparison reads all
+memory, but nothing is written, hashed or flushed twice. Soft-dirty bits would save that; many kernels lack them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ramify.sandboxes.linux.memory_map import (
 )
 
 MOST_AREAS = 8192
-MOST_BYTES = 1 << 36  # of addresses: each page of them is asked after
-LOOK = 1 << 27  # bytes of addresses, at once
-HOLE = 1 << 22  # bytes that an area does not use, from which on they are left out
-SMALL = 1 << 22  # bytes: a difference so small never makes another ground worth while
-SHARE = 8  # nor one that is smaller than this part of it: each fork has to write it
+MOST_BYTES = 1 << 36  # of mapped addresses: the page table entry of each page is read
+LOOK = 1 << 27  # bytes of addresses to read entries of at once
+HOLE = 1 << 22  # bytes: unused parts of an area of at least this size are left out
+SMALL = 1 << 22  # bytes: a difference this small is never worth a new ground
+SHARE = 8  # nor is one below an eighth of the ground: every fork writes the difference
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which addresses a file of pages holds, from where on."""
+    """A range of addresses whose pages a file holds, and where they begin in it."""
 
     start: int
     end: int
@@ -49,22 +49,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A file of pages that was kept before, whole: another image may stand on it."""
+    """A complete file of pages from an earlier dump, which another image may build on."""
 
     file: int  # a descriptor
     inode: int
-    mapped_as: FileId  # by the process itself, where it was brought back; ("", 0) where it was not
-    places: tuple[Place, ...]  # ascending, none over another
+    mapped_as: FileId  # how the process itself maps it, if it was restored from it; else ("", 0)
+    places: tuple[Place, ...]  # ascending, without overlaps
 
     def close(self) -> None:
         os.close(self.file)
 
     def again(self) -> Ground:
-        """The same, to be closed by someone else."""
+        """A copy with a descriptor of its own, which its owner closes."""
         return replace(self, file=fcntl.fcntl(self.file, fcntl.F_DUPFD_CLOEXEC, 3))
 
     def holding(self, at: int, end: int) -> Iterator[Run]:
-        """The runs of this part of the file that are no holes, from its beginning."""
+        """The runs of data, not holes, in this part of the file, relative to its beginning."""
         begin = at
         while at < end:
             try:
@@ -80,7 +80,7 @@ class Ground:
 
 
 def places(kept: Iterable[Kept], *, whole: bool) -> tuple[Place, ...]:
-    """What an image's own file holds (`whole`), or its ground, that others can stand on."""
+    """The ranges that other images can build on: of the image's own file (`whole`), or of its ground."""
     found = (
         Place(k.area.start, k.area.end, k.at if whole else k.below)
         for k in kept
@@ -90,14 +90,14 @@ def places(kept: Iterable[Kept], *, whole: bool) -> tuple[Place, ...]:
 
 
 def keep(pid: int, memory: int, image: int, came: Collection[FileId], ground: Ground | None) -> list[Kept]:
-    """Write what is the process's own into the file `image`; all its areas, but the kernel's.
+    """Write the process's own pages into the file `image`; return all its areas except the kernel's.
 
-    `came`: the files that its pages were mapped from when it was brought back, which are its own. With `ground` what
-    lies there already is left out, unless too much differs. Raises `CannotDump`.
+    `came`: files that its pages were mapped from when it was restored; those pages are its own. With `ground`, pages
+    that lie there already are left out, unless too much differs. Raises `CannotDump`.
     """
     found = areas(pid)
     if len(found) > MOST_AREAS:
-        raise CannotDump(f"it has {len(found)} mappings, more than the {MOST_AREAS} that are kept")
+        raise CannotDump(f"it has {len(found)} mappings, more than the maximum of {MOST_AREAS}")
     if sum(area.size for area in found) > MOST_BYTES:
         raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
     found = [area for area in found if area.name not in KERNELS]
@@ -112,7 +112,7 @@ def keep(pid: int, memory: int, image: int, came: Collection[FileId], ground: Gr
 
 
 def _too_much(kept: Sequence[Kept], ground: Ground) -> bool:
-    """Whether so much differs, or so little of the ground is used, that a file of its own serves forks better."""
+    """Whether so much differs, or so little of the ground is still used, that a new file serves forks better."""
     differs = sum(length for one in kept if one.area.plain for _, length in one.runs)
     used = sum(one.area.size for one in kept if one.below >= 0)
     held = sum(place.end - place.start for place in ground.places)
@@ -120,7 +120,7 @@ def _too_much(kept: Sequence[Kept], ground: Ground) -> bool:
 
 
 def _without_holes(area: Area, runs: Sequence[Run]) -> Iterator[Kept]:
-    """Cut out what is mapped and hardly used, which the file would hold as zeros, for all who read it."""
+    """Cut out mapped but unused parts, which readers of the file would otherwise read as zeros."""
     if not area.plain:
         yield Kept(area, 0, tuple(runs))
         return
@@ -161,13 +161,13 @@ def _opened(path: str) -> Iterator[int]:
 
 
 def _plainly(area: Area, came: Collection[FileId]) -> Area:
-    """As it would be, had it never been brought back."""
+    """The area as it would be had the process never been restored."""
     return Area(area.start, area.end, area.modes, 0, "", 0, "") if area.of in came else area
 
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    """A process that stands still, to be looked through."""
+    """A stopped process, to be read."""
 
     pagemap: int
     memory: int
@@ -180,7 +180,7 @@ class _Stopped:
             yield from _written(self.pagemap, area)
 
     def over(self, area: Area, ground: Ground) -> Iterator[Kept]:
-        """The area, part by part: what lies over the ground, with what differs, and what does not."""
+        """Split the area at the ground's borders: for each part, the runs that differ from the ground, or its own."""
         if not _plainly(area, self.came).plain:
             yield Kept(area, 0, tuple(self.own(area)))
             return
@@ -190,7 +190,7 @@ class _Stopped:
 
     def _differing(self, part: Area, ground: Ground, below: int) -> Iterator[Run]:
         if part.of == ground.mapped_as and part.offset == below and part.inode:
-            candidates = _written(self.pagemap, part)  # the rest is the ground itself
+            candidates = _written(self.pagemap, part)  # all other pages are the ground itself
         else:
             candidates = _joined([*self.own(part), *ground.holding(below, below + part.size)])
         return _joined(
@@ -209,7 +209,7 @@ class _Stopped:
 
 
 def _joined(runs: Iterable[Run]) -> Iterator[Run]:
-    """The same bytes, ascending, none twice."""
+    """The union of the runs, ascending."""
     begin = end = 0
     for offset, length in sorted(runs):
         if offset > end:
@@ -222,7 +222,7 @@ def _joined(runs: Iterable[Run]) -> Iterator[Run]:
 
 
 def _parts(area: Area, ground: Sequence[Place]) -> Iterator[tuple[Area, int]]:
-    """Cut where the ground begins and ends: each part, and its place in the ground or -1."""
+    """Split an area where the ground begins and ends; with each part its position in the ground, or -1."""
     at = area.start
     for place in ground[bisect.bisect_right(ground, at, key=lambda place: place.end) :]:
         start, end = max(place.start, area.start), min(place.end, area.end)
@@ -246,13 +246,13 @@ def _check(area: Area, *, once: bool) -> None:
     if not once and area.inode and not area.name.startswith("/"):
         raise CannotDump(f"it has mapped {area.name}")
     if not once and area.name.endswith(" (deleted)"):
-        raise CannotDump(f"it has mapped a file that is gone: {area.name}")
+        raise CannotDump(f"it has mapped a file that was removed: {area.name}")
     if not area.inode and area.name not in ("", *OWN) and not area.name.startswith("[anon"):
-        raise CannotDump(f"it has a mapping of a kind that is not known: {area.name}")
+        raise CannotDump(f"it has a mapping of an unknown kind: {area.name}")
 
 
 def _written(pagemap: int, area: Area) -> Iterator[Run]:
-    """The runs of pages that are this process's own: there or swapped out, and not a file's (bits 63, 62, 61)."""
+    """Runs of the process's own pages: present or swapped out, and not a file's (bits 63, 62, 61 of an entry)."""
     if "s" in area.modes:
         return
     begun = -1

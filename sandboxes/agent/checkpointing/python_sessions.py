@@ -1,7 +1,7 @@
-"""The agent's side of Python sessions: starting them, asking them, noticing their end. Stdlib only.
+"""The agent's side of Python sessions: start them, send them requests, notice their end. Stdlib only.
 
-A session is a process of the world like any other, a descendant of the shell, so that it is dumped with it. Its two
-named pipes lie in the agent's private folder; the agent of a restored world makes them anew.
+A session is an ordinary process of the world and a descendant of the shell, so it is dumped with the shell. Its two
+named pipes lie in the agent's private folder; the agent of a restored world creates them again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SOURCE = "session.py"
 
 @dataclass(slots=True)
 class Session:
-    """One Python session. It does not read by itself: the agent's loop does, and calls `hear`."""
+    """One Python session. It does not read by itself: the agent's loop calls `hear`."""
 
     name: str
-    requests: int  # where we write
-    answers: int  # where we read
-    held: tuple[int, ...]  # its own ends, until it has opened them
+    requests: int  # we write here
+    answers: int  # we read here
+    held: tuple[int, ...]  # the session's own ends, kept open until it has opened them
     pid: int = 0
     watch: int = -1  # a pidfd
     answer: dict[str, object] | None = None
@@ -37,7 +37,7 @@ class Session:
     _heard: bytearray = field(default_factory=bytearray)
 
     def ask(self, request: dict[str, object]) -> None:
-        """`answer` is set when it has answered, `ended` if it ends first."""
+        """Send a request. `answer` is set when the session has replied, `ended` if it ends first."""
         self.answer = None
         data = json.dumps(request).encode() + b"\n"
         try:
@@ -55,7 +55,7 @@ class Session:
             self.answer = json.loads(line)
 
     def known(self, pid: int) -> None:
-        """It lives, under this pid. Raises `ProcessLookupError` where it does not."""
+        """Note that it lives, with this pid. Raises `ProcessLookupError` if it does not."""
         self.pid, self.watch = pid, os.pidfd_open(pid)
         for descriptor in self.held:
             os.close(descriptor)
@@ -76,7 +76,7 @@ class Session:
 
 
 class Sessions:
-    """Those of one world, by name."""
+    """The sessions of one world, by name."""
 
     def __init__(self, private: Private, poll: select.poll) -> None:
         self._private, self._poll = private, poll
@@ -92,7 +92,7 @@ class Sessions:
         return (self._private.path(f"{name}.in"), self._private.path(f"{name}.out"))
 
     def prepare(self, name: str) -> Session:
-        """The pipes of a session that is about to start."""
+        """Create the pipes of a session that is about to start."""
         requests, answers = (self._private.pipe(f"{name}.{end}") for end in ("in", "out"))
         os.set_blocking(answers[0], False)
         session = self._sessions[name] = Session(name, requests[1], answers[0], (requests[0], answers[1]))
@@ -113,7 +113,7 @@ class Sessions:
             self._private.remove(f"{session.name}.{end}")
 
     def turn(self, descriptor: int) -> None:
-        """What the loop found ready, if it is of a session."""
+        """Handle a descriptor that the loop found ready, if it is a session's."""
         for session in self:
             if descriptor == session.answers:
                 session.hear()

@@ -1,1 +1,1 @@
-"""Worlds in containers of a Docker Engine on this machine."""
+"""The docker backend: worlds in containers of a Docker Engine on this machine."""

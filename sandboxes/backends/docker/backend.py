@@ -1,8 +1,8 @@
-"""Worlds in containers: any image for the root, the engine's own isolation and limits.
+"""Worlds in containers: the root is any image; isolation and limits are the engine's.
 
-The workspace is a folder of ours, mounted at its own path, so seals, rollbacks and checkouts are what they are in
-`copy`; what changed in the rest of the container is a second stack of layers in our store. A world's agent is the
-container's first process (link.py).
+The workspace is a folder of ours, mounted at its own path, so seals, rollbacks and checkouts work as with `copy`.
+What changes in the rest of the container becomes a second stack of layers in our store. A world's agent is the
+container's first process (container_link.py).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BASH = "/bin/bash"  # in every image
 
 
 class DockerBackend:
-    """Worlds in containers of the engine on this machine. Images are imported once, and stay in the engine."""
+    """Worlds in containers of this machine's engine. Images are imported once and stay in the engine."""
 
     name = "docker"
 
@@ -52,7 +52,7 @@ class DockerBackend:
             Feature.FORK_BY_MOUNT: "a fork copies the tree into a folder that its container mounts: use namespaces",
             Feature.REPL: "a session is forked inside its world, not from world to world",
             Feature.CRIU: "processes in a container are not dumped: use namespaces",
-            Feature.DISK_LIMIT: "the tree is a copy, and what was added to it is not told apart: use namespaces",
+            Feature.DISK_LIMIT: "the tree is a copy, and what a world adds is not counted separately: use namespaces",
         }
 
     @property
@@ -60,7 +60,8 @@ class DockerBackend:
         return Capabilities(self.name, flags(self.missing()))
 
     def hide(self, *places: Path) -> None:
-        """Have no world see these files and folders where they lie in what it is shown. Before it is opened."""
+        """Hide these files and folders in all worlds, if they lie in a folder that a world is shown. Call before
+        opening."""
         self._private += places
 
     async def __aenter__(self) -> Self:
@@ -78,7 +79,7 @@ class DockerBackend:
         name = self._session.folder.name
         engine = Engine(connect(), {SCRATCH: str(self._scratch), SESSION: name})
         try:
-            living = {lock.stem for lock in self._scratch.glob("*.lock")}  # the session has removed the dead ones'
+            living = {lock.stem for lock in self._scratch.glob("*.lock")}  # dead ones' locks are removed
             engine.sweep(self._scratch, living)
             return DockerSession(engine, carry(self._session.folder / "python"), asyncio.Semaphore(STARTS_AT_ONCE))
         except BaseException:
@@ -104,7 +105,7 @@ class DockerBackend:
         except ForkEngineError as error:
             raise WorldStartFailed(f"the image cannot be used: {error}") from error
         if layer != snapshot.image:
-            snapshot = replace(snapshot, image=layer)  # so that its seals say what they stand on
+            snapshot = replace(snapshot, image=layer)  # so that its seals record the image
         world_id = WorldId(uuid.uuid4().hex[:12])
         folder = self._session.folder / world_id
         berth = ContainerSpawner(self._dock, image, folder, spec, hidden=self._hidden)

@@ -1,4 +1,4 @@
-"""What the kernel has killed in a container, from its control group's own counter. Version 1 and 2."""
+"""Count the processes that the kernel killed for memory in a container, by its control group, version 1 or 2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ROOT = Path("/sys/fs/cgroup")
 
 
 def out_of_memory(pid: int, root: Path = ROOT) -> int:
-    """How many processes were killed for memory in the control group of `pid`; 0 where the kernel does not count."""
+    """How many processes were killed for memory in the control group of `pid`; 0 if the kernel does not count."""
     own = Path(f"/proc/{pid}/cgroup")
     try:
         groups = dict(_groups(own.read_text()))
@@ -20,7 +20,7 @@ def out_of_memory(pid: int, root: Path = ROOT) -> int:
 
 
 def _groups(text: str) -> list[tuple[str, str]]:
-    """(controller, group) of each line `4:memory:/docker/…`; version 2's controller is ""."""
+    """(controller, group) for each line `4:memory:/docker/…`; the controller of version 2 is ""."""
     lines = (line.split(":", 2) for line in text.splitlines())
     return [(controller, group) for _, controllers, group in lines for controller in controllers.split(",")]
 

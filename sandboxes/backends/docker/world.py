@@ -36,14 +36,14 @@ class DockerSession:
 
 @dataclass(slots=True)
 class ContainerSpawner:
-    """Where one world's agent is started: a container of its own."""
+    """Starts one world's agent in a container of its own."""
 
     dock: DockerSession
     image: str
     folder: Path
     spec: WorldSpec
-    outside: tuple[Path, ...] = ()  # the layers to lay over the image before the first command
-    hidden: tuple[Path, ...] = ()  # of the host's, what no world sees
+    outside: tuple[Path, ...] = ()  # layers to apply to the image before the first command
+    hidden: tuple[Path, ...] = ()  # files of the host that no world sees
 
     async def spawn(self, start: Start) -> ContainerLink:
         async with self.dock.starting:
@@ -62,11 +62,11 @@ class ContainerSpawner:
 
     @property
     def shown(self) -> dict[str, Path]:
-        """Folders of the host's. Over an image there are none: its own /usr must not be covered by the host's."""
+        """The host's folders that the world is shown. None over an image: its own /usr must not be covered."""
         return {} if self.spec.image else {str(path): path for path in self.spec.visible if path.exists()}
 
     def covers(self) -> dict[str, Path]:
-        """Something empty in the place of what lies in a shown folder and is hidden."""
+        """Something empty to mount over each hidden path in a shown folder."""
         nothing, empty = self.folder / "hidden", self.folder / "hidden.file"
         found: dict[str, Path] = {}
         for shown in self.shown.values():
@@ -92,10 +92,10 @@ class ContainerSpawner:
 
 
 class DockerWorld(CopyWorld):
-    """The tree is a plain folder, as in `copy`, that the container mounts where `WorldSpec.mount_at` says.
+    """The tree is a plain folder, as in `copy`, that the container mounts at `WorldSpec.mount_at`.
 
-    What changes beside it is taken out of the container at a seal, as one layer over the image, and laid over the
-    image again in a fork's container.
+    A seal copies what changed beside it out of the container, as one layer over the image; a fork's container gets it
+    applied to its image.
     """
 
     def __init__(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec, berth: ContainerSpawner) -> None:
@@ -139,25 +139,25 @@ class DockerWorld(CopyWorld):
         return self._snapshot if with_outside.id == self._snapshot.id else with_outside
 
     def _changes_outside(self) -> Changes:
-        """Against the image. The time of a place for temporary files is not what anybody wants to keep."""
+        """Changes against the image. The times of temporary places are not kept."""
         places = (*self._berth.shown, self._tree_inside())
         changes = self._berth.dock.engine.changes(self._container(), places)
         passing = ("/tmp", "/var/tmp", self._start_env()["HOME"])
         return Changes(tuple(path for path in changes.changed if path not in passing), changes.removed)
 
     def _take_outside(self, changes: Changes) -> Path:
-        """The changes as an upper folder, and beside it one that changes nothing of the tree."""
+        """The changes as an upper folder. Also makes `nothing`, an upper folder without changes of the tree."""
         private = self._folder / "private"
         upper, nothing, tree = private / "upper", self._folder / "nothing", (self._folder / "tree").stat()
         remove_tree(upper)
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
-        with closing(Private(str(private))) as shared:  # which commands can write to as well
+        with closing(Private(str(private))) as shared:  # commands can write to it too
             shared.write("changes", told.encode())
-        command = self._berth.dock.carrier.running("outside.py")
+        command = self._berth.dock.carrier.running("container_changes.py")
         engine = self._berth.dock.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():
-            raise SealFailed("a command put a link in the place of what is sealed. Roll the world back")
+            raise SealFailed("a command replaced the folder to be sealed by a link. Roll the world back")
         nothing.mkdir(exist_ok=True)
         nothing.chmod(stat.S_IMODE(tree.st_mode))
         os.utime(nothing, ns=(tree.st_atime_ns, tree.st_mtime_ns))

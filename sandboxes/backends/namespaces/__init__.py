@@ -1,1 +1,3 @@
-"""Worlds in Linux namespaces, as any user: overlayfs trees, own processes, no network."""
+"""The default backend: worlds in Linux namespaces, for any user. Trees are overlays; a world has its own processes
+and no network.
+"""

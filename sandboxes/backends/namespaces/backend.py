@@ -1,12 +1,13 @@
 """The default backend: a fork is a mount, a seal is a rename.
 
-A world's tree is an overlay: the snapshot's layers below, a fresh upper folder on top, mounted by the keeper before
-the world has any process; its agent starts when something is asked of it. A seal takes the mount away for a moment,
-hands the upper to the store as a new layer and mounts the longer stack. What lies beside the tree is sealed in the
-same way (surroundings.py). Where a process besides the shell lives, something holds a mount, or the mount is the root
-that the agent itself stands on (an image, of which something changed), all are frozen and
-the uppers are copied instead; the world then goes on over its old stack, so that its next layer is again everything
-since that stack.
+A world's tree is an overlay: the snapshot's layers below a fresh upper folder. The mount server mounts it before the
+world has any process; the world's agent starts with the first request. A seal removes the mount for a moment, hands
+the upper folder to the store as a new layer, and mounts the longer stack. What lies beside the tree is sealed in the
+same way (home_overlay.py).
+
+Sometimes the mount cannot be removed: a process besides the shell lives, something holds the mount, or it is the root
+that the agent itself stands on (an image that has changed). Then all processes are frozen and the upper folders are
+copied; the world goes on over its old stack, so its next layer again holds everything since that stack.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ RESOLVER = Path("/etc/resolv.conf")
 
 
 class NamespaceBackend(AgentBackend):
-    """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must lie on the store's file system."""
+    """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must be on the store's file system."""
 
     name = "namespaces"
     _around: Surroundings
@@ -80,7 +81,7 @@ class NamespaceBackend(AgentBackend):
         world = NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
         top = self._standing.pop(ground.folder, None)
         if top is not None:
-            world.next_tree_overlay()  # was mounted before
+            world.next_tree_overlay()  # its tree was mounted earlier
             world.planted(snapshot, top)
         return world
 
@@ -130,16 +131,16 @@ class NamespaceWorld(AgentWorld):
         spec: WorldSpec,
     ) -> None:
         super().__init__(ground, snapshot, spec)
-        self._fresh = self._folder.exists()  # the folders of its first mount are there, empty
+        self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
         self._helper, self._around = helper, around
-        self._base = snapshot  # what is mounted below the uppers: older than the last seal, where that had to copy
+        self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
         self._beside: list[Beside] = []
-        self._stayed = LastSeal()  # what the seals made of the uppers since they were mounted
-        self._mounts = 0  # so many times: overlayfs takes no work folder twice after `volatile`
-        self._works: list[Path] = []  # the work folders of what is mounted beside the tree
+        self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
+        self._mounts = 0  # how many; overlayfs accepts no work folder twice after `volatile`
+        self._works: list[Path] = []  # work folders of the mounts beside the tree
         self._tidying: asyncio.Task[None] | None = None
         self._planted = False
-        self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time as it was made
+        self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time when it was created
 
     @property
     def path(self) -> Path:
@@ -188,10 +189,10 @@ class NamespaceWorld(AgentWorld):
             self._beside = await self._around.overlays_over_host(self._folder, layers, places)
 
     def _visible(self) -> tuple[Path, ...]:
-        """With the network comes how to find names in it, where that lies in a hidden place."""
+        """With the network, also show the resolver's configuration if it lies in a hidden place."""
         shown = self._spec.visible
         if self._spec.dumpable and self._snapshot.image is None and criu.folder().is_dir():
-            shown = (*shown, criu.folder())  # by default in Ramify's home, which is hidden
+            shown = (*shown, criu.folder())  # it lies in Ramify's home by default, which is hidden
         if not self._spec.network:
             return shown
         resolver = RESOLVER.resolve()
@@ -201,14 +202,15 @@ class NamespaceWorld(AgentWorld):
         return shown
 
     async def _link_to(self, start: Start) -> AgentLink:
-        """Late where nothing is to run yet; what was running when the snapshot was taken runs on from now."""
+        """Start the agent with the first request; at once if processes of the snapshot or startup commands must
+        run."""
         late = self._helper.late(start, self._mounted)
         if start.image or self._spec.startup:
             await late.start()
         return late
 
     async def _mounted(self, given: list[int]) -> None:
-        """Everything that the agent puts in its places, as descriptors."""
+        """Append to `given` a descriptor of every mount that the agent attaches."""
         tree = asyncio.ensure_future(self._helper.trees.clone(self._id))
         try:
             await self._mount_beside(given)
@@ -232,7 +234,7 @@ class NamespaceWorld(AgentWorld):
 
     @property
     def stands(self) -> bool:
-        """Whether its tree is mounted for a beginning that is still to come."""
+        """Whether its tree is already mounted for a start that is still to come."""
         return self._planted
 
     def planted(self, snapshot: Snapshot, top: os.stat_result) -> None:
@@ -247,7 +249,7 @@ class NamespaceWorld(AgentWorld):
             self._note(str(self._folder / "upper"))
 
     async def _mount_beside(self, given: list[int]) -> None:
-        """All at once: the keeper does one after the other, and waits for nobody in between."""
+        """Send all orders at once: the mount server works through them one by one without waiting for us."""
         mounted: dict[int, list[int]] = {}
         self._works = []
 
@@ -284,7 +286,7 @@ class NamespaceWorld(AgentWorld):
             if state.same_as(self._snapshot):
                 return self._snapshot
             return await asyncio.to_thread(self._seal_uppers, state, outside=False, move=False)
-        root = outside and self._base.image is not None  # nobody can take away the root that they stand on
+        root = outside and self._base.image is not None  # a process cannot unmount the root that it stands on
         if others or root or not await self._take_away(outside=outside):
             return await self._frozen(lambda: self._seal_uppers(state, outside=outside, move=False))
         spent = set((self._folder / "work").iterdir()) - (set() if outside else set(self._works))
@@ -296,14 +298,14 @@ class NamespaceWorld(AgentWorld):
         return self._base
 
     def _tidy(self, spent: set[Path]) -> None:
-        """Remove work folders that no mount holds any more, while nobody waits: it takes a disk's time. Those of what
-        is still mounted beside the tree stay: without them nothing there could be changed."""
+        """Remove work folders that no mount holds any more, in the background: it waits for the disk. Work folders of
+        mounts beside the tree stay: without them nothing could be changed there."""
 
         async def tidy(before: asyncio.Task[None] | None) -> None:
             if before is not None:
                 await asyncio.wait({before})
             for work in spent:
-                with suppress(OSError):  # it goes with the world's folder, where it is told why that cannot go
+                with suppress(OSError):  # it goes with the world's folder, and that removal reports errors
                     await asyncio.to_thread(remove_tree, work)
 
         self._tidying = asyncio.ensure_future(tidy(self._tidying))
@@ -320,7 +322,7 @@ class NamespaceWorld(AgentWorld):
             processes=state.processes,
             outside=self._folder / "outside" if outside else None,
             move=move,
-            flush=self._flush and not self._still,  # what stands still waits for no disk: the flush comes after
+            flush=self._flush and not self._still,  # stopped processes wait for no disk: the flush comes later
             last_seal=self._stayed,
         )
         if self._maps_files:
@@ -331,7 +333,7 @@ class NamespaceWorld(AgentWorld):
         return self._living().pid != 0
 
     async def _take_away(self, *, outside: bool) -> bool:
-        """Unmount what is to be sealed, everywhere; False, with all as before, where something holds it."""
+        """Unmount what is to be sealed, everywhere. False, with all mounts back, if something holds one."""
         if self._started() and not (await self._ask(Detach(outside), Done)).ok:
             return False
         if await self._helper.trees.unmount(self._id):
@@ -340,14 +342,14 @@ class NamespaceWorld(AgentWorld):
         return False
 
     async def _put_back(self, *, outside: bool) -> None:
-        """The longer stack after a seal; after a failed one the old stack, its uppers still there."""
+        """Mount the longer stack after a seal; after a failed seal the old stack, whose uppers are still there."""
         try:
             await self._mount_tree()
             if outside:
                 await self._lay_out(self._base, None)
             await self._attach(outside=outside)
         except SandboxError:
-            await self._abandon()  # commands would see the host's folder where the tree should be
+            await self._abandon()  # commands would see the host's folder in the tree's place
             raise
 
     async def _attach(self, *, outside: bool) -> None:
@@ -365,7 +367,7 @@ class NamespaceWorld(AgentWorld):
 
 
 async def plant(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
-    """Mount the trees of worlds that have none, over one snapshot."""
+    """Mount the trees of those worlds that have none, over one snapshot."""
     worlds = [world for world in worlds if not world.stands]
     if not worlds:
         return
@@ -380,14 +382,14 @@ async def plant(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
 
 
 def _check_places(spec: WorldSpec, home: Path | None, *, image: bool) -> None:
-    """Raises `WorldStartFailed` for what could not be mounted when the world's agent starts."""
+    """Raise `WorldStartFailed` for what could not be mounted when the world's agent starts."""
     for path in spec.visible:
         if not path.exists():
-            raise WorldStartFailed(f"{path} is to be visible in a world, but does not exist")
+            raise WorldStartFailed(f"{path} is listed in WorldSpec.visible, but does not exist")
     writable = (*map(Path, SCRATCH_PLACES), *([home] if home is not None else []))
     if image or spec.mount_at.is_dir() or any(spec.mount_at.is_relative_to(place) for place in writable):
         return
     raise WorldStartFailed(
         f"{spec.mount_at} does not exist on this machine and cannot be made in the world, where only "
-        f"{', '.join(map(str, writable))} can hold new places: create the folder first"
+        f"{', '.join(map(str, writable))} can have new folders: create the folder first"
     )

@@ -1,4 +1,4 @@
-"""The shell's state: what bash tells, what is kept of it, and that a new bash is then the same."""
+"""The shell's state: what bash reports, what a snapshot keeps of it, and that a new bash then has the same state."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def bash(script: bytes, cwd: Path | None = None, **env: str) -> bytes:
 
 
 def told(script: bytes, cwd: Path | None = None, **env: str) -> Report:
-    """What a bash tells after `script`."""
+    """What bash reports after `script`."""
     report = f"\n{{ {shell_state.TRAPS}; {shell_state.REPORT}; }} >&9 2>/dev/null\n".encode()
     done = bash(b"exec 9>&1 >/dev/null 2>/dev/null\n" + script + report, cwd, **env)
     return Report.parse(done + b"\0RLIMIT_CORE 0 0\n")
 
 
 def again(kept: Kept, tree: str = "/nowhere") -> Kept:
-    """What a new bash tells that was given `kept`."""
+    """What a new bash reports that was given `kept`."""
     return told(kept.script(tree)).kept(tree)
 
 
@@ -47,7 +47,7 @@ def test_words_reads_what_bash_quotes(items: list[bytes]) -> None:
 
 @given(values)
 @settings(max_examples=25, deadline=None)
-def test_any_value_comes_back(value: bytes) -> None:
+def test_any_value_is_restored(value: bytes) -> None:
     script = b"; ".join(
         name + b"=" + shell_state.quoted(value) for name in (b"plain", b"export exported", b"declare -r fixed")
     )
@@ -77,7 +77,7 @@ unset IFS
 """
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_the_whole_state_is_restored(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     script = b"shopt -s extglob\n" + EVERYTHING + b"cd inner; pushd ..; pushd -n /elsewhere\n"
     report = told(script, tmp_path)
@@ -93,13 +93,13 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert b"a b 5 t w o c d a b abc\nb\ny\nextended\n" in said
 
 
-def test_what_bash_keeps_itself_is_not_kept() -> None:
+def test_variables_that_bash_manages_are_not_kept() -> None:
     kept = told(b": $RANDOM $SECONDS $LINENO $BASHPID $EPOCHREALTIME; sleep 0 & wait; [[ a =~ a ]]").kept("/nowhere")
     assert not kept.variables.keys() & shell_state.BASH_MANAGED
     assert told(b"").kept("/nowhere") == told(b": $RANDOM $SECONDS").kept("/nowhere")
 
 
-def test_exported_variables_travel_as_the_environment() -> None:
+def test_exported_variables_are_stored_as_the_environment() -> None:
     report = told(b"export A=1; declare -ix N=5; declare -rx R=x; B=2", C="3", **{"not.a.name": "4"})
     assert {"A": "1", "N": "5", "R": "x", "C": "3"}.items() <= report.environment.items()
     kept = report.kept("/nowhere")
@@ -117,13 +117,13 @@ def test_no_secret_is_kept() -> None:
     assert b"hunter2" not in kept.encode()
     assert kept.variables["other"] == 'declare -- other="1"'
     assert not {"SHORT", "copy"} & kept.variables.keys()
-    ignored = told(b"").kept("/nowhere").traps.keys()  # by whoever started the tests, as nohup does
+    ignored = told(b"").kept("/nowhere").traps.keys()  # ignored since the tests were started, for example by nohup
     assert (set(kept.functions), set(kept.aliases), kept.traps.keys() - ignored) == ({"g"}, {"b"}, {"SIGUSR2"})
     assert environment_without({"A": "x hunter2 $x", "TOKEN": "gone", "B": "1"}, secrets) == {"B": "1"}
 
 
-def test_what_was_changed_alone_is_kept() -> None:
-    """And variables and options: the others are a new shell's own, or the machine's."""
+def test_only_changes_are_kept() -> None:
+    """Of variables and options, too: the others are a new shell's own, or the machine's."""
     began = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (10, 20)})
     now = Kept(limits={"RLIMIT_CORE": (0, 0), "RLIMIT_NOFILE": (5, 20)})
     earlier = Kept(limits={"RLIMIT_AS": (1, 1)})
@@ -171,15 +171,15 @@ def test_a_state_of_format_1_is_read() -> None:
     assert Kept.decode(kept.encode()) == kept
 
 
-def test_what_is_no_state_is_refused() -> None:
+def test_malformed_states_are_refused() -> None:
     with pytest.raises(ValueError, match="format"):
         Kept.decode(b'{"format": 99}')
     with pytest.raises(ValueError, match="parts"):
         Report.parse(b"a\0b")
 
 
-def test_a_line_in_a_function_that_looks_like_a_head_parts_nothing() -> None:
-    """Nor is a function lost whose head bash writes otherwise."""
+def test_a_line_that_looks_like_a_functions_head_does_not_split_a_function() -> None:
+    """And a function is not lost if bash writes its head differently."""
     kept = told(
         b"f() { cat <<E\ng () \n{ \nE\n}; g() { echo 'f () \n'; }; h() { :; }; export -f g; function if { :; }"
     ).kept("/nowhere")

@@ -1,4 +1,4 @@
-"""A Python session that is kept again is kept as it differs; yet every image is whole by itself."""
+"""A Python session that is kept again is stored as the difference, but every image is complete by itself."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_seal_writes_what_changed_and_needs_no_earlier_image(
         assert written(one / PAGES) < HELD / 8
     assert store.fsck().problems == ()
 
-    for sealed in seals[:2]:  # the last image alone is to be kept
+    for sealed in seals[:2]:  # only the last image is to be kept
         os.utime(store.image_dir(sealed.processes.image).parent, (1, 1))
     assert store.delete_unreachable([base.id, seals[2].id])[0] == 2
     assert not whole.exists()
@@ -64,7 +64,7 @@ async def test_a_seal_writes_what_changed_and_needs_no_earlier_image(
     assert (await (await (await namespaces.materialise(sealed, spec)).python()).run(TELL)).value == expected
 
 
-async def test_what_was_let_go_and_what_grew_since(
+async def test_freed_and_grown_memory_is_kept_correctly(
     namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     """Pages that became zero, a heap that grew, holes of a gigabyte."""
@@ -87,7 +87,7 @@ async def test_what_was_let_go_and_what_grew_since(
     assert (await fork.run(asked)).value == (await repl.run(asked)).value == "(0, 7, 97, 9, 8, 0, '9999')"
 
 
-async def test_a_session_that_changed_much_and_one_that_was_forked(
+async def test_a_session_that_changed_much_and_a_forked_session(
     namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -97,7 +97,7 @@ async def test_a_session_that_changed_much_and_one_that_was_forked(
     child = await repl.fork("child")
     await repl.run(f"data = bytearray(random.Random(8).randbytes({HELD}))")
     sealed = await world.seal()
-    assert not (folder(store, sealed) / GROUND).exists()  # a ground of its own, from now on
+    assert not (folder(store, sealed) / GROUND).exists()  # from now on it has its own ground
     assert (folder(store, sealed).parent / "child" / GROUND).samefile(first / PAGES)
     await repl.run(CHANGE)
     last = await world.seal()
@@ -117,7 +117,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     place.rmdir()
 
 
-async def test_across_file_systems_every_image_is_whole(
+async def test_across_file_systems_every_image_is_complete(
     elsewhere: Path, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     async with NamespaceBackend(store, elsewhere) as namespaces:
@@ -147,7 +147,7 @@ async def test_a_damaged_ground_is_found(
     assert [LayerId(sealed.processes.image) in str(problem) for problem in store.fsck().problems].count(True) >= 1
 
 
-async def test_arrays_of_a_library_go_along(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> None:
+async def test_arrays_of_a_library_are_kept(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> None:
     world = await namespaces.materialise(base, spec)
     repl = await world.python()
     begun = await repl.run("import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'; import numpy")

@@ -27,7 +27,7 @@ def test_sessions_live_beside_each_other_and_tidy_up(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_what_a_crash_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_sessions_left_by_a_crash_are_removed_by_the_next(tmp_path: Path) -> None:
     crash = (
         "import os, sys; from pathlib import Path; from ramify.sandboxes.host.scratch import Session\n"
         "session = Session(Path(sys.argv[1])); session.open(); (session.folder / 'left').touch()\n"
@@ -42,7 +42,7 @@ def test_what_a_crash_left_is_removed_by_the_next(tmp_path: Path) -> None:
     session.close()
 
 
-def test_any_modes_are_removed(tmp_path: Path) -> None:
+def test_folders_of_any_mode_are_removed(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "a" / "b").mkdir(parents=True)
     (tree / "a" / "b" / "file").touch()
@@ -56,7 +56,7 @@ def test_any_modes_are_removed(tmp_path: Path) -> None:
 
 
 def nest(folder: Path, depth: int) -> None:
-    """Folders in folders, deeper than any path can name."""
+    """Nested folders, deeper than any path can name."""
     at = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("d", dir_fd=at)
@@ -80,7 +80,7 @@ def test_folders_nested_without_end_are_removed_and_keep_no_session_from_opening
 
 
 def test_worlds_inherit_no_acl(tmp_path: Path) -> None:
-    """Of a folder that passes one on: it would be in every layer that a world is sealed into."""
+    """From a folder with an inherited ACL: it would be in every layer that a world is sealed into."""
     nobody = 2**32 - 1
     entries = [(0x01, 7, nobody), (0x02, 7, 65534), (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 0, nobody)]
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)

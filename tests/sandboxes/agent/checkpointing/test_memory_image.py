@@ -1,4 +1,4 @@
-"""The arithmetic of keeping memory: areas cut at grounds and holes, runs put together."""
+"""The arithmetic of memory images: areas cut at grounds and holes, merged runs."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_an_area_is_cut_where_its_ground_begins_and_ends(wanted: list[tuple[int,
 
 
 @given(runs, st.integers(0, 3000))
-def test_what_is_cut_at_holes_is_the_same_memory(found: list[tuple[int, int]], more: int) -> None:
+def test_areas_cut_at_holes_are_the_same_memory(found: list[tuple[int, int]], more: int) -> None:
     own = list(_joined(found))
     size = (own[-1][0] + own[-1][1] if own else PAGE) + more * PAGE
     parts = list(_without_holes(area(size), own))
@@ -77,7 +77,7 @@ def test_a_stack_is_never_cut() -> None:
     assert [kept.runs for kept in _without_holes(area(5 * HOLE, "[stack]"), own)] == [own]
 
 
-def test_what_an_image_holds_where() -> None:
+def test_positions_in_an_image() -> None:
     mapped, few = Kept(area(1 << 20), 0, ((0, 1 << 18),)), Kept(area(1 << 20), 1 << 20, ((5 * PAGE, PAGE), (0, PAGE)))
     assert list(mapped.placed()) == [(0, 0, 1 << 18)]
     assert list(few.placed()) == [(1 << 20, 5 * PAGE, PAGE), ((1 << 20) + PAGE, 0, PAGE)]
@@ -85,7 +85,7 @@ def test_what_an_image_holds_where() -> None:
     assert places([mapped, few], whole=True) == (Place(AT, AT + (1 << 20), 0),)
 
 
-def test_a_ground_says_where_it_is_no_hole(tmp_path: Path) -> None:
+def test_a_ground_lists_its_data(tmp_path: Path) -> None:
     with (tmp_path / "pages").open("w+b") as file:
         os.pwrite(file.fileno(), b"x" * PAGE, 64 * PAGE)
         os.ftruncate(file.fileno(), 256 * PAGE)
