@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpId, OpKind, StagePlan
-from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, Volatile
+from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, VolatileGlobs
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
@@ -60,7 +60,7 @@ RECENT = 100
 MOST_STAGES = 200
 """Of one run, in their order: what the tag `plan_rest` can hold."""
 
-_VOLATILE = Volatile(DEFAULT_VOLATILE)
+_VOLATILE = VolatileGlobs(DEFAULT_VOLATILE)
 
 LEARN_AFTER = 3
 """Finished runs before a plan is made by them: of fewer, one odd run is the median."""
