@@ -29,7 +29,10 @@ V = TypeVar("V")
 
 
 class LRUCache(Generic[K, V]):
-    """Computes a missing value with `make`. Two threads may compute the same value; either result is kept."""
+    """A thread-safe cache of the `size` most recently used values; unlike functools.lru_cache, values can be added.
+
+    A missing value is computed by `make`. If two threads compute the same one, either result is kept.
+    """
 
     def __init__(self, size: int, make: Callable[[K], V]) -> None:
         self._size, self._make = size, make

@@ -43,21 +43,21 @@ def merged_layers(
 
     The caller holds the store's lock.
     """
-    settler = ConflictHandler(strategy)
+    handler = ConflictHandler(strategy)
     with LayerReader(layers) as reader:
-        files = Sides(*views, reader.read, settler, volatile)
-        beside = Sides(*outside, reader.read, settler, VOLATILE_OUTSIDE, prefix="/")
+        files = Sides(*views, reader.read, handler, volatile)
+        beside = Sides(*outside, reader.read, handler, VOLATILE_OUTSIDE, prefix="/")
         merged, merged_beside = merge_views(files), merge_views(beside)
         result, result_beside = _result(files, merged), _result(beside, merged_beside)
-        state = merge_states(*snapshots, settler, blobs)
+        state = merge_states(*snapshots, handler, blobs)
         was = [_there(state.cwd, files.ours, beside.ours)] if snapshots[1].cwd == state.cwd else []
         was += [_there(state.cwd, files.theirs, beside.theirs)] if snapshots[2].cwd == state.cwd else []
         if was and not any(was):  # a side removed the directory that its own shell was in
             state = replace(state, cwd="")
         elif not _there(state.cwd, result, result_beside):
-            state = _at_the_top(state, settler)
-        if settler.left:
-            raise MergeConflict(tuple(sorted(settler.left, key=lambda c: (c.kind in _OF_STATE, c.path))))
+            state = _at_the_top(state, handler)
+        if handler.left:
+            raise MergeConflict(tuple(sorted(handler.left, key=lambda c: (c.kind in _OF_STATE, c.path))))
         if state.made:
             state = replace(state, processes=replace(state.processes, shell=blobs.put(state.made)))
         return MergeResult(
@@ -71,13 +71,13 @@ def _result(sides: Sides, merged: Merged) -> View:
     return sides.ours.changed(merged.changes, merged.root, sides.theirs.manifests)
 
 
-def _at_the_top(state: MergedState, settler: ConflictHandler) -> MergedState:
+def _at_the_top(state: MergedState, handler: ConflictHandler) -> MergedState:
     """Report that the working directory does not exist after the merge. A strategy that resolves conflicts falls back
     to the root folder."""
     conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is no folder after the merge")
-    answer = settler.answer(conflict, lambda: (None, None, None))
+    answer = handler.answer(conflict, lambda: (None, None, None))
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
-        settler.leave(conflict)
+        handler.leave(conflict)
     return replace(state, cwd="")
 
 

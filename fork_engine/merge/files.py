@@ -1,10 +1,10 @@
-"""Three-way merge of two views over the paths that either side changed. Pure but for reading texts to merge.
+"""Three-way merge of the files of two views, over the paths that either side changed. Writes nothing.
 
-A path changed on one side only is taken from there; equal changes are taken once. A file changed on both sides is
-merged field by field: mode, attributes, contents, where contents are merged by line if all three are UTF-8. Times
-never conflict. What does not fit is a typed conflict, which the settler answers.
+A path changed on one side only is taken from that side. Equal changes are taken once. A file changed on both sides is
+merged field by field: mode, attributes, contents; contents are merged by line if all three versions are UTF-8. Times
+never conflict. Everything else is a typed conflict, which the conflict handler answers.
 
-In a view over an open base (see `HostOverlayView`) a whiteout stands for "removed", and is merged as such.
+In a view over the host's own files (`HostOverlayView`) a whiteout means "removed" and is merged as such.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Sides:
     ours: View
     theirs: View
     read: Callable[[View, str], bytes]
-    settler: ConflictHandler
+    handler: ConflictHandler
     volatile: VolatileGlobs
     prefix: str = ""  # put before the path in a conflict: "/" outside the workspace
 
@@ -64,7 +64,7 @@ class Sides:
         def sides() -> tuple[bytes | None, bytes | None, bytes | None]:
             return self.bytes_of(self.base, path), self.bytes_of(self.ours, path), self.bytes_of(self.theirs, path)
 
-        return self.settler.answer(conflict, sides, idle=idle if path in self.volatile else MergeStrategy.FAIL)
+        return self.handler.answer(conflict, sides, idle=idle if path in self.volatile else MergeStrategy.FAIL)
 
     def bytes_of(self, view: View, path: str) -> bytes | None:
         entry = view.get(path)
@@ -151,7 +151,7 @@ def _union(path: str, conflict: Conflict, sides: Sides, merged: Merged) -> bytes
         if ours.kind is EntryKind.FILE:
             merged.copies[path] = found
         return MergeStrategy.OURS
-    return sides.settler.leave(conflict)
+    return sides.handler.leave(conflict)
 
 
 def _compose(path: str, data: bytes, sides: Sides, merged: Merged) -> None:
@@ -172,9 +172,9 @@ def _merge_root(sides: Sides, merged: Merged) -> None:
     mode = _three_way(sides.base.root.mode, ours.mode, theirs.mode)
     if mode is None:
         conflict = sides.conflict(".", ConflictKind.MODE, f"{ours.mode:o} in ours, {theirs.mode:o} in theirs")
-        answer = sides.settler.answer(conflict, lambda: (None, None, None))
+        answer = sides.handler.answer(conflict, lambda: (None, None, None))
         if isinstance(answer, bytes):
-            answer = sides.settler.leave(conflict)
+            answer = sides.handler.leave(conflict)
         modes = {MergeStrategy.THEIRS: theirs.mode, MergeStrategy.UNION: ours.mode | theirs.mode}
         mode = modes.get(answer, ours.mode)
     merged.root = replace(ours, mode=mode, mtime_ns=_time(sides.base.root, ours, theirs))
@@ -272,7 +272,7 @@ def _mend_additions(sides: Sides, merged: Merged) -> None:
         if answer is MergeStrategy.UNION and kind is ConflictKind.CHANGED_REMOVED:
             answer = MergeStrategy.THEIRS
         elif answer is MergeStrategy.UNION:
-            answer = sides.settler.leave(conflict)
+            answer = sides.handler.leave(conflict)
         if answer is MergeStrategy.OURS:
             merged.drop(path)
             continue
@@ -309,7 +309,7 @@ def _keeps(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Me
     conflict = sides.conflict(child, kind, f"theirs has no folder {folder} any more")
     answer = sides.answer(child, conflict, idle=MergeStrategy.THEIRS)
     if answer is MergeStrategy.UNION and kind is ConflictKind.TYPE:
-        answer = sides.settler.leave(conflict)
+        answer = sides.handler.leave(conflict)
     if isinstance(answer, bytes):
         _compose(child, answer, sides, merged)
     return answer is not MergeStrategy.THEIRS

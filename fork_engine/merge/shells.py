@@ -41,7 +41,7 @@ Three = tuple[Any, Any, Any]
 
 
 def merge_shells(
-    blobs: tuple[bytes, bytes, bytes], env: Mapping[str, str], settler: ConflictHandler
+    blobs: tuple[bytes, bytes, bytes], env: Mapping[str, str], handler: ConflictHandler
 ) -> tuple[bytes, str]:
     """Merge base, ours, theirs; b"" is a new shell. Returns (the merged state, what was overridden, for people).
 
@@ -53,7 +53,7 @@ def merge_shells(
     for kind in sorted(base.keys() | ours.keys() | theirs.keys()):
         sides = (base.get(kind), ours.get(kind), theirs.get(kind))
         if any(isinstance(side, dict) for side in sides):
-            merged[kind] = _by_name(kind, sides, settler, gave_way)
+            merged[kind] = _by_name(kind, sides, handler, gave_way)
         else:
             merged[kind] = sides[1] if _both_changed(sides) else _changed(sides)
     variables = merged.get("variables", {})
@@ -71,7 +71,7 @@ def _some(names: list[str]) -> str:
     return ", ".join((*names[:_TOLD], *more))
 
 
-def _by_name(kind: str, sides: Three, settler: ConflictHandler, gave_way: list[str]) -> dict[str, Any]:
+def _by_name(kind: str, sides: Three, handler: ConflictHandler, gave_way: list[str]) -> dict[str, Any]:
     base, ours, theirs = (side or {} for side in sides)
     found = {}
     for name in sorted(base.keys() | ours.keys() | theirs.keys()):
@@ -82,7 +82,7 @@ def _by_name(kind: str, sides: Three, settler: ConflictHandler, gave_way: list[s
             value = items[1]
             gave_way.append(f"{kind.removesuffix('s')} {name}")
         else:
-            value = _settled(f"{NAMED[kind]} {name}", items, settler)
+            value = _settled(f"{NAMED[kind]} {name}", items, handler)
         if value is not None:
             found[name] = value
     return found
@@ -99,16 +99,16 @@ def _changed(sides: Three) -> Any:
     return theirs if ours == base else ours
 
 
-def _settled(what: str, sides: Three, settler: ConflictHandler) -> Any:
+def _settled(what: str, sides: Three, handler: ConflictHandler) -> Any:
     base, ours, theirs = sides
     gone = "ours" if ours is None else "theirs" if theirs is None else ""
     detail = f"gone in {gone}, changed in the other" if gone else "changed in both shells"
     conflict = Conflict(what, ConflictKind.PROCESSES, detail)
-    answer = settler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
+    answer = handler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
     if isinstance(answer, bytes) and isinstance(ours or theirs, str):
         return answer.decode("utf-8", "surrogateescape")
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
-        answer = settler.leave(conflict)  # a function has one body: there is no union
+        answer = handler.leave(conflict)  # a function has one body: there is no union
     return theirs if answer is MergeStrategy.THEIRS else ours
 
 
