@@ -34,7 +34,8 @@ from ramify.serving.types import ChatRequest, ChatResult, Message
 
 
 class PrefixHints:
-    """Those to one server. It is asked for its models once: a gateway of ours says there that it is one."""
+    """Sends prefix hints to one server, if it is a Ramify gateway. The list of its models says so; it is asked
+    once."""
 
     def __init__(self, http: httpx.AsyncClient, base_url: str) -> None:
         self._http = http
@@ -42,16 +43,18 @@ class PrefixHints:
         self._taken: bool | None = None
 
     async def send(self, messages: Sequence[Message], *, model: str) -> str:
-        """Returns when the prefix is read, or will not be: then why, else "". Raises nothing of the network's, nor of
-        a text that is none (half a surrogate pair)."""
+        """Returns "" once the prefix is read, else the reason why it will not be.
+
+        Network errors become such a reason, and so does a text that has no UTF-8 (half a surrogate pair).
+        """
         try:
             if self._taken is None:
                 listed = await self._http.get(f"{self._base_url}/models")
                 if listed.status_code >= 400:
-                    return f"the server answered {listed.status_code} where it was asked for its models"
+                    return f"the server answered {listed.status_code} when asked for its models"
                 self._taken = wire.GATEWAY_HEADER in listed.headers
             if not self._taken:
-                return "the server is no gateway of Ramify's"
+                return "the server is not a Ramify gateway"
             said = [{"role": one.role, "content": one.content} for one in messages]
             answer = await self._http.post(
                 f"{self._base_url}{wire.PREFIX_PATH}", json={"model": model, "messages": said}

@@ -234,7 +234,7 @@ async def test_over_a_real_port_a_refused_connection_is_retried() -> None:
 
 @pytest.mark.parametrize("url", ["", "localhost:80", "ftp://x", "http://"])
 def test_a_bad_base_url_is_refused_by_name(url: str) -> None:
-    with pytest.raises(ValueError, match="is no base URL"):
+    with pytest.raises(ValueError, match="is not a base URL"):
         LLMClient(url)
 
 

@@ -1,9 +1,9 @@
-"""The SLO tracker: what was promised to each request, what was delivered, what can still be met.
+"""SLO tracking: what was promised to a request and to a workflow run, what was delivered, what can still be met.
 
-It follows a request through its phases at the grain of a token. Every second between arrival and end belongs to
-exactly one phase, so the ledger adds up: the budget went to the queue, to prefill, to decoding, to standing aside
-(paused), or to a preemption and the prefill that it cost. Pure: the host hands in events with their times. Of whole
-workflows the gateway keeps the sum (`gateway/compounds.py`).
+`RequestTrack` follows one request through its phases, token by token. Every second between arrival and end belongs to
+exactly one phase, so that the ledger adds up: time in the queue, in prefill, in decoding, paused, or lost to a
+preemption and the prefill that it cost. `Compound` sums up the calls of one workflow run. Both are pure: the gateway
+passes in events with their times.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Phase(StrEnum):
     QUEUE = "queue"  # not started
     PREFILL = "prefill"  # started, no token yet
     DECODE = "decode"
-    PAUSED = "paused"  # holds its KV, gets no steps
-    PREEMPTED = "preempted"  # lost its KV: waits again, and until its next token prefills again
+    PAUSED = "paused"  # keeps its KV, gets no steps
+    PREEMPTED = "preempted"  # lost its KV: waits again, then prefills again until its next token
     ENDED = "ended"
 
 
-# What may follow what. An event that is not in this table is a mistake of the host's.
+# Which phase may follow which. Any other event is a bug of the caller.
 _NEXT: dict[Phase, frozenset[Phase]] = {
     Phase.QUEUE: frozenset({Phase.PREFILL, Phase.ENDED}),
     Phase.PREFILL: frozenset({Phase.DECODE, Phase.PAUSED, Phase.PREEMPTED, Phase.ENDED}),
@@ -38,12 +38,12 @@ _NEXT: dict[Phase, frozenset[Phase]] = {
 
 
 class OutOfOrder(ValueError):
-    """An event that cannot follow what went before, or a time before the last one."""
+    """An event that cannot follow the events before it, or a time before the last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Where the time went, in seconds. Adds up to the time from arrival to end."""
+    """Where the time went, in seconds. The sum is the time from arrival to end."""
 
     queue_s: float = 0.0
     prefill_s: float = 0.0
@@ -58,12 +58,12 @@ class Spent:
 
 @dataclass(slots=True)
 class RequestTrack:
-    """One request: its promise (`view`), and what came of it so far."""
+    """One request: its promise (`view`), and what has come of it so far."""
 
     view: RequestView
     phase: Phase = Phase.QUEUE
     tokens: int = 0
-    on_time: int = 0  # tokens that came by their own due time; all, where no token has one
+    on_time: int = 0  # tokens that came by their due time; all of them, where no token has one
     first_token_at: float | None = None
     ended_at: float | None = None
     completed: bool = False  # ended with its whole answer
@@ -75,7 +75,7 @@ class RequestTrack:
         self._since = self.view.arrived
 
     def token_due(self, index: int) -> float | None:
-        """When token `index` (from 0) is due: TTFT + i · TBT (thesis, chapter 3). None without such an SLO."""
+        """When token `index` (from 0) is due: TTFT + index · TBT (thesis, chapter 3). None without such a promise."""
         view = self.view
         if view.ttft is None and view.tbt is None:
             return None
@@ -93,7 +93,7 @@ class RequestTrack:
         return self.tokens - due
 
     def move(self, phase: Phase, now: float) -> None:
-        """It is in this phase from now on."""
+        """Enter `phase` at `now`. Raises OutOfOrder."""
         if phase not in _NEXT[self.phase]:
             raise OutOfOrder(f"request {self.view.id}: {phase} cannot follow {self.phase}")
         self._pass(now)
@@ -103,10 +103,10 @@ class RequestTrack:
             self.ended_at = now
 
     def token(self, now: float, count: int = 1) -> None:
-        """`count` tokens came now. The first after a start or a preemption begins decoding."""
+        """Count `count` tokens that came now. The first one after a start or a preemption begins decoding."""
         if self.phase in (Phase.PREFILL, Phase.PREEMPTED):
             self.move(Phase.DECODE, now)
-        elif self.phase is not Phase.DECODE and self.phase is not Phase.PAUSED:  # one may be in flight at a pause
+        elif self.phase is not Phase.DECODE and self.phase is not Phase.PAUSED:  # a token may be in flight at a pause
             raise OutOfOrder(f"request {self.view.id}: a token while it is in {self.phase}")
         if self.first_token_at is None:
             self.first_token_at = now
@@ -116,7 +116,7 @@ class RequestTrack:
         self.tokens += count
 
     def spent(self, now: float) -> Spent:
-        """The ledger, up to now or to its end."""
+        """The ledger, up to now or to the end."""
         spent = dict(self._spent)
         if self.phase is not Phase.ENDED:
             spent[self.phase] += max(0.0, now - self._since)
@@ -129,7 +129,7 @@ class RequestTrack:
         )
 
     def met(self) -> bool | None:
-        """Was all that was promised delivered? None while it runs, and for what was promised nothing."""
+        """Was everything delivered that was promised? None while it runs, and where nothing was promised."""
         view = self.view
         promised = (view.deadline, view.ttft, view.tbt)
         if self.ended_at is None or all(p is None for p in promised):
@@ -147,8 +147,8 @@ class RequestTrack:
         return 0 if late or not self.completed else self.view.prompt_tokens + self.tokens
 
     def feasible(self, now: float, tokens_left: float, token_s: float, before_s: float = 0.0) -> bool:
-        """Can the promise still be kept, with so much to do: `before_s` until its next token, then one each
-        `token_s`? What has been missed cannot."""
+        """Can the promise still be kept, with `before_s` seconds until the next token and `token_s` for each token
+        after it? A promise that was already broken cannot."""
         if self.ended_at is not None:
             return self.met() is not False
         view = self.view
