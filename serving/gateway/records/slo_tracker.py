@@ -170,12 +170,12 @@ class RequestTrack:
 
 _NOTHING = Spent()
 _PLAIN = SLOTags()
-MOST_STAGES = 256  # that the tag `plan_rest` holds
+MOST_STAGES = 256  # the most that the tag `plan_rest` can hold
 
 
 @dataclass(slots=True)
 class Compound:
-    """Its deadline counts from the first call seen, whoever repeats it."""
+    """One workflow run. Its deadline counts from the first call seen, and stays, whatever later calls say."""
 
     id: str
     first_at: float
@@ -183,33 +183,36 @@ class Compound:
     calls: int = 0
     open: int = 0
     done: int = 0
-    spent: Spent = _NOTHING  # by its calls that ended: more than wall time where they ran beside each other
+    spent: Spent = _NOTHING  # by its calls that ended: more than wall time if they ran in parallel
     ended_at: float | None = None  # when its last call so far ended
-    ended_well: bool = False  # that one did, with its whole answer or because nobody needed it any more
-    ended_surely: bool = False  # that one did, and its client was there to see it
-    recorded: bool = False  # as a pattern: what comes later is not a part of it
+    ended_well: bool = False  # that call gave its whole answer, or was cancelled because nobody needed it
+    ended_surely: bool = False  # the same, and its client was there to see it
+    recorded: bool = False  # as a pattern: later calls are no part of it
     latest: int = -1  # the last stage of which a call has come
-    stage: CompoundView | None = None  # what all calls of its stage share
-    matched: int = -1  # the stage at which history was asked last
-    expected: tuple[StageEstimate, ...] = ()  # after that stage, by history
-    dues: dict[int, float] = field(default_factory=dict)  # by stage: when it is due by its share of the deadline
-    _answered: bool = False  # a call of the latest stage, at least
-    _said: int = 0  # stages that it has, where that was said
+    stage: CompoundView | None = None  # shared by all calls of its stage
+    matched: int = -1  # the stage for which history was last asked
+    expected: tuple[StageEstimate, ...] = ()  # the stages after `matched`, by history
+    dues: dict[int, float] = field(default_factory=dict)  # by stage: when its share of the deadline ends
+    _answered: bool = False  # at least one call of the latest stage has its answer
+    _said: int = 0  # number of stages, if a call said so
     _latest_calls: int = 0  # calls of the latest stage that have come,
     _latest_width: int = 1  # of so many,
-    _latest_done: int = 0  # and that have their whole answer
-    _joined: dict[str, int] = field(default_factory=dict)  # whole answers, by fork group
+    _latest_done: int = 0  # and how many have their whole answer
+    _joined: dict[str, int] = field(default_factory=dict)  # whole answers by fork group
     _last_calls: int = 0  # calls of the last stage that have come,
     _last_width: int = 1  # of so many
 
     @property
     def last_seen(self) -> bool:
-        """The calls of the last stage have come."""
+        """True once all calls of the last stage have come."""
         return self._last_calls >= self._last_width
 
     def join(self, tags: SLOTags) -> SLOTags:
-        """A call comes. One that does not say its stage is of the latest while that has calls open or no answer yet
-        (what failed is asked again), else of the next: a client that gives its calls an id and no more has stages."""
+        """Count a call that comes; returns its tags with a stage.
+
+        A call that does not say its stage belongs to the latest one while that has calls open or no answer yet
+        (failed calls are repeated), else to the next. So a client that sends only a compound_id has stages, too.
+        """
         if tags.compound_stage is None:
             stage = max(0, self.latest) if self.open or not self._answered else self.latest + 1
             most = MOST_STAGES if tags.compound_stages is None else tags.compound_stages
@@ -232,8 +235,11 @@ class Compound:
         self, now: float, *, whole: bool, off: bool = False, gone: bool = False,
         tags: SLOTags = _PLAIN, spent: Spent = _NOTHING,
     ) -> None:  # fmt: skip
-        """One of its calls has ended, and spent its time so. `off`: the workflow called it off; `gone`: its client
-        left, which is the same of a fork that has its answers. What else a client leaves, it leaves undone."""
+        """Count a call that has ended.
+
+        off: the workflow cancelled it. gone: its client left; in a fork group that has its answers, that means the
+        same. Any other call that a client leaves stays undone.
+        """
         self.spent = Spent(*map(add, astuple(self.spent), astuple(spent)))
         self.open -= 1
         self.done += whole
@@ -247,28 +253,29 @@ class Compound:
 
     @property
     def over(self) -> bool:
-        """Its last stage is done: not where that failed, and may be asked again, or was called off as a whole."""
+        """True once its last stage is done. False if that failed, since it may be repeated, or was cancelled
+        whole."""
         return self.last_seen and not self.open and self.ended_well and self._latest_done > 0
 
     @property
     def finished(self) -> bool:
-        """Nothing that it said would come is missing, and its client did not leave a call undone: should nothing more
-        come, it may have been all."""
+        """True if every announced call came and its client left none undone: if nothing more comes, this may have
+        been all."""
         here = self.latest + 1 >= self._said and self._latest_calls >= self._latest_width
         return here and not self.open and self.ended_surely and self._latest_done > 0
 
     def met(self) -> bool | None:
-        """None while it runs or where it has no deadline; a compound is in time when its last stage was, whole."""
+        """Was the last stage complete before the deadline? None while it runs, or without a deadline."""
         if self.deadline is None or self.ended_at is None or self.open or not self.last_seen:
             return None
         return self.ended_well and self.ended_at <= self.deadline
 
     def feasible(self, now: float) -> bool | None:
-        """Is there time left? None where it has no deadline, and once it is over."""
+        """Is there time left? None without a deadline, and once it is over."""
         return None if self.deadline is None or self.met() is not None else now < self.deadline
 
     def completed(self, tags: SLOTags, now: float) -> SLOTags:
-        """With what is known of its stage and the later ones, where the client said nothing."""
+        """Add what is known of its stage and the later ones to a call's tags, where the client said nothing."""
         stage = tags.compound_stage or 0
         if tags.plan_rest is None and self.matched == stage and self.expected:
             later = self.expected[:MOST_STAGES]
@@ -280,7 +287,7 @@ class Compound:
         return replace(tags, compound_last=1) if tags.compound_last is None and is_last(tags) else tags
 
     def view(self, tags: SLOTags) -> CompoundView:
-        """This stage of it. The same object for equal calls, so that a policy may keep what it worked out."""
+        """This stage as the policy sees it. The same object for equal calls, so that a policy may cache results."""
         numbers = tags.plan_rest or ()
         rest = tuple(StageEstimate(*numbers[at : at + 4]) for at in range(0, len(numbers), 4))
         if tags.plan_rest is None and self.matched == (tags.compound_stage or 0):
@@ -301,7 +308,7 @@ class Compound:
 
 
 def is_last(tags: SLOTags) -> bool:
-    """Of the workflow's last stage: as it says, or as its number of stages does."""
+    """Is the call of the workflow's last stage? It may say so, or its number of stages implies it."""
     if tags.compound_last is not None or tags.compound_stages is None:
         return tags.compound_last == 1
     return (tags.compound_stage or 0) + 1 >= tags.compound_stages
