@@ -56,7 +56,7 @@ def test_who_answers_otherwise_is_no_gateway(status: int, body: object) -> None:
 
 @pytest.mark.parametrize("url", ["http://a:abc", "http://a\u2025b", "nonsense"])
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ValueError, match="is no base URL"):
+    with pytest.raises(ValueError, match="is not a base URL"):
         gateway_stages("w", url)
 
 
