@@ -126,6 +126,7 @@ def capabilities(scratch: Path) -> tuple[Capabilities, ...]:
 
 
 def namespaces(scratch: Path) -> Capabilities:
+    """What the namespace backend can do with worlds under `scratch`."""
     found = _try_namespaces(scratch)
     return Capabilities(
         NamespaceBackend.name,
@@ -167,6 +168,7 @@ def _coverage(uncovered: Sequence[str]) -> tuple[str, ...]:
 
 
 def docker() -> Capabilities:
+    """What the docker backend can do."""
     try:
         connect().close()
         reason = ""
@@ -184,6 +186,7 @@ def docker() -> Capabilities:
 
 
 def copy() -> Capabilities:
+    """What the copy backend can do."""
     try:
         find_bash()
         reason = ""

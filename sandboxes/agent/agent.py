@@ -93,6 +93,7 @@ class Agent(ProcessSupervisor):
             self._link.send(answer)
 
     def _answer(self, message: Message) -> Message:
+        """Do what a message asks for; the reply."""
         match message:
             case Run():
                 return self._run(message)
@@ -145,6 +146,7 @@ class Agent(ProcessSupervisor):
             )
 
     def _open_session(self, message: OpenSession) -> Message:
+        """Start a Python session in the shell's directory and environment, unless it lives."""
         self._sessions.release_ended()
         if self._sessions.get(message.session) is not None:
             return Done()
@@ -194,6 +196,7 @@ class Agent(ProcessSupervisor):
         return Done()
 
     def _run_code(self, message: RunCode) -> CodeResult:
+        """Run code in a session: at the deadline interrupt it, and kill it if it ignores that."""
         session = self._session(message.session)
         self._out.begin()
         self._err.begin()
@@ -245,6 +248,7 @@ class Agent(ProcessSupervisor):
         return Inspection(self._state(), self._first_state, len(others), len(strays))
 
     def _detach(self, message: Detach) -> bool:
+        """Move the shell out of the tree and unmount the tree; False, with all as before, if something holds it."""
         if self._tree is None:
             raise OSError("this world has no mount of its own")
         if self._shell is not None:
@@ -346,6 +350,7 @@ class Agent(ProcessSupervisor):
         return DumpedSessions(taken, "; ".join(reasons), self._maps_files())
 
     def _restore_sessions(self, images: Path) -> None:
+        """Start the Python sessions of an image; remember why, if one cannot be restored."""
         for folder in sorted(images.iterdir()):
             name = folder.name
             session = self._sessions.prepare(name)

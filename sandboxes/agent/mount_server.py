@@ -163,6 +163,7 @@ class MountServer:
         Path(PLACES).mkdir(mode=0o700, parents=True)
 
     def carry_out(self, request: MountRequest, given: list[int]) -> bool:
+        """Do what a request asks for; add descriptors for the reply to `given`. Raises `OSError`."""
         match request:
             case MountOverlays():
                 self._mount(request, given)
@@ -179,6 +180,7 @@ class MountServer:
         return True
 
     def _mount(self, request: MountOverlays, given: list[int]) -> None:
+        """Mount all overlays of a request, or none."""
         with contextlib.ExitStack() as held:
             lowers = [self._hold(held, path) for path in request.lowers]
             top = os.stat(lowers[-1])

@@ -124,6 +124,7 @@ class Shell:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _parse(self) -> None:
+        """Take the status and the state out of what has arrived. Raises `ValueError` for malformed data."""
         if not self._tag:
             self._received.clear()  # nothing was requested
         if len(self._received) > MOST_TOLD:

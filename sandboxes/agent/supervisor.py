@@ -96,6 +96,7 @@ class ProcessSupervisor:
     # The loop
 
     def _turn(self, timeout_s: float | None) -> None:
+        """Wait for events, at most this long, and handle them."""
         waits = [wait for wait in (timeout_s, self._watchdog.wait_s()) if wait is not None]
         unread = self._shell.script if self._shell is not None and self._shell.waiting else None
         if unread is not None:
@@ -175,6 +176,7 @@ class ProcessSupervisor:
     # Commands
 
     def _run(self, message: Run) -> Ran:
+        """Run a command to its end, or kill what it started when its timeout, a limit or the host ends it."""
         began = time.monotonic()
         shell = self._living_shell()
         begun = time.monotonic()
@@ -313,6 +315,7 @@ class ProcessSupervisor:
         self._shell = None
 
     def _spawn_shell(self, kept: ShellSnapshot | None, env: Mapping[str, str]) -> Shell:
+        """Fork a child that confines itself and executes bash."""
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         pwd = self._start_place()

@@ -202,6 +202,7 @@ class Watchdog:
         return True
 
     def _memory_or_processes(self, used: Usage) -> str:
+        """The one of these two limits that the world exceeds; "" for none."""
         bounds = self.bounds
         if bounds.processes is not None and used.threads > bounds.processes:
             return "processes"

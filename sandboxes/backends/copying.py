@@ -45,6 +45,8 @@ class CopyBackend(AgentBackend):
 
 
 class CopyWorld(AgentWorld):
+    """A world in a plain folder, with ordinary processes of the user."""
+
     @property
     def path(self) -> Path:
         self._require_link()

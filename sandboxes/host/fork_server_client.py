@@ -72,6 +72,7 @@ class ForkServerClient:
         self.groups: Groups | str = "the backend is not open"  # a text says why there are none
 
     async def start(self) -> None:
+        """Start the helper process, and its mount server if there are anchors."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         keeping, keepers = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, keepers, self._log.open("wb") as log:
@@ -139,6 +140,7 @@ class ForkServerClient:
         return await self._fork("isolated")
 
     async def _fork(self, kind: str) -> SpareAgent:
+        """Have an agent forked on a new socket. `kind` is a key of `fork_server.KINDS`."""
         refuse_in_child(self._owner, "the backend", UsedAfterFork)
         if self._control is None:
             raise WorldStartFailed("the backend is not open: use it as `async with backend:`")
@@ -194,6 +196,7 @@ class ForkServerClient:
                 return  # the next request for a world reports the error
 
     async def close(self) -> None:
+        """End the helper process with all its worlds, and wait for its end."""
         if self._control is None or self._process is None or os.getpid() != self._owner:
             return  # a forked child's copy: its parent closes it
         if self._restocking is not None:

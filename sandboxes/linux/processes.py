@@ -19,6 +19,8 @@ LONGEST_S = 4.0
 
 
 class Process(NamedTuple):
+    """One process, as /proc/PID/stat describes it."""
+
     pid: int
     started: int  # clock ticks since boot; with the pid it identifies a process for good
     parent: int

@@ -21,6 +21,7 @@ from typing import IO, Any
 
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """Answer requests until the other end closes its pipe."""
     names: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     tell(answers, {"pid": os.getpid()})
     while True:

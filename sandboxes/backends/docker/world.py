@@ -46,6 +46,7 @@ class ContainerSpawner:
     hidden: tuple[Path, ...] = ()  # files of the host that no world sees
 
     async def spawn(self, start: Start) -> ContainerLink:
+        """Start the container and hand its agent the start message. Raises `WorldStartFailed`."""
         async with self.docker_session.starting:
             link = await launch(self.docker_session.engine, self._plan(start), self.folder / "private")
         try:
@@ -121,6 +122,7 @@ class DockerWorld(CopyWorld):
         self._spawner.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
 
     def _seal_tree(self, state: ShellState) -> Snapshot:
+        """Seal the tree as `copy` does, and the container's other changes as an outside layer."""
         sealed = super()._seal_tree(state)
         changes = self._changes_outside()
         if not changes and not self._snapshot.outside:

@@ -38,6 +38,8 @@ RESOLVER = Path("/etc/resolv.conf")
 
 
 class NamespaceWorld(AgentWorld):
+    """One world. Its tree and what lies beside it are overlays; its agent is PID 1 of its namespaces."""
+
     def __init__(
         self,
         resources: WorldResources,
@@ -72,6 +74,7 @@ class NamespaceWorld(AgentWorld):
     # Life
 
     async def _make(self, snapshot: Snapshot) -> Start:
+        """Mount the tree, unless it is mounted, and describe the world to its agent."""
         self._stayed.forget()
         if not self._has_tree:
             await mount_trees([self], snapshot)
@@ -197,6 +200,8 @@ class NamespaceWorld(AgentWorld):
     # Seals
 
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
+        """Seal by moving the uppers if the mounts can be removed, else by copying them while all processes are
+        frozen."""
         outside = not all(self._clean(beside.upper) for beside in self._beside)
         if not outside and self._clean(str(self._folder / "upper")):
             if state.same_as(self._snapshot):
