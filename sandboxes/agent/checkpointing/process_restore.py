@@ -33,8 +33,7 @@ from ramify.sandboxes.agent.checkpointing.process_dump import (
     OpenFile,
     identity,
 )
-from ramify.sandboxes.linux import kernel, resource_limits
-from ramify.sandboxes.linux import memory_map as memory
+from ramify.sandboxes.linux import kernel, memory_map, resource_limits
 from ramify.sandboxes.linux.memory_map import Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
 
@@ -42,7 +41,7 @@ CLOSE, MREMAP, FCNTL, SET_TID_ADDRESS, OPENAT, SET_ROBUST_LIST, RSEQ = 3, 25, 72
 MAY_MOVE_FIXED = 3
 AT_FDCWD = -100
 PR_SET_NAME, PR_SET_MM, PR_SET_MM_MAP = 15, 35, 14
-EVERYTHING = memory.READ | memory.WRITE | memory.EXECUTE
+EVERYTHING = memory_map.READ | memory_map.WRITE | memory_map.EXECUTE
 STACK = struct.Struct("=QI4xQ")  # stack_t
 MM_MAP = struct.Struct("=11QQII")
 NO_AUXV, NO_FILE = 0, 0xFFFF_FFFF
@@ -164,8 +163,8 @@ def _open(file: OpenFile, held: Mapping[str, int], lowest: int) -> int:
 def _rebuild(tracee: Tracee, image: Image, pages: int) -> None:
     """Rebuild the process, from the first instruction of a new program to the instruction where the image stopped."""
     tracee.blocked = ALL_SIGNALS
-    mine = memory.areas(tracee.pid)
-    kernels = {area.name: area for area in mine if area.name in memory.KERNELS}
+    mine = memory_map.areas(tracee.pid)
+    kernels = {area.name: area for area in mine if area.name in memory_map.KERNELS}
     wanted = {area.name: area for area in image.kernels}
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
         raise CannotRestore("its vDSO has a different size here")
@@ -176,8 +175,16 @@ def _rebuild(tracee: Tracee, image: Image, pages: int) -> None:
         len(image.areas) + len(paths) + len(image.files) + 100, max(len(paths), len(pointer_calls))
     )
     taken = [*mine, *image.kernels, *(kept.area for kept in image.areas)]
-    scratch.at = memory.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
-    tracee.call(MMAP, scratch.at, scratch.size, EVERYTHING, memory.PRIVATE | memory.ANONYMOUS | memory.FIXED, -1, 0)
+    scratch.at = memory_map.gap(taken, scratch.size + sum(area.size for area in kernels.values()))
+    tracee.call(
+        MMAP,
+        scratch.at,
+        scratch.size,
+        EVERYTHING,
+        memory_map.PRIVATE | memory_map.ANONYMOUS | memory_map.FIXED,
+        -1,
+        0,
+    )
     for number, path in enumerate(paths):
         os.pwrite(tracee.memory, os.fsencode(path) + b"\0", scratch.slot(number))
     opened = tracee.run(
@@ -213,7 +220,7 @@ class _ScratchMemory:
     """Our scratch memory in the new process: the table of calls, and the values that they point to."""
 
     def __init__(self, calls: int, slots: int) -> None:
-        self._slots = -(-(CODE + calls * ENTRY.size) // memory.PAGE) * memory.PAGE
+        self._slots = -(-(CODE + calls * ENTRY.size) // memory_map.PAGE) * memory_map.PAGE
         self.size = self._slots + slots * SLOT
         self.at = 0
 
@@ -227,7 +234,7 @@ def _unmap_calls(kernels: Mapping[str, Area], wanted: Mapping[str, Area], scratc
     for area in kernels.values():
         yield (MREMAP, area.start, area.size, area.size, MAY_MOVE_FIXED, at)
         at += area.size
-    yield (MUNMAP, memory.PAGE, scratch.at - memory.PAGE)
+    yield (MUNMAP, memory_map.PAGE, scratch.at - memory_map.PAGE)
     yield (MUNMAP, at, TOP - at)
     for name, area in kernels.items():
         yield (MREMAP, aside, area.size, area.size, MAY_MOVE_FIXED, wanted[name].start)
@@ -241,9 +248,9 @@ def _map_calls(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
         area, source, offset = kept.area, -1, 0
         flags = area.flags
         if kept.below >= 0:
-            flags, source, offset = flags & ~memory.ANONYMOUS, base, kept.below
+            flags, source, offset = flags & ~memory_map.ANONYMOUS, base, kept.below
         elif kept.mapped:
-            flags, source, offset = flags & ~memory.ANONYMOUS, pages, kept.at
+            flags, source, offset = flags & ~memory_map.ANONYMOUS, pages, kept.at
         elif area.file:
             source, offset = files[area.file], area.offset
         yield (MMAP, area.start, area.size, area.protection, flags, source, offset)
