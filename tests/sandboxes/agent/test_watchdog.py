@@ -108,7 +108,7 @@ async def test_a_hog_left_by_an_earlier_command_is_killed_and_reported(make: Mak
 
 
 @pytest.mark.parametrize("place", [".", "/tmp", "~"])
-async def test_a_full_disk_is_the_worlds_own(make: Make, out: Out, place: str) -> None:
+async def test_a_full_disk_only_affects_its_own_world(make: Make, out: Out, place: str) -> None:
     world = await make(disk_bytes=20 * MIB)
     result = await world.run(f"head -c 60M /dev/zero > {place}/big; sleep 99", timeout=PATIENCE)
     assert (result.limit, result.exit_code) == (Limit.DISK, 137)
