@@ -68,7 +68,7 @@ class Agent(ProcessSupervisor):
         if start.image:
             self._restore_processes()
         if start.sessions and tree is not None:
-            self._restore_sessions(Path(tree.reach(start.sessions)))
+            self._restore_sessions(Path(tree.path_inside(start.sessions)))
 
     def serve(self) -> None:
         try:
@@ -283,7 +283,7 @@ class Agent(ProcessSupervisor):
         strays = [p.pid for p in self._all() if p.parent == os.getpid() and (shell is None or p.pid != shell.pid)]
         if strays or shell is None:
             return Dumped(f"the shell that started processes {strays} has ended, and a dump covers one process tree")
-        place = Path(self._tree.reach(images))
+        place = Path(self._tree.path_inside(images))
         held = os.open(place, os.O_PATH | os.O_DIRECTORY)
         try:
             self._criu.dump(shell.pid, held)
@@ -331,7 +331,7 @@ class Agent(ProcessSupervisor):
             if session.image_base.base is not None and session.image_base.base.inode not in message.bases:
                 session.image_base.close()
                 session.image_base = replace(session.image_base, base=None)
-            place = Path(self._tree.reach(f"{message.images}/{session.name}"))
+            place = Path(self._tree.path_inside(f"{message.images}/{session.name}"))
             try:
                 points = self._start.view.points if self._start.view is not None else ()
                 made = process_dump.dump(
@@ -382,7 +382,7 @@ class Agent(ProcessSupervisor):
     def _freeze(self) -> None:
         for _ in range(FREEZES):
             self._frozen = processes.freeze(self._others)
-            moving = [p.pid for p in self._others() if not processes.stands_still(p)]
+            moving = [p.pid for p in self._others() if not processes.is_stopped(p)]
             if not moving:
                 return
             self._thaw()  # a process waiting in vfork for a stopped child can continue now
@@ -390,7 +390,7 @@ class Agent(ProcessSupervisor):
 
     def _thaw(self) -> None:
         for process in self._frozen:
-            processes.send(process, signal.SIGCONT)
+            processes.send_signal(process, signal.SIGCONT)
         self._frozen = []
 
     def _return_shell(self) -> None:

@@ -50,7 +50,7 @@ class Tree(Protocol):
         """A descriptor of the processes to begin with, -1 for none."""
         ...
 
-    def reach(self, path: str) -> str:
+    def path_inside(self, path: str) -> str:
         """A host path below the store or the world's folder, as seen from inside."""
         ...
 
@@ -87,7 +87,7 @@ class ProcessSupervisor:
         for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
             self._poll.register(descriptor, select.POLLIN)
         self._sessions = PythonSessions(self._private, self._poll)
-        self._score = resource_limits.Score()
+        self._score = resource_limits.OomScore()
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
             self._criu = CriuProgram(start.criu, PidCounter(tree.pids))
@@ -121,8 +121,8 @@ class ProcessSupervisor:
             elif self._shell is not None and descriptor == unread:
                 self._shell.push()
             else:
-                self._sessions.turn(descriptor)
-        self._exceeded = self._exceeded or self._watchdog.look(self._shell.pid if self._shell is not None else -1)
+                self._sessions.handle_ready(descriptor)
+        self._exceeded = self._exceeded or self._watchdog.check(self._shell.pid if self._shell is not None else -1)
 
     def _receive(self) -> None:
         while not self._gone:
@@ -200,7 +200,7 @@ class ProcessSupervisor:
             self._kill(self._all)  # other processes take part in exceeding the limit
         timed_out = not ended and not over
         code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
-        over = over or resource_limits.met(self._start.bounds, code or 0)
+        over = over or resource_limits.limit_behind_exit_code(self._start.bounds, code or 0)
         earlier, self._exceeded_earlier = self._exceeded_earlier, ""
         self._release_ended_shell()
         if message.stdin:
@@ -223,14 +223,14 @@ class ProcessSupervisor:
         it."""
         spared = []
         if os.getpid() == 1:
-            spared = [p.key for p in self._all() if processes.stands_still(p)]
+            spared = [p.key for p in self._all() if processes.is_stopped(p)]
             with contextlib.suppress(ProcessLookupError):  # there is no process
                 os.kill(-1, signal.SIGSTOP)
         processes.kill(select, self._reap)
         if os.getpid() == 1:
             for process in self._all():
                 if process.key not in spared:
-                    processes.send(process, signal.SIGCONT)
+                    processes.send_signal(process, signal.SIGCONT)
 
     def _await_end(self, shell: Shell, deadline: float | None = None, *, cancellable: bool = False) -> bool:
         """Whether the command ended by itself, not by its deadline, the host's request or the host's end."""
@@ -285,7 +285,7 @@ class ProcessSupervisor:
             script = b"" if kept is None else kept.script(self._start.tree)
             self._private.write("state", export_script(late) + script)
             command = f"builtin source {shlex.quote(self._private.path('state'))} >/dev/null 2>&1"
-        shell.recall(command)
+        shell.restore(command)
         try:
             self._await_shell(shell)
         except OSError:
@@ -319,7 +319,7 @@ class ProcessSupervisor:
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         pwd = self._start_place()
-        with self._score.handed_on():
+        with self._score.raised_for_children():
             pid = os.fork()
         if pid == 0:
             try:

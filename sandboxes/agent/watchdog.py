@@ -1,8 +1,8 @@
 """Watches what a whole world uses where no limit of a single process helps: memory, processes, disk. Stdlib only.
 
-The agent calls `look` a few times a second while anything runs. It reads /proc and the world's folder, so it needs no
-control groups, no root and no daemon. It cannot stop a process between two looks: `resource_limits` and, if there are
-any, control groups bound that.
+The agent calls `check` a few times a second while anything runs. It reads /proc and the world's folder, so it needs
+no control groups, no root and no daemon. It cannot stop a process between two looks: `resource_limits` and, if there
+are any, control groups bound that.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Watchdog:
         """Seconds until the next look; None if nothing is to be watched."""
         return max(0.0, self._due - time.monotonic()) if self._busy else None
 
-    def look(self, shell: int) -> str:
+    def check(self, shell: int) -> str:
         """The limit that the world exceeds, by its field in `Bounds`; "" if none, or if no look is due."""
         began = time.monotonic()
         if not self._busy or began < self._due:

@@ -134,7 +134,7 @@ class MessageStream(asyncio.Protocol):
         self._waiting.append(due)
         self._transport.write(data)
 
-    def say(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
         """Send a message without a reply; do nothing if the connection is gone."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(encode(message))
@@ -200,12 +200,12 @@ class AgentLink:
             self._stream.ask(message, due, passing)
             answer = await due
         except OSError as error:
-            raise WorldDied(await self._why_lost()) from error
+            raise WorldDied(await self._loss_reason()) from error
         if isinstance(answer, Failed):
             raise SandboxError(answer.message)
         return answer
 
-    async def _why_lost(self) -> str:
+    async def _loss_reason(self) -> str:
         if self._stream.unreadable:
             return (
                 f"the world's first process sent an unreadable reply ({self._stream.unreadable}), so the "
@@ -215,7 +215,7 @@ class AgentLink:
 
     def cancel(self) -> None:
         """Have the current command killed; its reply still comes."""
-        self._stream.say(Cancel())
+        self._stream.send(Cancel())
 
     async def close(self) -> None:
         """Hang up, which ends the world, and wait until it has ended."""

@@ -183,18 +183,18 @@ class AgentWorld(WorldLifecycle):
                     return await self._seal_files(replace(state, processes=kept), others)
             finally:
                 await self._resume_processes()
-        return await self._seal_with_sessions(state.because(why), others)
+        return await self._seal_with_sessions(state.with_reason(why), others)
 
     async def _seal_with_sessions(self, state: ShellState, others: int) -> Snapshot:
         """Seal with the Python sessions at least, as the processes cannot be dumped whole."""
         why = self._why_no_session
         if why:
-            return await self._seal_files(state.because(f"{state.processes.reason}; {why}"), others)
+            return await self._seal_files(state.with_reason(f"{state.processes.reason}; {why}"), others)
         self._stopped = True
         try:
             dumped = await self._dump_sessions()
             if dumped.reason:
-                state = state.because(f"{state.processes.reason}; {dumped.reason}")
+                state = state.with_reason(f"{state.processes.reason}; {dumped.reason}")
             if dumped.taken:
                 dropped = max(0, state.processes.dropped - len(dumped.taken))
                 kept = replace(
@@ -214,11 +214,11 @@ class AgentWorld(WorldLifecycle):
     async def _dump_sessions(self) -> DumpedSessions:
         """Dump the Python sessions into `images`; afterwards all processes but the shell stand still."""
         images = await self._fresh_images()
-        dumped = await self._ask(DumpSessions(str(images), self._base_images.there()), DumpedSessions)
+        dumped = await self._ask(DumpSessions(str(images), self._base_images.available()), DumpedSessions)
         self._maps_files = dumped.maps_files
         for session, base in dumped.taken.items():
             if base:
-                self._base_images.put(base, images / session)
+                self._base_images.link_into(base, images / session)
         return dumped
 
     async def _resume_processes(self) -> None:
@@ -261,7 +261,7 @@ class AgentWorld(WorldLifecycle):
             tier = ProcessTier.COMMANDS if commands else ProcessTier.NONE
             processes = replace(processes, tier=tier, commands=commands, dropped=inspection.strays)
         if not inspection.state:
-            return ShellState.standing(self._snapshot, processes)
+            return ShellState.unstarted(self._snapshot, processes)
         secrets, tree = self._spec.secrets, self._tree_inside()
         report, began = Report.parse(inspection.state), ShellSnapshot.of(Report.parse(inspection.began), tree)
         now = ShellSnapshot.of(report, tree)

@@ -82,7 +82,7 @@ class MountServerClient:
             raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
         return given[0]
 
-    async def furnish(self, point: str, entries: Sequence[LayerEntry]) -> None:
+    async def make_layer(self, point: str, entries: Sequence[LayerEntry]) -> None:
         """Create a folder at the mount server, "@point" in a stack. Raises `WorldStartFailed`."""
         answer, _ = await self._ask(MakeLayer(point, list(entries)))
         if answer.error:

@@ -57,11 +57,11 @@ class ShellState:
         return cls(env, tuple(sorted(gone)), cwd, processes)
 
     @classmethod
-    def standing(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
+    def unstarted(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
         """The record of a world whose shell has not started yet."""
         return cls(snapshot.env, snapshot.env_unset, snapshot.cwd, processes)
 
-    def because(self, reason: str) -> ShellState:
+    def with_reason(self, reason: str) -> ShellState:
         """A copy with the reason why processes are not kept better."""
         return replace(self, processes=replace(self.processes, reason=reason))
 

@@ -84,7 +84,7 @@ class WarmPool:
             elif len(self._empty) < STOCK:
                 await finish_before_cancelling(self._add())
             elif self._forked_again and len(self._mounted) < TREES and self._stack == _identity(self._lowers) != ():
-                await finish_before_cancelling(self._plant(self._empty.pop()))
+                await finish_before_cancelling(self._mount_tree(self._empty.pop()))
             else:
                 return
 
@@ -93,7 +93,7 @@ class WarmPool:
         await asyncio.to_thread(_make, folder)
         self._empty.append(folder)
 
-    async def _plant(self, folder: Path) -> None:
+    async def _mount_tree(self, folder: Path) -> None:
         lowers, stack = self._lowers, self._stack
         over = Overlay(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
         self._unwanted.append(folder)  # unless the mount succeeds

@@ -123,10 +123,10 @@ class NamespaceWorld(AgentWorld):
     async def _link_to(self, start: Start) -> AgentLink:
         """Start the agent with the first request; at once if processes of the snapshot or startup commands must
         run."""
-        late = self._helper.late(start, self._mounted)
+        lazy_link = self._helper.lazy_link(start, self._mounted)
         if start.image or self._spec.startup:
-            await late.start()
-        return late
+            await lazy_link.start()
+        return lazy_link
 
     async def _mounted(self, given: list[int]) -> None:
         """Append to `given` a descriptor of every mount that the agent attaches."""
@@ -165,7 +165,7 @@ class NamespaceWorld(AgentWorld):
         fresh = not (self._folder / "upper").exists()
         await self._helper.trees.mount([str(folder) for folder in lowers], [self.next_tree_overlay()])
         if fresh:
-            self._note(str(self._folder / "upper"))
+            self._record_unchanged(str(self._folder / "upper"))
 
     async def _mount_beside(self, given: list[int]) -> None:
         """Send all orders at once: the mount server works through them one by one without waiting for us."""
@@ -179,7 +179,7 @@ class NamespaceWorld(AgentWorld):
             self._works.append(work)
             mounted[at] = await self._helper.trees.mount(beside.lowers, [beside.over(str(work))])
             if fresh:
-                self._note(beside.upper)
+                self._record_unchanged(beside.upper)
 
         try:
             await run_all_to_end([mount(at, beside) for at, beside in enumerate(self._beside)])
@@ -187,11 +187,11 @@ class NamespaceWorld(AgentWorld):
             for at in sorted(mounted):
                 given += mounted[at]
 
-    def _note(self, upper: str) -> None:
+    def _record_unchanged(self, upper: str) -> None:
         now = Path(upper).stat()
         self._untouched[upper] = (now.st_mode, now.st_mtime_ns)
 
-    def _clean(self, upper: str) -> bool:
+    def _unchanged(self, upper: str) -> bool:
         if upper not in self._untouched:
             return True  # never mounted
         now = Path(upper).stat()
@@ -202,23 +202,23 @@ class NamespaceWorld(AgentWorld):
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
         """Seal by moving the uppers if the mounts can be removed, else by copying them while all processes are
         frozen."""
-        outside = not all(self._clean(beside.upper) for beside in self._beside)
-        if not outside and self._clean(str(self._folder / "upper")):
+        outside = not all(self._unchanged(beside.upper) for beside in self._beside)
+        if not outside and self._unchanged(str(self._folder / "upper")):
             if state.same_as(self._snapshot):
                 return self._snapshot
             return await asyncio.to_thread(self._seal_uppers, state, outside=False, move=False)
         root = outside and self._base.image is not None  # a process cannot unmount the root that it stands on
-        if others or root or not await self._take_away(outside=outside):
+        if others or root or not await self._unmount_all(outside=outside):
             return await self._frozen(lambda: self._seal_uppers(state, outside=outside, move=False))
         spent = set((self._folder / "work").iterdir()) - (set() if outside else set(self._works))
         try:
             self._base = await asyncio.to_thread(self._seal_uppers, state, outside=outside, move=True)
         finally:
-            await self._put_back(outside=outside)
-            self._tidy(spent)
+            await self._remount(outside=outside)
+            self._remove_work_folders(spent)
         return self._base
 
-    def _tidy(self, spent: set[Path]) -> None:
+    def _remove_work_folders(self, spent: set[Path]) -> None:
         """Remove work folders that no mount holds any more, in the background: it waits for the disk. Work folders of
         mounts beside the tree stay: without them nothing could be changed there."""
 
@@ -253,7 +253,7 @@ class NamespaceWorld(AgentWorld):
     def _started(self) -> bool:
         return self._require_link().pid != 0
 
-    async def _take_away(self, *, outside: bool) -> bool:
+    async def _unmount_all(self, *, outside: bool) -> bool:
         """Unmount what is to be sealed, everywhere. False, with all mounts back, if something holds one."""
         if self._started() and not (await self._ask(Detach(outside), Done)).ok:
             return False
@@ -262,7 +262,7 @@ class NamespaceWorld(AgentWorld):
         await self._attach(outside=outside)
         return False
 
-    async def _put_back(self, *, outside: bool) -> None:
+    async def _remount(self, *, outside: bool) -> None:
         """Mount the longer stack after a seal; after a failed seal the old stack, whose uppers are still there."""
         try:
             await self._mount_tree()

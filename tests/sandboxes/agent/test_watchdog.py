@@ -242,11 +242,11 @@ def test_no_limit_is_ever_raised() -> None:
 
 def test_the_limit_that_an_exit_code_shows() -> None:
     bounds = Bounds(cpu_s=1, file_bytes=1)
-    assert [resource_limits.met(bounds, code) for code in (0, 1, 137, 152, 153)] == [
+    assert [resource_limits.limit_behind_exit_code(bounds, code) for code in (0, 1, 137, 152, 153)] == [
         "",
         "",
         "",
         "cpu_s",
         "file_bytes",
     ]
-    assert [resource_limits.met(Bounds(), code) for code in (152, 153)] == ["", ""]
+    assert [resource_limits.limit_behind_exit_code(Bounds(), code) for code in (152, 153)] == ["", ""]

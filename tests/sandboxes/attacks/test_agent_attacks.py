@@ -243,7 +243,7 @@ async def test_an_escaped_grandchild_ends_with_its_world(world: World, out: Out)
     await out(world, runaway)
     await out(world, "until [ -s ready ]; do sleep 0.01; done")
     assert await world.background_processes() == 1
-    mine = [processes.everything()[pid].key for pid in await family(world)]
+    mine = [processes.all_processes()[pid].key for pid in await family(world)]
     assert len(mine) == 3  # the agent, the shell and it
     await world.close()
-    assert not set(mine) & {process.key for process in processes.everything().values()}
+    assert not set(mine) & {process.key for process in processes.all_processes().values()}

@@ -136,7 +136,7 @@ async def test_abstract_sockets_of_the_host_cannot_be_reached(world: World) -> N
 async def test_a_requested_network_does_not_include_the_hosts_abstract_sockets(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
-    if landlock.version() < landlock.ABI_SCOPES:
+    if landlock.abi_version() < landlock.ABI_SCOPES:
         pytest.skip("this kernel's Landlock has no scopes (Linux 6.12)")
     world = await namespaces.materialise(base, replace(spec, network=True))
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as hidden:
@@ -161,7 +161,7 @@ async def test_device_nodes_cannot_be_made_anywhere(world: World, namespaces: Na
 
 
 async def test_landlock_also_forbids_what_capabilities_forbid(world: World, out: Out) -> None:
-    if landlock.version() < landlock.ABI_REFER:
+    if landlock.abi_version() < landlock.ABI_REFER:
         pytest.skip("this kernel has no Landlock that can allow renames (Linux 5.19)")
     for place in (".", "/tmp", "/dev/shm"):
         refused = await world.run(f"mknod {place}/node c 1 3")

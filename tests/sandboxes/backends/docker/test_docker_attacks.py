@@ -121,10 +121,10 @@ async def test_an_escaped_grandchild_ends_with_its_container(world: World, out: 
     runaway = "setsid setsid bash -c 'trap \"\" TERM HUP; echo > ready; exec sleep 31415' >/dev/null 2>&1"
     await out(world, f"( {runaway} & ) & true")
     await out(world, "until [ -e ready ]; do sleep 0.01; done")
-    mine = {p.key for p in processes.everything().values() if b"31415" in cmdline(p.pid)}
+    mine = {p.key for p in processes.all_processes().values() if b"31415" in cmdline(p.pid)}
     assert mine and await world.background_processes() == 1
     await world.close()
-    assert not mine & {process.key for process in processes.everything().values()}
+    assert not mine & {process.key for process in processes.all_processes().values()}
 
 
 def cmdline(pid: int) -> bytes:

@@ -351,7 +351,7 @@ def test_a_killed_owner_takes_its_worlds_along(tmp_path: Path) -> None:
         assert len(family) >= 10
         owner.kill()
     deadline = time.monotonic() + 60
-    while any(process.key in {p.key for p in processes.everything().values()} for process in family):
+    while any(process.key in {p.key for p in processes.all_processes().values()} for process in family):
         assert time.monotonic() < deadline, "processes are left"
         time.sleep(0.02)
     assert str(tmp_path) not in Path("/proc/self/mountinfo").read_text()
