@@ -229,7 +229,7 @@ asyncio.run(main(Path(sys.argv[1]), random.Random(int(sys.argv[2]))))
 """
 
 
-@pytest.mark.parametrize("seed", range(max(3, FORKS // 100)))
+@pytest.mark.parametrize("seed", range(max(2, FORKS // 100)))
 def test_a_killed_owner_takes_everything_along(tmp_path: Path, seed: int) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), str(seed)], stdout=subprocess.PIPE)
     assert owner.stdout is not None
