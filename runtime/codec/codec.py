@@ -16,8 +16,8 @@ import json
 from typing import Any, TypeVar
 
 from ramify.runtime.codec.decoder import OWN_KINDS, Decoder
-from ramify.runtime.codec.encoder import TAG, Encoder, sort_encoded
-from ramify.runtime.codec.object_state import holds_itself
+from ramify.runtime.codec.encoder import Encoder, sort_encoded
+from ramify.runtime.codec.object_state import TAG, holds_itself
 from ramify.runtime.codec.type_names import own
 from ramify.runtime.errors import NotSerialisable
 

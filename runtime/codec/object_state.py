@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 
 from ramify.runtime.errors import NotSerialisable
 
+TAG = "$"
+"""The key that marks an encoded object: `{"$": kind, …}`."""
+IPS = ("IPv4Address", "IPv4Interface", "IPv4Network", "IPv6Address", "IPv6Interface", "IPv6Network")
 _URLS = ("_BaseUrl", "_BaseMultiHostUrl", "Url", "MultiHostUrl")
+BASES: Mapping[str, type] = {
+    kind.__name__: kind for kind in (str, bytes, bytearray, int, float, complex, list, tuple, dict, set, frozenset)
+}
+"""Built-in types whose subclasses are stored by value."""
 
 
 def holds_itself(value: object, what: str) -> str | None:

@@ -16,9 +16,9 @@ import json
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 
-from ramify.compiler.plan import OpId
+from ramify.compiler.plan import Effect, OpId
 from ramify.runtime.codec import codec
 from ramify.runtime.errors import (
     CompensationFailed,
@@ -69,6 +69,15 @@ class Outside:
     reconcile: Reconcile | None = None
     compensate: Compensate | None = None
     in_fork: InFork = InFork.REFUSE
+
+
+class EffectfulStep(Protocol):
+    """The part of a step's definition that says how it deals with the outside world."""
+
+    @property
+    def effect(self) -> Effect: ...
+    @property
+    def outside(self) -> Outside: ...
 
 
 KILLED = "the process ended before the step did"

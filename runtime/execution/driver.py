@@ -52,8 +52,8 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.gc_pins import Pins
-from ramify.runtime.worlds.recovery import Recovery, StateOrigin
-from ramify.runtime.worlds.world_pool import Branch, WorldPool
+from ramify.runtime.worlds.recovery import Recovery
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool
 from ramify.sandboxes.contract import Backend, WorldSpec
 
 DEFAULT_MOUNT = Path("/tmp/workspace")

@@ -22,8 +22,8 @@ from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
-from ramify.runtime.worlds.recovery import StateOrigin
 from ramify.runtime.worlds.world_pool import Branch as Line
+from ramify.runtime.worlds.world_pool import StateOrigin
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -20,7 +20,7 @@ from ramify.runtime.execution.step_call import StepCall, StepTimeout, run_code
 from ramify.runtime.journal.journal import RAISED
 from ramify.runtime.records import DOUBTFUL, EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.worlds.recovery import StateOrigin
+from ramify.runtime.worlds.world_pool import StateOrigin
 from ramify.sandboxes.contract import World
 from ramify.sandboxes.errors import SandboxError
 

@@ -23,7 +23,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ramify.fork_engine.errors import SnapshotCorrupt, SnapshotNotFound
 from ramify.fork_engine.store import SnapshotStore
@@ -32,22 +31,9 @@ from ramify.runtime.errors import Unrecoverable
 from ramify.runtime.events import Event, Level, Recovered
 from ramify.runtime.records import BranchPath, RunId
 from ramify.runtime.worlds.gc_pins import Pins
-
-if TYPE_CHECKING:
-    from ramify.runtime.worlds.world_pool import Branch
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin
 
 LOST = (SnapshotNotFound, SnapshotCorrupt)
-
-
-@dataclass(frozen=True, slots=True)
-class StateOrigin:
-    """A state of a branch, and how to recompute it from the state before. `again` is None for the workspace."""
-
-    snapshot: Snapshot
-    what: str  # what made it, for messages
-    again: Callable[[Snapshot], Awaitable[Snapshot]] | None = None
-    refused: str = ""  # why it must not be repeated
-    seconds: float = 0.0  # how long it took when it was recorded
 
 
 def missing(snapshots: SnapshotStore, id: SnapshotId) -> SnapshotNotFound | SnapshotCorrupt | None:

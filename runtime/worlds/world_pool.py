@@ -10,14 +10,25 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ramify.fork_engine import crash_points
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.errors import BranchReleased, StateLost
 from ramify.runtime.records import BranchPath, CheckpointId
-from ramify.runtime.worlds.recovery import Recovery, StateOrigin
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 from ramify.sandboxes.errors import WorldDied
+
+
+@dataclass(frozen=True, slots=True)
+class StateOrigin:
+    """A state of a branch, and how to recompute it from the state before. `again` is None for the workspace."""
+
+    snapshot: Snapshot
+    what: str  # what made it, for messages
+    again: Callable[[Snapshot], Awaitable[Snapshot]] | None = None
+    refused: str = ""  # why it must not be repeated
+    seconds: float = 0.0  # how long it took when it was recorded
 
 
 @dataclass(eq=False, slots=True)
@@ -41,6 +52,12 @@ class Branch:
         self.snapshot = made.snapshot
         if not self.made or self.made[-1].snapshot.id != made.snapshot.id:
             self.made.append(made)
+
+
+class RecoversStates(Protocol):
+    """Recomputes the lost state of a branch (`ramify.runtime.worlds.recovery.Recovery`)."""
+
+    async def whole(self, branch: Branch) -> Snapshot: ...
 
 
 class ReadyWorlds:
@@ -89,7 +106,7 @@ class WorldPool:
         self._idle: dict[Branch, None] = {}  # in order of last use
         self._live: dict[Branch, None] = {}
         self._ready: dict[BranchPath, ReadyWorlds] = {}  # by the branch that will be forked
-        self.recovery: Recovery | None = None  # recomputes lost snapshots; without it they are an error
+        self.recovery: RecoversStates | None = None  # recomputes lost snapshots; without it they are an error
 
     async def state(self, branch: Branch) -> Snapshot:
         """Return the branch's snapshot, recomputed if it is lost. Raises `Unrecoverable`."""
