@@ -17,7 +17,7 @@ from ramify.runtime.estimates.cost_model import Choice, Cost
 from ramify.runtime.estimates.recorded_runs import files_written
 from ramify.runtime.events import Level, Recovered
 from ramify.runtime.execution.step_call import StepCall, StepTimeout, run_code
-from ramify.runtime.journal.journal import RAISED
+from ramify.runtime.journal.recorded_run import RAISED
 from ramify.runtime.records import DOUBTFUL, EffectRecord, EffectStatus, OpRecord, OpStatus
 from ramify.runtime.user_code.sandbox import Sandbox
 from ramify.runtime.worlds.world_pool import StateOrigin
