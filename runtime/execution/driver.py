@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
-import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -53,11 +51,8 @@ from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.gc_pins import Pins
 from ramify.runtime.worlds.recovery import Recovery
-from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool
-from ramify.sandboxes.contract import Backend, WorldSpec
-
-DEFAULT_MOUNT = Path("/tmp/workspace")
-"""The mount point of the world's files if the run has no workspace."""
+from ramify.runtime.worlds.world_pool import Branch, StateOrigin, WorldPool, world_spec
+from ramify.sandboxes.contract import Backend
 
 _CHANGE = OpId("change")
 _LISTEN_S = 0.25  # seconds between two checks for `ramify cancel`
@@ -404,13 +399,3 @@ def _awaited_twice(error: Exception) -> str:
         f"\n{site_file(at.filename)}:{at.lineno}: the awaitable of a step or a model call is awaited a second time. "
         "Await it once and keep its result, or pass it to `asyncio.create_task`: a task may be awaited again"
     )
-
-
-def world_spec(record: RunRecord) -> WorldSpec:
-    """Return how the run's worlds look inside: this machine, with this process's Python first in PATH, no secrets."""
-    here = Path(sys.executable).parent
-    path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
-    env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}
-    visible = {Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent.parent}
-    mount_at = Path(record.workspace) if record.workspace else DEFAULT_MOUNT
-    return WorldSpec(mount_at=mount_at, env=env, visible=tuple(sorted(visible)))

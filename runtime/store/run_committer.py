@@ -38,16 +38,18 @@ from ramify.runtime.errors import RunLocked, StoreError, UsedAfterFork
 from ramify.runtime.records import RunId
 from ramify.runtime.store import statements, tables
 from ramify.runtime.store.blobs import RecentTexts
-from ramify.runtime.store.database_errors import is_connection_lost, is_serialization_failure
+from ramify.runtime.store.database_errors import is_connection_lost
 from ramify.runtime.store.pooler_check import refused, session_of
+from ramify.runtime.store.retries import FIRST_PAUSE_S as FIRST_PAUSE_S
+from ramify.runtime.store.retries import LONGEST_PAUSE_S as LONGEST_PAUSE_S
+from ramify.runtime.store.retries import PATIENCE_S as PATIENCE_S
+from ramify.runtime.store.retries import Retries
 
 Work = Callable[[Connection], None]
 Barrier = Callable[[], None]
 
 LINGER_S = 0.005
 JOIN_NEXT_COMMIT_S = 0.1  # how long a lingering job waits for a commit that is expected soon
-PATIENCE_S = 30.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ class RunCommitter:
                 broken[run] = error
 
     def _patiently(self, batch: list[_Waiting]) -> None:
-        until, pause = self._timer() + self._patience_s, FIRST_PAUSE_S
+        retries = Retries(self._patience_s, self._timer)
         while True:
             try:
                 self._once(batch)
@@ -260,15 +262,11 @@ class RunCommitter:
             except Exception as error:
                 for undone in {one.job.undone for one in batch if one.job.undone is not None}:
                     undone()
-                if (
-                    not (is_connection_lost(error) or is_serialization_failure(error))
-                    or self._timer() + pause > until
-                ):
+                if (pause_s := retries.pause_after(error)) is None:
                     raise
                 if is_connection_lost(error):
                     self._disconnect()
-            self._sleep(pause)
-            pause = min(pause * 2, LONGEST_PAUSE_S)
+            self._sleep(pause_s)
 
     def _once(self, batch: list[_Waiting]) -> None:
         connection = self._connected()

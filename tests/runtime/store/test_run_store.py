@@ -34,7 +34,7 @@ async def test_runs_come_newest_first_whatever_the_clock_said(store: RunStore, a
 
 async def test_a_run_of_the_same_id_is_refused(store: RunStore, a_run: Make) -> None:
     await store.create_run(a_run())
-    with pytest.raises(StoreError, match="there already"):
+    with pytest.raises(StoreError, match="exists already"):
         await store.create_run(a_run(name="another"))
     assert (await store.run(a_run().id)).name == "repair"
 
