@@ -16,7 +16,8 @@ from ramify.runtime.worlds.world_pool import Branch, StateOrigin
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """One merge. `scope`: the branch that forked (ours). `base`: its state at the fork. `theirs`: the merged branch."""
+    """One merge. `scope`: the branch that forked (ours). `base`: its state at the fork. `theirs`: the merged
+    branch."""
 
     scope: RunScope
     base: Branch

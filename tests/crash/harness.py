@@ -63,7 +63,7 @@ class Trial:
 
 
 def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None = None) -> Trial:
-    """One trial in its own folder. `address`: of a PostgreSQL database, shared by trials."""
+    """Run one trial in its own folder. `address`: a PostgreSQL database that trials share."""
     (folder / "workspace").mkdir(parents=True)
     (folder / "workspace" / "hello").write_text("hello\n")
     database = address or f"sqlite:///{folder}/home/ramify.db"
@@ -97,7 +97,7 @@ def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None =
 
 
 def judge(trial: Trial, whole: Left) -> Trial:
-    """What differs from the unkilled run, and what the receiver got too rarely or too often."""
+    """Return what differs from the unkilled run, and what the receiver got too rarely or too often."""
     if trial.left is None:
         trial.wrong.append(f"no end: {trial.error[-2000:]}")
         return trial
@@ -125,7 +125,7 @@ def _fork(work: Callable[[], None], delay_s: float | None) -> int:
 
 
 def _child(trial: Trial, folder: Path, database: str, kill: Kill | None = None, *, begins: bool = False) -> None:
-    """`begins`: what there is before the first that is killed."""
+    """`begins`: what exists before the first process that is killed."""
     passed: list[str] = []
 
     def at(name: str) -> None:
@@ -151,7 +151,8 @@ def _child(trial: Trial, folder: Path, database: str, kill: Kill | None = None, 
 
 
 def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenario, str], Trial]:
-    """Each scenario unkilled, on each database: what the others are held against, and how many points there are."""
+    """Run each scenario unkilled on each database: the others are compared with it, and it counts the crash
+    points."""
     made = {}
     _warm(folder)
     for scenario, database in itertools.product(Scenario, databases):
@@ -165,7 +166,7 @@ def wholes(databases: dict[str, str | None], folder: Path) -> dict[tuple[Scenari
 
 
 def _warm(folder: Path) -> None:
-    """Run each scenario in this process: its forks then begin with every module, plan and statement at hand."""
+    """Run each scenario in this process, so that its forks begin with every module, plan and statement loaded."""
     for scenario in Scenario:
         place = folder / f"warm-{scenario.name}"
         (place / "workspace").mkdir(parents=True)
@@ -227,7 +228,7 @@ def until_killed(
 
 
 class OtherLog(Exception):
-    """A log whose trials are not of this code, or not of this plan of kills."""
+    """The log belongs to other code, or to another plan of kills."""
 
 
 def begin_log(log: Path, known: dict[tuple[Scenario, str], Trial], seed: int) -> None:
@@ -254,7 +255,7 @@ def begin_log(log: Path, known: dict[tuple[Scenario, str], Trial], seed: int) ->
 
 
 def _code() -> str:
-    """The digest of what a trial runs: the modules of ours that are loaded, which after the unkilled runs is all."""
+    """Return the digest of the code that a trial runs: our loaded modules, which after the unkilled runs are all."""
     ours = {name: module for name, module in sys.modules.items() if name.partition(".")[0] in _OURS}
     files = {name: Path(module.__file__) for name, module in ours.items() if getattr(module, "__file__", None)}
     told = [f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}" for name in sorted(files)]
@@ -262,7 +263,7 @@ def _code() -> str:
 
 
 def _in(log: Path) -> list[dict[str, Any]]:
-    """The trials of a log."""
+    """Return the trials in a log."""
     return [said for line in log.read_text().splitlines() if "number" in (said := json.loads(line))]
 
 
@@ -274,7 +275,8 @@ def in_parallel(
     workers: int,
     log: Path,
 ) -> Iterator[Trial]:
-    """The trials, judged, by forked workers. `log`: a line a trial; those that it has already are not done again."""
+    """Yield the judged trials, run by forked workers. `log`: one line per trial; trials that it has are not
+    repeated."""
     log.touch()
     done = {said["number"] for said in _in(log)}
     left = [(number, trial) for number, trial in enumerate(trials) if number not in done]

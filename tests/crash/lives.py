@@ -1,4 +1,4 @@
-"""What a process of a trial does: it begins, or goes on from where the one before it ended, and tells what it leaves.
+"""What a process of a trial does: it begins, or continues where the previous one ended, and reports what it leaves.
 
 At the points that it passes it may be killed (`harness.py`).
 """
@@ -59,7 +59,7 @@ MADE_AGAIN = (Scenario.LOST, Scenario.LOST_GRAPH)
 
 @dataclass(frozen=True)
 class Left:
-    """What is there in the end, told so that two runs can be compared."""
+    """What exists at the end, in a form in which two runs can be compared."""
 
     result: Any
     rows: dict[str, int]  # DONE journal rows that were not taken over: how often each
@@ -73,14 +73,15 @@ class Left:
 
 
 def live(scenario: Scenario, folder: Path, database: str) -> tuple[Left, int]:
-    """Begin, or go on from where the process before ended. What there is in the end, and the number of doubts."""
+    """Begin, or continue where the previous process ended. Returns what exists at the end, and the number of
+    doubts."""
     if scenario in LANGGRAPH:
         return _graph(scenario, folder, database)
     return asyncio.run(_run_workflow(scenario, folder, database))
 
 
 def lose(scenario: Scenario, folder: Path, database: str) -> None:
-    """Come to a stop before the last step, and lose all that was made by then."""
+    """Stop before the last step, and lose all snapshots made by then."""
     scenarios.STOPS = True
     if scenario is Scenario.LOST:
         with contextlib.suppress(RunFailed):
@@ -129,7 +130,7 @@ async def _run_workflow(scenario: Scenario, folder: Path, database: str) -> tupl
 
 
 async def _resumed(runtime: Runtime, run_id: str) -> tuple[Any, int]:
-    """Resume, and answer each reported doubt by what the receiver has."""
+    """Resume, and resolve each reported doubt by asking the receiver."""
     doubts = 0
     while True:
         try:
@@ -226,7 +227,7 @@ async def _left_of_graph(
 
 
 def _told(history: list[Any], folder: Path) -> list[Any]:
-    """After the collection: what a checkpoint of the thread stands on has to be there still."""
+    """After the collection: the state of a checkpoint of the thread must still exist."""
     snapshots = SnapshotStore(paths.snapshots(folder / "home"))
 
     def content(id: str) -> str:
@@ -244,7 +245,7 @@ def _told(history: list[Any], folder: Path) -> list[Any]:
 
 
 async def _problems(store: RunStore, run: RunRecord, folder: Path) -> list[str]:
-    """What a collection leaves that is not as it should be. What was lost stays so: it has stand-ins."""
+    """Return the inconsistencies that a collection leaves. Lost snapshots have stand-ins."""
     crash_points.at = None  # the trial is over
     home = folder / "home"
     snapshots = SnapshotStore(paths.snapshots(home))

@@ -1,4 +1,4 @@
-"""Workflows of several shapes, whose effects are written down outside, each id with a number of its own."""
+"""Workflows of several shapes. Their effects are written to an outside log, each id with its own number."""
 
 from __future__ import annotations
 

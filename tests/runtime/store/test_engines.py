@@ -66,7 +66,7 @@ asyncio.run(main())
 """
 
 
-def test_processes_that_make_the_database_at_the_same_moment(tmp_path: Path) -> None:
+def test_processes_that_create_the_database_concurrently(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OPEN, os.fspath(tmp_path / "ramify.db")]
     openers = [subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(4)]
     for one in openers:
