@@ -56,7 +56,7 @@ def test_other_answers_are_refused(status: int, body: object) -> None:
 
 @pytest.mark.parametrize("url", ["http://a:abc", "http://a\u2025b", "nonsense"])
 def test_an_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is no base URL"):
+    with pytest.raises(ValueError, match="is not a base URL"):
         gateway_stages("w", url)
 
 
