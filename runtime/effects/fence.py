@@ -245,7 +245,7 @@ class Fence:
         """Return the error for a step that was performed but whose result is lost; the caller raises it."""
         return ResultNotKept(
             f"step {self.step!r} on branch {self.branch} was done (its idempotency key is {self.idempotency_key}) "
-            f"and is not done again, but its result was not kept: {why}. Give the run a result to go on with: "
+            f"and is not done again, but its result was not kept: {why}. Give the run a result to continue with: "
             f"`ramify approve {self.run} {self.step} --done --result JSON`, then `ramify resume {self.run}`. "
             "For later runs, have the step return plain values",
             run_id=self.run,

@@ -38,28 +38,28 @@ from ramify.runtime.records import RunStatus
 _OURS = ("ramify", "harness", "scenarios", "lives")
 TELLS = {"hello": 1, "bye": 1}
 Kill = tuple[str, str, int]
-"""The file that tells of it, at which point, and when that is passed for which time."""
+"""The file that records the kill, the crash point, and at which passage of that point to kill."""
 
 
 @dataclass
 class Trial:
     scenario: Scenario
     database: str  # "sqlite" or "postgresql"
-    point: str = ""  # where it is killed; nowhere by itself
-    nth: int = 0  # when it passes that point for this time
-    again: str = ""  # where the process is killed that goes on with it; nowhere by itself
+    point: str = ""  # the crash point at which it is killed; "": not killed
+    nth: int = 0  # at which passage of that point
+    again: str = ""  # the crash point at which the resuming process is killed; "": not killed
     again_nth: int = 0
-    killed_at: str = ""  # the point's name; empty where the run ended before
+    killed_at: str = ""  # the point's name; empty if the run ended before
     killed_again: bool = False
     resumed: bool = False
-    in_doubt: int = 0  # doubts that were reported, and settled by what the receiver has
-    passed: list[str] = field(default_factory=list)  # the names of the points that it passed, in their order
+    in_doubt: int = 0  # effects in doubt that were reported, and resolved by asking the receiver
+    passed: list[str] = field(default_factory=list)  # the names of the points that it passed, in order
     left: Left | None = None
     wrong: list[str] = field(default_factory=list)
     lost: int = 0
     duplicated: int = 0
     error: str = ""
-    took_s: float = 0.0  # the process that is killed, or would be
+    took_s: float = 0.0  # duration of the process that is to be killed
 
 
 def run(trial: Trial, folder: Path, address: str | None, delay_s: float | None = None) -> Trial:
@@ -176,23 +176,25 @@ def _warm(folder: Path) -> None:
         live(scenario, place, f"sqlite:///{place}/home/ramify.db")
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
-            thread.join(10)  # a database's, which ends a moment after who closed it was told so
+            thread.join(10)  # a database's thread, which ends shortly after the database was closed
     if (threads := threading.enumerate()) != [threading.main_thread()]:
         raise RuntimeError(f"threads outlive their run, and would be missing in a fork: {threads}")
     gc.collect()
-    gc.freeze()  # what is here is not looked at again, so that forks share it
+    gc.freeze()  # the collector ignores existing objects, so that forks share their memory
 
 
 def plan(known: dict[tuple[Scenario, str], Trial], points: int, seed: int) -> list[Trial]:
-    """`points` trials: each name in each scenario first, then every point as often as that makes, drawn by chance.
-    Every other one is killed a second time, while it goes on."""
+    """Return `points` trials: first each point name of each scenario, then every passage of every point, in random
+    order and repeated as needed. Every second trial is killed again while it resumes."""
     chance = random.Random(seed)
     first, surely, every = [], [], []
     for (scenario, database), whole in known.items():
         for name, count in sorted(Counter(whole.passed).items()):
             times = [Trial(scenario, database, name, nth) for nth in range(1, count + 1)]
-            first.append(chance.choice(times[: (count + 1) // 2]))  # the last may fall away: siblings share commits
-            surely += [time for time in times[:1] if time != first[-1]]  # the first time cannot
+            first.append(
+                chance.choice(times[: (count + 1) // 2])
+            )  # late passages may be missing: siblings share commits
+            surely += [time for time in times[:1] if time != first[-1]]  # the first passage always occurs
             every += times
     others = [one for one in every if one not in first and one not in surely]
     drawn = [one for some in (first, surely, others) for one in chance.sample(some, len(some))]
@@ -214,8 +216,8 @@ def until_killed(
     workers: int,
     log: Path,
 ) -> list[Trial]:
-    """Trials until so many were killed: for each whose point fell away this time (siblings shared a commit) there is
-    one more. Fewer where a whole round of them met no point."""
+    """Run trials until `points` of them were killed. A trial that missed its point, because siblings shared a commit,
+    is replaced by another. Stops early if a whole round of trials missed their points."""
     asked, missing, killed = 0, points, -1
     while missing > 0:
         asked += missing
@@ -232,10 +234,10 @@ class OtherLog(Exception):
 
 
 def begin_log(log: Path, known: dict[tuple[Scenario, str], Trial], seed: int) -> None:
-    """Bind a log by its first line to the code, the seed and the databases. It keeps the points that the kills are
-    drawn from, too: their number varies a little (siblings share commits), and who goes on has to draw the same.
+    """Bind a log by its first line to the code, the seed and the databases. It also keeps the points from which kills
+    are drawn: their number varies a little (siblings share commits), and a continued series must draw the same.
 
-    `known` gets those points where the log is there already. Raises `OtherLog` where that is of something else.
+    If the log exists, `known` gets its points. Raises `OtherLog` if the log belongs to something else.
     """
     of: dict[str, object] = {"code": _code(), "seed": seed, "databases": sorted({where for _, where in known})}
     if not log.exists() or not log.stat().st_size:
@@ -289,7 +291,7 @@ def in_parallel(
             except BaseException:  # noqa: BLE001  # a fork must not return to its parent's code
                 traceback.print_exc()
             os._exit(1)
-    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)]  # of all: nobody is left behind
+    codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(workers)]  # wait for all of them
     if any(codes):
         raise RuntimeError("a worker failed: see above")
     for said in _in(log):

@@ -22,10 +22,10 @@ class Edit:
     """`layout`: it must not be refused. `accepted`: it needs `accept_changes`."""
 
     name: str
-    change: Callable[[Files, Flow, random.Random], Files | None]  # None: there is nothing to change like that
+    change: Callable[[Files, Flow, random.Random], Files | None]  # returns None if the edit is not applicable
     layout: bool = True
     accepted: bool = False
-    forked: bool = False  # resumed in a run that is forked from the killed one
+    forked: bool = False  # resumed in a fork of the killed run
 
 
 def comments_above(files: Files, flow: Flow, chance: random.Random) -> Files:

@@ -82,7 +82,7 @@ class Flow:
     name: str
     body: str
     labels: tuple[str, ...]  # the names whose ids are in the result, in the order in which they are asked for
-    rest: str  # JSON of what is to stand in the result beside them
+    rest: str  # JSON of the rest of the result
     helpers: str = ""
     asks: bool = False
 

@@ -60,9 +60,9 @@ def warm(folder: Path) -> None:
         raise RuntimeError(f"the first flow ends as {left}")
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
-            thread.join(10)  # a database's, which ends a moment after who closed it was told so
+            thread.join(10)  # a database's thread, which ends shortly after the database was closed
     gc.collect()
-    gc.freeze()  # what is here is not looked at again, so that forks share it
+    gc.freeze()  # the collector ignores existing objects, so that forks share their memory
 
 
 def points(folder: Path) -> int:
@@ -174,7 +174,7 @@ def judge(
     found = repeated(after)
     labels = list(flow.labels)
     done = sum(line[0] == "ID" for line in before)
-    order = labels[:done]  # whose ids were asked for before the edit
+    order = labels[:done]  # the people whose ids were requested before the edit
     rest = labels[done:]
     if swapped and done == 0:
         rest = [labels[1], labels[0], *labels[2:]]

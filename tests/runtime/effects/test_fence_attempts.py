@@ -30,7 +30,7 @@ async def cancelled_at_the_intent(runtime: Runtime, doing: Awaitable[Any], monke
         await commit(run, **rows)
         if EffectStatus.INTENDED in [effect.status for effect in rows.get("effects", ())]:
             task.cancel()
-            for _ in range(20):  # turns of the loop: until whoever waits has heard of it
+            for _ in range(20):  # turns of the loop, until the waiting task has been notified
                 await asyncio.sleep(0)
 
     with monkeypatch.context() as patch:

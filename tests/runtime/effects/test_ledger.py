@@ -42,7 +42,7 @@ async def test_an_undone_effect_is_performed_again_under_another_key(runtime: Ru
     first = next(c for c in await runtime.store.checkpoints(run.id) if c.label == "write")
     effects_app.STOP[:] = ["after"]
     await cancelled_where_it_hangs(asyncio.create_task(runtime.resume(run.id, back_to=first.id)))
-    assert await runtime.resume(run.id) == "receipt for a"  # in doubt since: sent again under the same new key
+    assert await runtime.resume(run.id) == "receipt for a"  # it was in doubt: sent again under the same new key
     keys = [key for key, _ in effects_app.sent()]
     assert (len(keys), len(set(keys))) == (2, 2)
     (effect,) = await runtime.effects()

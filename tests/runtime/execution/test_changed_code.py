@@ -147,7 +147,7 @@ LEFT = """
 from pathlib import Path
 from ramify import Sandbox, step, workflow
 
-NOTE = Path(__file__).with_name("note")  # what changes between two processes, and no workflow should ask for
+NOTE = Path(__file__).with_name("note")  # changes between two processes; a workflow should not read it
 
 @step
 async def write(sandbox: Sandbox, text: str) -> str:

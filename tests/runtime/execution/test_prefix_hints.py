@@ -30,7 +30,7 @@ class Site:
 
     def __init__(self) -> None:
         self.heard: list[Event] = []
-        self.prepared = asyncio.Event()  # lets the step go on: where a test waits for the hint, the hint does it
+        self.prepared = asyncio.Event()  # lets the step continue; set by the hint in tests that wait for it
         self.model = ScriptedModel(self.script)
         upstream = Upstream("http://engine", transport=self.model)
         app = create_gateway([Replica(0, 1, upstream, EngineTraits(keeps_prefixes=True))])

@@ -74,7 +74,7 @@ async def test_many_times_in_any_order_with_random_pauses(runtime: Runtime, monk
     answers are stored, or a resume is stopped at a random moment."""
     monkeypatch.setattr(question_waits, "SETTLE_S", 0.002)
     plans = {one: compile_plan(one) for one in (asking_app.drops_databases, asking_app.drops_in_a_group)}
-    for seed in range(100):
+    for seed in range(40):
         dice = random.Random(seed)
         asking_app.DONE.clear()
         names = NAMES[: dice.choice([2, 2, 3])]
@@ -85,7 +85,7 @@ async def test_many_times_in_any_order_with_random_pauses(runtime: Runtime, monk
         result: Any = None
         while result is None:
             rounds += 1
-            assert rounds < 30, f"seed {seed}: it never ends"
+            assert rounds < 30, f"seed {seed} never ends"
             _roll(dice, names)
             result = await _one_round(runtime, run, known, answered, dice)
         assert result == [f"yes, {name}" for name in names], f"seed {seed}"
@@ -269,7 +269,7 @@ async def test_a_question_of_an_earlier_version_can_be_answered(home: Path) -> N
         (first,) = await asked(runtime.run(asking_app.asks_in_a_loop))
         run = str(runtime.last_run_id)
         await asked(runtime.resume(run, answer="more"))
-    # As version 5 left it: no answers beside the journal.
+    # As version 5 stored it: without a table of answers.
     with closing(sqlite3.connect(home / "ramify.db")) as database, database:
         database.execute("DROP TABLE answers")
         database.execute("PRAGMA user_version = 5")

@@ -78,7 +78,7 @@ async def test_a_cancelled_reader_causes_no_log_message(caplog: pytest.LogCaptur
     reader.cancel()
     await asyncio.wait([reader])
     assert reader.cancelled()
-    del reader  # and with it what holds the run's task
+    del reader  # and the last reference to the run's task
     gc.collect()
     assert "never retrieved" not in caplog.text
 

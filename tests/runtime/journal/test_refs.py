@@ -73,7 +73,7 @@ CHECKPOINTS = [
         ("beef:o7.0.1", 6),
         ("beef:o9.0.0", 9),
         ("beef:o7.0.0~1", 5),
-        ("beef:o7.0.0~2", 3),  # past the branch's beginning, on where it was forked
+        ("beef:o7.0.0~2", 3),  # before the branch's beginning: its parent's checkpoints
         ("beef:o9.0.0~3", 0),
         ("cp-beef2222-5", 5),
         ("cp-beef2222-8~1", 5),

@@ -112,6 +112,6 @@ async def test_a_full_disk(tmp_path: Path, a_run: Make) -> None:
         await store.create_run(a_run())
     assert "free" in fill(path)
     async with opened(path) as store:
-        assert len(await store.runs()) > 1  # what was answered is there, and the file is whole
+        assert len(await store.runs()) > 1  # confirmed rows are there, and the file is intact
     with closing(sqlite3.connect(path)) as database:
         assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -87,7 +87,7 @@ async def test_a_killed_writer_leaves_a_readable_prefix(tmp_path: Path, a_run: M
     assert writer.stdout is not None
     answered = [int(writer.stdout.readline()) for _ in range(after)]
     writer.send_signal(signal.SIGKILL)
-    answered += [int(line) for line in writer.stdout]  # `communicate` would miss what was read ahead
+    answered += [int(line) for line in writer.stdout]  # `communicate` would miss buffered lines
     writer.communicate()
     async with RunStore(path, clock=lambda: 0.0) as store:
         kept = [op.seq for op in await store.ops("run-1")]

@@ -44,7 +44,7 @@ def test_few_commits_extend_the_log(tmp_path: Path) -> None:
             lengths.append(log.stat().st_size)
     assert len(set(lengths)) < COMMITS / 4
     assert lengths[-1] < 2 * COMMITS * 8192
-    for kill in (log, tmp_path / "x.db-shm"):  # what a kill leaves: SQLite has to find the log's end by itself
+    for kill in (log, tmp_path / "x.db-shm"):  # as after a kill: SQLite has to find the end of the log by itself
         assert kill.exists()
     (tmp_path / "killed").mkdir()
     for left in (path, log):

@@ -32,7 +32,7 @@ def test_a_forked_child_gets_errors_for_objects_of_its_parent(tmp_path: Path) ->
         assert said.startswith("UsedAfterFork: "), (use, said)
         assert "which was forked from" in said
         assert "Open a new one in the child" in said
-    assert "parent: gave 5" in done.stderr  # and the parent goes on as before
+    assert "parent: gave 5" in done.stderr  # the parent is not affected
 
 
 def test_a_context_that_outlives_its_runtime_is_an_error(home: Path) -> None:

@@ -102,7 +102,7 @@ async def test_a_collection_killed_anywhere_leaves_a_consistent_store(
     unnamed = runtime.snapshots.import_tree(workspace).snapshot
     (workspace / "more").unlink()
     killed: list[str] = []
-    for late in itertools.count():  # one point later each time, until it comes to its end
+    for late in itertools.count():  # one crash point later each time, until it reaches the end
         left = itertools.count(late, -1)
 
         def kill(name: str, left: Iterator[int] = left) -> None:
@@ -120,7 +120,7 @@ async def test_a_collection_killed_anywhere_leaves_a_consistent_store(
             break
     assert {"marked", "forgotten", "removed"} <= set(killed)
     assert unnamed.id not in runtime.snapshots.present()
-    assert done.evicted == ()  # what the killed ones had marked is not chosen twice
+    assert done.evicted == ()  # states that killed collections had marked are not chosen again
     monkeypatch.setattr(crash_points, "at", None)
     await fsck_agrees(runtime)
     assert await runtime.run(reuse_app.tools, "a", workspace=workspace) == wanted
