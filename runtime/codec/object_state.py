@@ -24,7 +24,7 @@ BASES: Mapping[str, type] = {
 """Built-in types whose subclasses are stored by value."""
 
 
-def holds_itself(value: object, what: str) -> str | None:
+def find_cycle(value: object, what: str) -> str | None:
     """Return the place of an object in the value that contains itself; None if there is none."""
     around, seen = set[int](), set[int]()  # each object is visited once: shared ones may be reached in 2^n ways
     todo: list[tuple[object, str, int]] = [(value, what, 0)]

@@ -123,7 +123,7 @@ def resolve(ref: Ref, find: Callable[[str], Any] | None = None) -> Any:
     return origin[args if len(args) != 1 else args[0]]
 
 
-def own(name: str) -> Any:
+def resolve_own(name: str) -> Any:
     """Look up a name among Ramify's own types only, for commands that read the stored values of others."""
     if not name.startswith("ramify."):
         raise NotSerialisable(f"a stored value is a {name}, and not what Ramify itself recorded there")

@@ -48,7 +48,7 @@ class Fork(Generic[T]):
     def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
         refuse_inside_step("fork() was called")
         self._scope = scope
-        self._items = _listed(items, site)
+        self._items = _as_list(items, site)
         self._where = site.where
         self.op = scope.run.op(OpKind.FORK, site)
         encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
@@ -96,17 +96,17 @@ class Fork(Generic[T]):
         def __await__(self) -> NoReturn:
             raise TypeError(f"{self._unentered()} The code awaits it")
 
-    def _unentered(self) -> str:
+    def _not_entered(self) -> str:
         where = self.__dict__.get("_where", "")
         return f"{where}: fork() has no branches before it is entered: write `async with fork(...) as branches`."
 
     def __enter__(self) -> Branches[T]:
-        return _waited("a fork was entered", self.__aenter__)
+        return _wait_for("a fork was entered", self.__aenter__)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _waited("a fork was left", lambda: self.__aexit__(kind, error, trace))
+        _wait_for("a fork was left", lambda: self.__aexit__(kind, error, trace))
 
     async def _perform(self, parent: Line) -> None:
         """Record the fork. It costs only this row: the children's worlds are mounted when a step first needs them."""
@@ -182,7 +182,7 @@ class Fork(Generic[T]):
                 await compensate(run.journal, effect, step.outside.compensate, run.clock)
 
 
-def _listed(items: Iterable[T], site: CallSite) -> list[T]:
+def _as_list(items: Iterable[T], site: CallSite) -> list[T]:
     """Return the items as a list. Raises `TypeError` for sets, whose order changes between processes, and for objects
     that are not iterable."""
     if isinstance(items, set | frozenset):
@@ -282,7 +282,7 @@ class Entered(Generic[T]):
         self.__exit__(kind, error, trace)
 
 
-def _waited(what: str, begin: Callable[[], Awaitable[R]]) -> R:
+def _wait_for(what: str, begin: Callable[[], Awaitable[R]]) -> R:
     """Do async work for a plain `with`, in a function that runs in its own thread."""
     if run_loop_of_thread() is None:
         raise TypeError(f"{what} by `with` in async code: write `async with`")

@@ -99,11 +99,11 @@ class Recovery:
         if known is not None:
             return known
         why = await asyncio.to_thread(self._missing, branch.snapshot)
-        return branch.snapshot if why is None else await self._again(branch, why)
+        return branch.snapshot if why is None else await self._recompute(branch, why)
 
-    async def _again(self, branch: Branch, why: str) -> Snapshot:
+    async def _recompute(self, branch: Branch, why: str) -> Snapshot:
         begun = time.perf_counter()
-        at, steps = await self._nearest(branch, why)
+        at, steps = await self._nearest_complete(branch, why)
         for made in steps:
             if made.again is None or made.refused:
                 reason = made.refused or "nothing in the journal says how it was made"
@@ -121,7 +121,7 @@ class Recovery:
         self.emit(Recovered(self.run, branch.path, Level.LINEAGE, told, took))
         return at
 
-    async def _nearest(self, branch: Branch, why: str) -> tuple[Snapshot, list[StateOrigin]]:
+    async def _nearest_complete(self, branch: Branch, why: str) -> tuple[Snapshot, list[StateOrigin]]:
         """Return the newest complete state in the branch's history, and the states after it."""
         steps: list[StateOrigin] = []
         for made in reversed(branch.made):

@@ -147,7 +147,7 @@ async def test_a_commit_whose_answer_was_lost_is_found_not_repeated(
 
     async with RunStore(on_server, clock=lambda: 0.0) as store:
         await store.create_run(a_run())
-        once = RunCommitter._once
+        once = RunCommitter._transact
         lost = []
 
         def commits_and_then_breaks(self: RunCommitter, batch: Any) -> None:
@@ -157,7 +157,7 @@ async def test_a_commit_whose_answer_was_lost_is_found_not_repeated(
                 end_connections(on_server)
                 once(self, batch)  # raises: the connection is gone
 
-        monkeypatch.setattr(committer.RunCommitter, "_once", commits_and_then_breaks)
+        monkeypatch.setattr(committer.RunCommitter, "_transact", commits_and_then_breaks)
         await store.commit(RUN, ops=[an_op(seq=1)])
         assert len(lost) == 1
         assert [op.seq for op in await store.ops(RUN)] == [1]
