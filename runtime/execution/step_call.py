@@ -85,13 +85,13 @@ async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | No
     if inspect.iscoroutinefunction(step.function):
         if step.sandbox_parameter is not None:
             arguments[step.sandbox_parameter] = face
-        return await InOneProcess(_call_bound(step.function, arguments), f"step {step.name!r}")
+        return await InOneProcess(_call_by_name(step.function, arguments), f"step {step.name!r}")
     if step.sandbox_parameter is not None and face is not None:
         arguments[step.sandbox_parameter] = SyncSandbox(face, asyncio.get_running_loop())
-    return await in_thread(_call_bound, step.function, arguments, what=f"step {step.name!r}")
+    return await in_thread(_call_by_name, step.function, arguments, what=f"step {step.name!r}")
 
 
-def _call_bound(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+def _call_by_name(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
     """Call with arguments by name; supports positional-only and variadic parameters."""
     signature = _signature(function)
     bound = signature.bind_partial()
@@ -155,10 +155,10 @@ async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> tup
     finally:
         if face is not None:
             face.end()
-    return _kept(call, value)
+    return _encode_result(call, value)
 
 
-def _kept(call: StepCall, value: Any) -> tuple[str, Any]:
+def _encode_result(call: StepCall, value: Any) -> tuple[str, Any]:
     """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
     fence = call.fence()
     try:

@@ -82,10 +82,10 @@ class ReusableCommands:
                     begun = time.perf_counter()
                     state = await reuse.applied(source, query.state)
                     if state is not None:
-                        return await self._take_over(world, key, query, source, state, begun)
+                        return await self._reuse_result(world, key, query, source, state, begun)
             return await self._perform(world, command, key, query, source if checked else None)
 
-    async def _take_over(
+    async def _reuse_result(
         self, world: World, key: str, query: ReuseQuery, source: OpRecord, state: Snapshot, begun: float
     ) -> RunResult:
         costs, layers = self._run.costs, len(state.layers)
