@@ -1,44 +1,40 @@
-"""What can go wrong when a LangGraph graph runs over worlds.
+"""Errors of LangGraph graphs that run over worlds.
 
 RunError
 └── GraphError
-    ├── UnsupportedGraph   something of LangGraph's that would lose files here, refused before it can
-    ├── WorldLost          the files of a node that the plan does not seal went with the process that held them
-    ├── StateGone          a checkpoint's files are lost or damaged; says where the thread can go on
-    ├── AppClosed      the app was closed
+    ├── UnsupportedGraph   a feature of LangGraph that would lose files here; refused before it runs
+    ├── WorldLost          files that the plan did not seal were lost with the process that held them
+    ├── StateGone          a checkpoint's files are lost or damaged; says where the thread can continue
+    ├── AppClosed          the app was closed
     ├── ThreadElsewhere    a thread's checkpoints are not in this home's database, or cannot be read there
     ├── NoStateThere       the graph had no state of its own at that checkpoint
-    ├── TypeNotAllowed     a checkpoint names a type that this program does not have: nothing is imported or called
-    └── LangGraphChanged   this LangGraph has not the inner shape that Ramify was written against
-InvokedWhileLoaded         a user's file runs its graph where it is only looked for
+    ├── TypeNotAllowed     a checkpoint names a type that this program does not have; nothing is imported or called
+    └── LangGraphChanged   the installed LangGraph is not the one that Ramify was written for
+InvokedWhileLoaded         a user's file runs its graph while it is only searched for apps
 MergeConflict
-└── NodesConflict          two nodes of one superstep changed the same thing; names both
+└── NodesConflict          two nodes of one superstep changed the same file; names both
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ramify.fork_engine.errors import MergeConflict
 from ramify.fork_engine.types import Conflict
 from ramify.runtime.errors import RunError
-from ramify.runtime.langgraph.thread.positions import ENV
-
-if TYPE_CHECKING:
-    from langgraph.pregel._loop import PregelLoop
 
 
 class GraphError(RunError):
-    """Anything that is particular to graphs over worlds."""
+    """The base of errors that only graphs over worlds raise."""
 
 
 class UnsupportedGraph(GraphError):
-    """A part of LangGraph that does not go together with worlds yet."""
+    """A feature of LangGraph that does not work with worlds yet."""
 
 
 class WorldLost(GraphError):
-    """Files that no snapshot held are gone."""
+    """Files that no snapshot held are lost."""
 
     def __init__(self, branch: str) -> None:
         super().__init__(
@@ -48,8 +44,8 @@ class WorldLost(GraphError):
 
 
 class StateGone(GraphError):
-    """A snapshot is not in the store, or not whole, and is not made again: `refused` says why. `whole` is the newest
-    checkpoint before it whose files are there: Ramify's id of it, None where there is none."""
+    """A snapshot is lost or damaged and cannot be recomputed. `refused` says why not. `whole` is Ramify's id of the
+    newest earlier checkpoint whose files are complete; None if there is none."""
 
     def __init__(self, run: str, snapshot: str, why: str, refused: str, whole: str | None) -> None:
         self.whole = whole
@@ -66,7 +62,8 @@ class StateGone(GraphError):
 
 
 class InvokedWhileLoaded(RuntimeError):
-    """The command line looks for an app in a user's file, and the file runs it: not to be done a second time."""
+    """The command line searches a user's file for an app, and the file runs it. That must not happen a second
+    time."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -80,7 +77,7 @@ class AppClosed(GraphError):
 
 
 class ThreadElsewhere(GraphError):
-    """The checkpoints of a thread are kept by a saver that only its own program has."""
+    """The checkpoints of a thread are kept by a saver that only the user's own program has."""
 
     def __init__(self, run: str, thread: str) -> None:
         super().__init__(
@@ -91,7 +88,8 @@ class ThreadElsewhere(GraphError):
 
     @classmethod
     def serialised(cls, kind: str) -> ThreadElsewhere:
-        """It is kept here, in a form that only the program's own serialiser reads."""
+        """Return the error for a thread that is stored here in a form that only the program's own serialiser
+        reads."""
         error = cls("", "")
         error.args = (
             f"the thread's checkpoints were written by a serialiser of your own ({kind}): go on with it in Python, "
@@ -101,7 +99,7 @@ class ThreadElsewhere(GraphError):
 
 
 class NoStateThere(GraphError):
-    """A checkpoint inside a superstep."""
+    """The checkpoint lies inside a superstep, where the graph has no state."""
 
     def __init__(self, checkpoint: str, thread: str) -> None:
         super().__init__(
@@ -111,7 +109,7 @@ class NoStateThere(GraphError):
 
 
 class TypeNotAllowed(GraphError):
-    """A checkpoint, or a cached result, names what is no type of this program's own."""
+    """A checkpoint or a cached result names something that is not one of this program's data types."""
 
     def __init__(self, module: str, name: str) -> None:
         super().__init__(
@@ -134,7 +132,7 @@ class TypeNotAllowed(GraphError):
 
 
 class LangGraphChanged(GraphError):
-    """Not the LangGraph that Ramify knows."""
+    """The installed LangGraph is not the one that Ramify was written for."""
 
     def __init__(self, missing: str) -> None:
         super().__init__(
@@ -142,9 +140,24 @@ class LangGraphChanged(GraphError):
             "Install langgraph>=1.2,<1.3"
         )
 
+    @classmethod
+    def version(cls, distribution: str, installed: str, supported: Sequence[str]) -> LangGraphChanged:
+        error = cls("")
+        error.args = (
+            f"{distribution} {installed} is installed, and this version of Ramify works with "
+            f"{', '.join(f'{each}.*' for each in supported)}: install one of these, or a newer Ramify",
+        )
+        return error
+
+    @classmethod
+    def name(cls, distribution: str, why: str) -> LangGraphChanged:
+        error = cls("")
+        error.args = (f"the installed {distribution} lacks a name that Ramify needs ({why}): install a newer Ramify",)
+        return error
+
 
 class NodesConflict(MergeConflict):
-    """Nodes that ran side by side changed the same thing. `nodes` are the two, in the order of their tasks."""
+    """Nodes of one superstep changed the same file. `nodes` are the two, in the order of their tasks."""
 
     def __init__(self, nodes: tuple[str, str], conflicts: Sequence[Conflict]) -> None:
         self.nodes = nodes
@@ -160,28 +173,3 @@ def note_channel(error: Exception, channel: str, value: Any) -> None:
         f"channel {channel!r} was given a {type(value).__name__} that no checkpoint can keep: return plain values, "
         "messages or dataclasses, or annotate the channel `UntrackedValue` if it need not be kept"
     )
-
-
-def note_unserializable_channel(error: BaseException, loop: PregelLoop | None) -> None:
-    """Where a checkpointer of others raised it: ask its serialiser again, channel by channel, which value it was."""
-    checkpointer = loop.checkpointer if loop is not None else None
-    if loop is None or checkpointer is None or not isinstance(error, TypeError | ValueError):
-        return
-    if any("no checkpoint can keep" in note for note in getattr(error, "__notes__", ())):
-        return
-    for channel, value in _written(loop):
-        try:
-            checkpointer.serde.dumps_typed(value)
-        except (TypeError, ValueError) as again:
-            if str(again) == str(error):
-                note_channel(error, channel, value)
-                return
-
-
-def _written(loop: PregelLoop) -> Iterator[tuple[str, Any]]:
-    """What the tasks of the last superstep wrote, and what the channels hold."""
-    for task in loop.tasks.values():
-        yield from ((channel, value) for channel, value in task.writes if channel in loop.channels)
-    for name, channel in loop.channels.items():
-        if name != ENV and channel.is_available():
-            yield name, channel.checkpoint()
