@@ -39,7 +39,7 @@ class WorldLost(GraphError):
     def __init__(self, branch: str) -> None:
         super().__init__(
             f"the plan has no SEAL where branch {branch} stands at that checkpoint: its files were only in a live "
-            "world, which is gone. Go on from the checkpoint before the node"
+            "world, which has ended. Continue from the checkpoint before the node"
         )
 
 
@@ -50,13 +50,13 @@ class StateGone(GraphError):
     def __init__(self, run: str, snapshot: str, why: str, refused: str, whole: str | None) -> None:
         self.whole = whole
         onward = (
-            "nor can any state before it be mounted: start a new thread"
+            "no earlier state is complete either: start a new thread"
             if whole is None
-            else f"go back to the newest whole state before it: `ramify resume {run} --from {whole}`, or in Python "
-            "`app.invoke(None, state.config)` with the state of `app.get_state_history` that stands there"
+            else f"go back to the newest complete earlier state: `ramify resume {run} --from {whole}`, or in Python "
+            "`app.invoke(None, state.config)` with the state of `app.get_state_history` at that checkpoint"
         )
         super().__init__(
-            f"the files of snapshot {snapshot[:12]} are lost or damaged ({why}), and cannot be made again: "
+            f"the files of snapshot {snapshot[:12]} are lost or damaged ({why}), and cannot be recomputed: "
             f"{refused}. {onward[0].upper()}{onward[1:]}"
         )
 
@@ -67,7 +67,7 @@ class InvokedWhileLoaded(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "it invokes its graph at its top level, which would be done again: put that under "
+            "it invokes its graph at its top level, which would happen a second time: put that under "
             "`if __name__ == '__main__':`"
         )
 
@@ -82,7 +82,7 @@ class ThreadElsewhere(GraphError):
     def __init__(self, run: str, thread: str) -> None:
         super().__init__(
             f"the checkpoints of LangGraph thread {thread} (run {run}) are not in this home's database: its saver "
-            "keeps them in memory or elsewhere. Go on with it in Python, or compile the graph with "
+            "keeps them in memory or elsewhere. Continue it in Python, or compile the graph with "
             "checkpointer=ramify.graph.saver() next time"
         )
 
@@ -92,8 +92,8 @@ class ThreadElsewhere(GraphError):
         reads."""
         error = cls("", "")
         error.args = (
-            f"the thread's checkpoints were written by a serialiser of your own ({kind}): go on with it in Python, "
-            "where that is given to the saver",
+            f"the thread's checkpoints were written by your own serialiser ({kind}): continue it in Python, "
+            "where the saver has that serialiser",
         )
         return error
 
@@ -104,7 +104,7 @@ class NoStateThere(GraphError):
     def __init__(self, checkpoint: str, thread: str) -> None:
         super().__init__(
             f"thread {thread} has no state of its own at checkpoint {checkpoint[:10]}: it lies inside a superstep, "
-            "or the saver has pruned what stood there. Name one before or after it; `ramify log` lists them"
+            "or it was pruned. Name a checkpoint before or after it; `ramify log` lists them"
         )
 
 
@@ -113,7 +113,7 @@ class TypeNotAllowed(GraphError):
 
     def __init__(self, module: str, name: str) -> None:
         super().__init__(
-            f"a checkpoint names {module}.{name}, which is no class of data in a module that this program has "
+            f"a checkpoint names {module}.{name}, which is no data class of a module that this program has "
             f"loaded, so nothing was imported or called for it. If it is yours: import {module} before the thread is "
             f"read, or open the saver with allow=[({module!r}, {name!r})]"
         )
@@ -127,7 +127,9 @@ class TypeNotAllowed(GraphError):
     @classmethod
     def form(cls, code: int) -> TypeNotAllowed:
         error = cls("", "")
-        error.args = (f"a checkpoint holds a value in form {code}, which this version of Ramify does not know",)
+        error.args = (
+            f"a checkpoint holds a value with msgpack extension {code}, which this version of Ramify cannot read",
+        )
         return error
 
 
@@ -136,7 +138,7 @@ class LangGraphChanged(GraphError):
 
     def __init__(self, missing: str) -> None:
         super().__init__(
-            f"this version of langgraph gives a node no {missing}, so worlds cannot follow its checkpoints. "
+            f"this version of langgraph has no {missing}, so worlds cannot follow its checkpoints. "
             "Install langgraph>=1.2,<1.3"
         )
 
@@ -164,12 +166,12 @@ class NodesConflict(MergeConflict):
         super().__init__(tuple(conflicts))
         self.args = (
             f"nodes {nodes[0]!r} and {nodes[1]!r} ran in one superstep and do not merge: {self.args[0]}. "
-            "Let one write elsewhere or run after the other, and go on from the checkpoint before them",
+            "Let one of them write elsewhere or run after the other, and continue from the checkpoint before them",
         )
 
 
 def note_channel(error: Exception, channel: str, value: Any) -> None:
     error.add_note(
-        f"channel {channel!r} was given a {type(value).__name__} that no checkpoint can keep: return plain values, "
+        f"channel {channel!r} was given a {type(value).__name__}, which no checkpoint can keep: return plain values, "
         "messages or dataclasses, or annotate the channel `UntrackedValue` if it need not be kept"
     )

@@ -144,12 +144,14 @@ def _plain(name: str, bound: Runnable[Any, Any]) -> Runnable[Any, Any]:
         return bound
     if definition.retry or definition.timeout is not None or definition.reuse:
         raise UnsupportedGraph(
-            f"node {name!r} is a step that declares retry, timeout or reuse, which is for workflows: give add_node "
+            f"node {name!r} is a step that declares retry, timeout or reuse, which only workflows support: give "
+            f"add_node "
             "a retry_policy or a timeout"
         )
     if definition.effect in (Effect.IRREVERSIBLE, Effect.READONLY):
         raise UnsupportedGraph(
-            f"node {name!r} is a step that is declared {definition.effect.value}, which only workflows honour: leave "
-            "the declaration out, and let the node see to its own effects"
+            f"node {name!r} is a step that is declared {definition.effect.value}, which only workflows support: "
+            f"remove "
+            "the declaration, and let the node handle its own effects"
         )
     return coerce_to_runnable(step.__wrapped__, name=name, trace=False)  # type: ignore[union-attr]

@@ -191,12 +191,12 @@ class NodeRerunner:
             return None
         # such a saver waits for its own loop, and that loop may wait for the node that asks
         if hasattr(self._saver, "loop"):
-            raise CannotRecompute(f"{type(self._saver).__name__} gives its checkpoints on its own event loop only")
+            raise CannotRecompute(f"{type(self._saver).__name__} returns checkpoints on its own event loop only")
         try:
             cuts = await _in_a_thread(lambda: self._cuts(app, place))
         except NotImplementedError as error:
             raise CannotRecompute(
-                f"{type(self._saver).__name__} gives its checkpoints to async callers only"
+                f"{type(self._saver).__name__} returns checkpoints to async callers only"
             ) from error
         if cuts is None:
             return None
@@ -216,7 +216,7 @@ class NodeRerunner:
             await again.end()
         if again.made is None:
             raise CannotRecompute(
-                f"node {place.node!r} would have to be done again, and its checkpoint does not lead to it"
+                f"node {place.node!r} would have to run again, and its checkpoint does not lead to it"
             )
         return again.made
 
@@ -357,11 +357,11 @@ class ScratchRun(GraphRun):
         if self.made is not None:
             raise Enough
         if task.key not in self._ways and not task.key.startswith(self._below):
-            raise self._refuse(f"node {task.node!r} would be run beside it, which has no result that is recorded")
+            raise self._refuse(f"node {task.node!r} would run too, because its result is not recorded")
         if not self._may_be(node, task):
             raise self._refuse(
-                f"node {task.node!r} would have to be done again, and what it does outside of its world is not known "
-                "(a node that does nothing there says so by a parameter annotated Sandbox, or by "
+                f"node {task.node!r} would have to run again, and what it does outside its world is not known "
+                "(a node that does nothing there takes a parameter annotated Sandbox, or is declared by "
                 '@step(effect="revertible"))'
             )
 

@@ -64,7 +64,9 @@ def fork_at_subgraph_checkpoint(app: Pregel[Any, Any, Any, Any], config: Runnabl
         node, _, id = part.partition(NS_END)
         task = _same_task(app.get_state(saved.config).tasks, app.get_state(at).tasks, node, id)
         if task is None:
-            raise UnsupportedGraph(f"at checkpoint {at[CONF]} node {node!r} does not come next: name another")
+            raise UnsupportedGraph(
+                f"at checkpoint {at[CONF]} node {node!r} does not come next: name another checkpoint"
+            )
         here = f"{node}{NS_END}{task.id}"
         namespace = here if not namespace else f"{namespace}{NS_SEP}{here}"
         saved = _saved(saver, conf[CONFIG_KEY_THREAD_ID], source, ids.get(source))

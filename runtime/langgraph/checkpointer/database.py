@@ -38,7 +38,7 @@ def open_engine(address: str | Path) -> Engine:
             return bind_to_process(create_engine(url.set(drivername="postgresql+psycopg"), pool_pre_ping=True))
         except ModuleNotFoundError as error:
             raise ValueError("PostgreSQL needs psycopg: pip install 'ramify[postgres]'") from error
-    raise ValueError(f"no saver for {url.get_backend_name()}: give sqlite:///FILE or postgresql://HOST/DATABASE")
+    raise ValueError(f"no saver for {url.get_backend_name()}: use sqlite:///FILE or postgresql://HOST/DATABASE")
 
 
 def open_read_only_engine(address: str | Path) -> Engine:
@@ -59,12 +59,12 @@ def _url(address: str) -> URL:
     try:
         return make_url(address)
     except ArgumentError:
-        raise ValueError("not a database's address: give sqlite:///FILE or postgresql://HOST/DATABASE") from None
+        raise ValueError("not a database address: use sqlite:///FILE or postgresql://HOST/DATABASE") from None
 
 
 def _sqlite(url: URL) -> Engine:
     if url.database in (None, "", ":memory:"):
-        raise ValueError("a saver keeps its checkpoints: name a file, or use LangGraph's InMemorySaver")
+        raise ValueError("a saver stores its checkpoints: name a file, or use LangGraph's InMemorySaver")
     folder = Path(str(url.database)).absolute().parent
     folder.mkdir(parents=True, exist_ok=True)
     engine = create_engine(url.set(drivername="sqlite"))
@@ -162,7 +162,7 @@ class DatabaseClient:
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         if self._closed:
-            raise RuntimeError(f"the {type(self).__name__.lower()} is closed: open it anew")
+            raise RuntimeError(f"the {type(self).__name__.lower()} is closed: open it again")
         until, pause = time.monotonic() + PATIENCE_S, FIRST_PAUSE_S
         while True:
             try:

@@ -204,7 +204,7 @@ class GroupCommitter:
         """Return the committer that commits for us, if any. Call with the lock held."""
         self._refuse_in_child()
         if self._closed:
-            raise RuntimeError("the saver is closed: open it anew")
+            raise RuntimeError("the saver is closed: open it again")
         return self._lead
 
     def _refuse_in_child(self) -> None:

@@ -203,7 +203,7 @@ def _compare(value: Any, wanted: Any) -> bool:
             return isinstance(value, dict) and _matches(value, wanted)
         unknown = wanted.keys() - _COMPARE.keys()
         if unknown:
-            raise ValueError(f"no such operator: {', '.join(sorted(unknown))}; there are {', '.join(_COMPARE)}")
+            raise ValueError(f"unknown operator {', '.join(sorted(unknown))}: use one of {', '.join(_COMPARE)}")
         return all(_COMPARE[operator](value, given) for operator, given in wanted.items())
     if isinstance(wanted, list | tuple):
         same = isinstance(value, list) and len(value) == len(wanted)

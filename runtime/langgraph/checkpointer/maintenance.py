@@ -31,9 +31,9 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.strategy not in ("keep_latest", "delete"):
-            raise ValueError(f"no such strategy: {self.strategy!r}; there are 'keep_latest' and 'delete'")
+            raise ValueError(f"unknown strategy {self.strategy!r}: use 'keep_latest' or 'delete'")
         if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: a thread keeps one checkpoint at least; 'delete' deletes all")
+            raise ValueError(f"keep={self.keep}: a thread keeps at least one checkpoint; 'delete' deletes all")
 
 
 def several(given: Sequence[str], what: str) -> list[str]:

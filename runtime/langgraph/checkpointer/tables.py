@@ -126,7 +126,7 @@ def make(connection: Connection) -> None:
         connection.execute(meta.insert().values(version=VERSION))
     elif found != VERSION:
         raise SaverVersionError(
-            f"the saver's tables are of version {found}, this ramify writes {VERSION}: use the ramify that made "
+            f"the saver's tables have version {found}, this Ramify writes {VERSION}: use the Ramify that made "
             "them, or another database"
         )
     if connection.execute(select(deletion_epoch_table.c.number)).first() is None:

@@ -51,7 +51,7 @@ class Call:
     def attempt(self, task: Task, saved: concurrent.futures.Future[Any] | None) -> Attempt:
         """Raises `LangGraphChanged` if this is not the task that was made for the call."""
         if task.key != self.key:
-            raise LangGraphChanged("identity to a task that is the same before and while it runs")
+            raise LangGraphChanged("task identity that stays the same before and during the run")
         caller = self.caller
 
         async def known() -> Superstep:
@@ -111,7 +111,7 @@ class Calls:
             if not call.future.done() and self._in_turn:
                 raise UnsupportedGraph(
                     f"node {self._caller.task.node!r} ended before its task {call.name!r}, which may wait for the "
-                    "node's place (max_concurrency): take the task's result in the node, or allow more at once"
+                    "node to end (max_concurrency): take the task's result in the node, or raise max_concurrency"
                 )
             if isinstance(call.future, concurrent.futures.Future):
                 over = asyncio.wrap_future(call.future)
@@ -127,7 +127,7 @@ class Calls:
         """Wrap LangGraph's `accept_push`: note which task was made, and let it run on a world."""
         schedule = scheduler(self._conf)
         if schedule is None:
-            raise LangGraphChanged("way to call tasks")
+            raise LangGraphChanged("function in a node's config that calls tasks")
         # in a task that calls tasks, ours already scheduled the task
         original: Any = getattr(schedule, "__wrapped__", schedule)
 

@@ -81,7 +81,9 @@ def read(config: RunnableConfig, node: str, *, is_task: bool = False) -> Reading
     loop_ns = conf.get(CONFIG_KEY_CHECKPOINT_NS, "")
     invocation = conf.get(INVOCATION)
     if not isinstance(invocation, Invocation):
-        raise UnsupportedGraph(f"node {node!r} was run outside of its app's own invoke, stream or their like")
+        raise UnsupportedGraph(
+            f"node {node!r} was run outside its app: call invoke, stream or their variants on the app"
+        )
     invocation.loop = loop
     thread = str(conf.get(CONFIG_KEY_THREAD_ID) or "")
     task_id = conf[CONFIG_KEY_TASK_ID]
@@ -159,5 +161,5 @@ def scheduler(conf: dict[str, Any]) -> Callable[..., Any] | None:
 def _loop(conf: dict[str, Any]) -> PregelLoop:
     loop = getattr(scheduler(conf), "__self__", None)
     if not isinstance(loop, PregelLoop) or CONFIG_KEY_READ not in conf or CONFIG_KEY_SEND not in conf:
-        raise LangGraphChanged("way to its superstep")
+        raise LangGraphChanged("way from a node's config to its superstep")
     return loop

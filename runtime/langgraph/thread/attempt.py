@@ -199,7 +199,7 @@ class Attempt:
 
     def _refuse_when_over(self) -> None:
         if self._over:
-            raise NotInARun(f"node {self.task.node!r} is over: nothing acts on its world any more")
+            raise NotInARun(f"node {self.task.node!r} is over: its world cannot be used any more")
 
     async def sandbox(self) -> PortalSandbox:
         """Return the task's world, in the state where its superstep began. Raises `WorldStartFailed`,

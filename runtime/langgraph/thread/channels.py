@@ -127,8 +127,9 @@ def _told(reducer: FunctionType, channel: str) -> Callable[[object, object], obj
             code = reducer.__code__
             error.add_note(
                 f"{site_file(code.co_filename)}:{code.co_firstlineno}: reducer {reducer.__qualname__} of channel "
-                f"{channel} raised on a {type(held).__name__} that it held and an update of {type(update).__name__}; "
-                f"make it join whatever a node may write to {channel}"
+                f"{channel} raised: the channel held a {type(held).__name__}, the update is a "
+                f"{type(update).__name__}; "
+                f"make it join everything that a node may write to {channel}"
             )
             raise
 

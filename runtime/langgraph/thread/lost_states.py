@@ -105,7 +105,7 @@ class LostStates(Generic[R]):
             except CannotRecompute as refused:
                 whole = await self._whole_before(id)
                 raise StateGone(self.run.record.id, id, why, str(refused), whole) from refused
-            told = f"{why}; done again: {', '.join(_what(row) for row in self._again)}"
+            told = f"{why}; computed again: {', '.join(_what(row) for row in self._again)}"
             branch = self._again[-1].branch
             self.run.recovered(branch, Level.LINEAGE, told, time.perf_counter() - begun)
             return made
@@ -127,7 +127,7 @@ class LostStates(Generic[R]):
                 now.pop(todo.pop(), None)
                 continue
             if lost in self._making:
-                raise CannotRecompute(f"snapshot {lost[:12]} is needed to make itself again")
+                raise CannotRecompute(f"snapshot {lost[:12]} is needed to recompute itself")
             if lost not in now:
                 now[lost] = self._next(makers.setdefault(lost, _makers(rows, marked, lost)), rows, lost)
             needs = [one for one in _needs(now[lost]) if await self._there(one) is None]
@@ -148,16 +148,14 @@ class LostStates(Generic[R]):
         if row is not None:
             return row
         if lost == self.run.record.base_snapshot:
-            raise CannotRecompute("it is the folder as the run began with it, which nothing makes again")
+            raise CannotRecompute("it is the workspace as the run began with it, which cannot be recomputed")
         if any(row.key.startswith("edit ") and row.snapshot_out == lost for row in rows):
-            raise CannotRecompute(f"a person edited snapshot {lost[:12]}, and that cannot be done again")
+            raise CannotRecompute(f"a person edited snapshot {lost[:12]}, which cannot be recomputed")
         known = next((row for row in rows if row.kind is OpKind.RUN and row.snapshot_out == lost), None)
         if known is None:
             raise CannotRecompute(f"nothing in the journal says how snapshot {lost[:12]} was made")
         what = _what(known)
-        raise CannotRecompute(
-            f"{what} would have to be done again, and no checkpoint that is kept says on what it ran"
-        )
+        raise CannotRecompute(f"{what} would have to run again, and no kept checkpoint says on what it ran")
 
     async def _made(self, rows: Sequence[OpRecord], row: OpRecord, lost: SnapshotId, content: str) -> bool:
         """Compute a row's state again and record it as the stand-in for the lost one. Return False if nothing can
@@ -191,7 +189,7 @@ class LostStates(Generic[R]):
             snapshot_in=row.snapshot_in,
             snapshot_out=made.id,
             started_at=self.run.services.clock() - took,
-            summary=f"{_what(row)} done again, for lost {lost[:12]}",
+            summary=f"{_what(row)} computed again, for lost {lost[:12]}",
             attrs={AGAIN: lost, **choice.attrs(took)},
         )
         await self.run.record_rows(stands)
@@ -203,7 +201,7 @@ class LostStates(Generic[R]):
         try:
             return await asyncio.to_thread(self.run.services.snapshots.merge, base, ours, theirs, flush=False)
         except MergeConflict as conflict:
-            raise CannotRecompute(f"{_what(row)} was done again, and did not merge: {conflict}") from conflict
+            raise CannotRecompute(f"{_what(row)} was run again, and did not merge: {conflict}") from conflict
 
     async def _rerun_node(self, rows: Sequence[OpRecord], row: OpRecord, kept: ExitStack) -> Snapshot | None:
         for rerunner in list(self.rerunners.values()):
@@ -218,8 +216,8 @@ class LostStates(Generic[R]):
         named = sorted(before ^ paths if before and before != paths else before | paths)
         at = f", the first of them {', '.join(named[:_SHOWN])}" if named else ""
         return (
-            f"{_what(row)} was done again, and left other files than before (content {made.content_key[:12]}, "
-            f"recorded {content[:12]}){at}: it depends on something else than its state and its world"
+            f"{_what(row)} was run again, and left other files than before (content {made.content_key[:12]}, "
+            f"recorded {content[:12]}){at}: it depends on something other than its state and its world"
         )
 
     async def _there(self, id: SnapshotId) -> Snapshot | None:
