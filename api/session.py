@@ -370,7 +370,7 @@ class Runtime:
     def _thread_copy(self, record: RunRecord, at: CheckpointRecord) -> ThreadCopy | None:
         if record.thread_id is None:
             return None
-        from ramify.runtime.langgraph.thread.stored_thread import fork_thread
+        from ramify.runtime.langgraph.thread.thread_fork import fork_thread
 
         async def copy(fork: ForkedRun) -> str:
             return await asyncio.to_thread(fork_thread, self.database, record, at, fork)
