@@ -29,8 +29,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks._arguments import count, to_write, within, writable  # noqa: E402
-from benchmarks._machine import machine  # noqa: E402
+from benchmarks.arguments import count, to_write, within, writable  # noqa: E402
+from benchmarks.machine import machine  # noqa: E402
 from benchmarks.replay import evaluation  # noqa: E402
 from benchmarks.replay.archive import pack, unpack  # noqa: E402
 from benchmarks.replay.baselines.contenders import contender  # noqa: E402

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks._split import group, held_out
+from benchmarks.held_out_prompts import group, held_out
 
 Floats = NDArray[np.float64]
 _LIST, _EPOCHS, _RATE, _DECAY = 32, 150, 3e-3, 1e-2

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import _fidelity_live as live
 from benchmarks import fidelity as benchmark
+from benchmarks import live_fidelity as live
 from benchmarks.replay.errors import BadProbe
 from benchmarks.replay.fidelity.live import Ask, Pace
 from benchmarks.replay.fidelity.measured_run import Served

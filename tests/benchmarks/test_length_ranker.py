@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import _split as split
+from benchmarks import held_out_prompts as split
 
 _PATH = Path(__file__).parents[2] / "benchmarks" / "length_ranker.py"
 _SPEC = importlib.util.spec_from_file_location("ranker", _PATH)

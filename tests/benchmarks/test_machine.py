@@ -1,4 +1,4 @@
-"""benchmarks/_machine.py: generations of processors under one name are told apart."""
+"""benchmarks/machine.py: generations of processors under one name are told apart."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks._machine import machine, processor
+from benchmarks.machine import machine, processor
 
 EPYC = """\
 processor\t: 0

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-import _runtime_traces as traces
+from benchmarks.durability import trace_hit_rates as traces
 
 
 def trajectory(*calls: tuple[str, dict[str, Any], str]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def test_rows_stand_between_the_marks_and_the_words_around_stay(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "measured.md").read_text() == (
         "# Words\n<!-- fork: begin -->\n\n"
-        "2 cores, CPU 9, avx2 (the loop of `benchmarks/_machine.py`: 12.5 ms), Linux 6.1, Python 3.11.7:\n\n"
+        "2 cores, CPU 9, avx2 (the loop of `benchmarks/machine.py`: 12.5 ms), Linux 6.1, Python 3.11.7:\n\n"
         "| row | measured | target | | beside it |\n|---|---|---|---|---|\n"
         "| fork | 0.4724 ms [0.41 to 2] | 1 | met | cp -a 3,310, ratio 7,005 |\n"
         "| a\\|b | – | <= 1 | **missed** | cp -a 3,310; floor 0.3 ms |\n"

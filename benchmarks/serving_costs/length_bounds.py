@@ -29,7 +29,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks._split import group, held_out
+from benchmarks import rows as rows_
+from benchmarks.held_out_prompts import group, held_out
+from benchmarks.rows import Row
 from ramify.serving.lengths import checkpoint, features
 from ramify.serving.lengths.client import AnalyzerClient
 from ramify.serving.lengths.features import Matrix
@@ -49,7 +51,6 @@ _LIMIT = 8_192
 _STEP, _FEWEST = 50, 50
 _TOKEN = re.compile(r"\w{1,7}|[^\w\s]|\n")  # close to a byte-pair tokenizer's count for English prose
 
-Row = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 Moment = tuple[Ask, int, Matrix]  # a call in the middle of its answer: the tokens still to come, its features
 
@@ -73,11 +74,9 @@ def row(
     peer: str = "",
     other: float | None = None,
 ) -> Row:
-    ratio = None if other is None or not ours else round(other / ours, 3)
-    return {
-        "name": name, "ours": ours, "unit": unit, "peer": peer, "peer_value": other, "ratio": ratio,
-        "target": target, "met": met, "note": note,
-    }  # fmt: skip
+    return rows_.row(
+        name, ours, unit, target=target, met=met, peer=peer, peer_value=other, times_faster=True, note=note
+    )
 
 
 def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
