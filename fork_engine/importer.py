@@ -265,7 +265,7 @@ def import_image(path: Path, layers: Layers) -> Manifest:
         except WorkspaceError as error:
             raise ImageError(str(error)) from None
     if not path.is_file():
-        raise ImageError(f"{path}: no folder and no tar. Name the folder, or the tar, of a root file system")
+        raise ImageError(f"{path}: neither a folder nor a tar. Name the folder, or the tar, of a root file system")
     with layers.folder.temporary() as aside:
         (aside / "root").mkdir()
         unpack(path, aside / "root")
@@ -286,7 +286,7 @@ def import_process_image(folder: Path, images: Layers, like: LayerId) -> Manifes
     """
     for found in folder.rglob("*"):
         if not (found.is_dir() or found.is_file()) or found.is_symlink():
-            raise ForkEngineError(f"{found}: neither a file nor a folder, which is all that process images are")
+            raise ForkEngineError(f"{found}: neither a file nor a folder. Process images hold nothing else")
     made = _moved(folder, images, _shared(folder, images, like) if like and like in images else {})
     os.utime(images.fs(made.id).parent)  # as if new, even if it existed already: see snapshots.GRACE_S
     return made

@@ -117,7 +117,7 @@ class ReadableStore:
         """
         dest = dest.resolve()
         if dest.is_relative_to(self.root.resolve()):
-            raise CheckoutRefused(f"{dest}: lies in the store itself. Name a folder outside {self.root}")
+            raise CheckoutRefused(f"{dest}: it is inside the store itself. Name a folder outside {self.root}")
         if dest.exists() and not dest.is_dir():
             raise CheckoutRefused(f"{dest}: not a folder. Name a folder")
         with self._copies(snapshot) as (view, place):

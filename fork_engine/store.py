@@ -203,7 +203,7 @@ class SnapshotStore(ReadableStore):
             base = replace(base, image=ours.image)  # an imported tree names no image: the worlds of both sides set it
         snapshots = (base, ours, theirs)
         if len({one.image for one in snapshots}) > 1:
-            raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they stand on different images"),))
+            raise MergeConflict((Conflict("/", ConflictKind.TYPE, "they use different images"),))
         views = (self._view(base.layers), self._view(ours.layers), self._view(theirs.layers))
         outside = (self._outside(base), self._outside(ours), self._outside(theirs))
         with self._making(flush):

@@ -33,11 +33,11 @@ FOLDER_MODE, TREE_MODE, FILE_MODE = 0o700, 0o755, 0o644
 
 _THE_DISKS = {
     errno.ENOSPC: "free some space, or delete snapshots",
-    errno.EDQUOT: "free some of the quota, or delete snapshots",
+    errno.EDQUOT: "free some of your quota, or delete snapshots",
     errno.EROFS: "make it writable, or name another store",
-    errno.EIO: "the disk fails: copy the store elsewhere, then `ramify fsck` the copy",
-    errno.EACCES: "make it ours to write, or name another store",
-    errno.EPERM: "make it ours to write, or name another store",
+    errno.EIO: "the disk is failing: copy the store elsewhere, then run `ramify fsck` on the copy",
+    errno.EACCES: "give yourself write permission, or name another store",
+    errno.EPERM: "give yourself write permission, or name another store",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENFILE: "raise the system's limit of open files",
     errno.ENOLCK: "name a store on a file system that can lock files",
@@ -68,7 +68,7 @@ def drop_default_acl(folder: Path) -> None:
 
 
 def unexpected_file_error(path: Path) -> StoreUnusable:
-    return StoreUnusable(f"{path}: something else stands where the store keeps its own. Move it away, then try again")
+    return StoreUnusable(f"{path}: something else has the name of a file of the store. Move it away, then try again")
 
 
 def remove_if_present(path: Path) -> None:
@@ -98,7 +98,7 @@ def read_store_file(path: Path) -> bytes:
 
 
 def _no_file(path: Path) -> SnapshotCorrupt:
-    return SnapshotCorrupt(f"{path}: not a file. `ramify fsck --repair` makes it anew where it can")
+    return SnapshotCorrupt(f"{path}: not a file. `ramify fsck --repair` recreates it if possible")
 
 
 @contextmanager

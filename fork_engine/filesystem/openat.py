@@ -262,7 +262,7 @@ def _check_still(fd: int, inode: tuple[int, int]) -> None:
     """Check that ".." led back to the folder that we came from."""
     found = os.fstat(fd)
     if (found.st_dev, found.st_ino) != inode:
-        raise OSError(errno.EBUSY, "a folder was moved while it was removed")
+        raise OSError(errno.EBUSY, "a folder was moved while it was being removed")
 
 
 def remove_any(name: str, dir_fd: int) -> None:

@@ -161,10 +161,10 @@ def check_tree(part: Part, layers: Layers, id: LayerId, found: CheckFindings) ->
     top = layers.folder.root / part / id
     problems: list[Problem] = []
     if top.is_symlink():
-        problems.append(Problem(part, id, Damage.EXTRA, ".", "a link in the layer's place"))
+        problems.append(Problem(part, id, Damage.EXTRA, ".", "a link has the layer's name"))
     try:
         if stat.S_IMODE(top.stat().st_mode) & 0o500 != 0o500:
-            problems.append(Problem(part, id, Damage.UNREADABLE, detail="closed by its mode"))
+            problems.append(Problem(part, id, Damage.UNREADABLE, detail="its mode denies access"))
         with folder(top.resolve()):
             return problems + _check_open_tree(part, layers, id, found)
     except OSError as error:
@@ -218,7 +218,7 @@ def _differences(part: Part, id: LayerId, manifest: Manifest, scan: Scan) -> Ite
     for path, marks in scan.marked.items():
         entry = manifest.entries.get(path)
         if set(marks) != ({OPAQUE} if entry is not None and entry.opaque else set()):
-            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that no layer has")
+            yield Problem(part, id, Damage.CHANGED, path or ".", "attributes that layers do not have")
 
 
 def changed(said: Entry, seen: Entry) -> str:

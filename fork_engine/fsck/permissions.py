@@ -35,7 +35,7 @@ def faults(root: Path) -> Iterator[tuple[str, str, str, str]]:
     """
     mine = owner(root)
     for name in FOLDERS:
-        link = "a link: move the folder to its place" if (root / name).is_symlink() else ""
+        link = "a link: move the folder here" if (root / name).is_symlink() else ""
         if wrong := link or _wrong(root / name, stat.S_IFDIR, FOLDER_MODE, mine):
             yield "", name, "", wrong
     if wrong := _shut(root / "lock", mine):

@@ -74,7 +74,7 @@ def _result(sides: Sides, merged: Merged) -> View:
 def _at_the_top(state: MergedState, handler: ConflictHandler) -> MergedState:
     """Report that the working directory does not exist after the merge. A strategy that resolves conflicts falls back
     to the root folder."""
-    conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is no folder after the merge")
+    conflict = Conflict("cwd", ConflictKind.ENV, f"{state.cwd} is not a folder after the merge")
     answer = handler.answer(conflict, lambda: (None, None, None))
     if isinstance(answer, bytes) or answer is MergeStrategy.UNION:
         handler.leave(conflict)

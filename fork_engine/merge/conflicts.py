@@ -43,8 +43,8 @@ class ConflictHandler:
             return MergeStrategy(answer)
         except ValueError:
             raise ForkEngineError(
-                f'{conflict.path}: asked how to settle "{conflict.kind.value}", the merge\'s function answered '
-                f"{answer!r}. Let it return bytes or a MergeStrategy"
+                f'{conflict.path}: asked how to resolve "{conflict.kind.value}", the merge\'s function returned '
+                f"{answer!r}. It must return bytes or a MergeStrategy"
             ) from None
 
     def leave(self, conflict: Conflict) -> MergeStrategy:

@@ -267,7 +267,7 @@ def _mend_additions(sides: Sides, merged: Merged) -> None:
         if not broken or merged.changes.get(path) is None or _whiteout(merged.changes[path]):
             continue
         kind = ConflictKind.CHANGED_REMOVED if _result(broken[-1], sides, merged) is None else ConflictKind.TYPE
-        conflict = sides.conflict(path, kind, f"ours has no folder {broken[-1]} any more")
+        conflict = sides.conflict(path, kind, f"ours has removed the folder {broken[-1]}")
         answer = sides.answer(path, conflict)
         if answer is MergeStrategy.UNION and kind is ConflictKind.CHANGED_REMOVED:
             answer = MergeStrategy.THEIRS
@@ -306,7 +306,7 @@ def _mend_removals(sides: Sides, merged: Merged) -> None:
 
 def _keeps(child: str, kind: ConflictKind, folder: str, sides: Sides, merged: Merged) -> bool:
     """Return whether ours keeps its path in a folder that theirs removed."""
-    conflict = sides.conflict(child, kind, f"theirs has no folder {folder} any more")
+    conflict = sides.conflict(child, kind, f"theirs has removed the folder {folder}")
     answer = sides.answer(child, conflict, idle=MergeStrategy.THEIRS)
     if answer is MergeStrategy.UNION and kind is ConflictKind.TYPE:
         answer = sides.handler.leave(conflict)

@@ -61,8 +61,8 @@ def merge_shells(
     hidden = [name for name, line in variables.items() if name in env and "=" in line]
     for name in hidden:
         del variables[name]
-    told = [f"both shells changed {_some(gave_way)}: ours stands"] if gave_way else []
-    told += [f"of {_some(hidden)} the exported value stands"] if hidden else []
+    told = [f"both shells changed {_some(gave_way)}: ours is kept"] if gave_way else []
+    told += [f"the exported value of {_some(hidden)} is kept"] if hidden else []
     return _encoded(merged), "; ".join(told)
 
 
@@ -102,7 +102,7 @@ def _changed(sides: Three) -> Any:
 def _settled(what: str, sides: Three, handler: ConflictHandler) -> Any:
     base, ours, theirs = sides
     gone = "ours" if ours is None else "theirs" if theirs is None else ""
-    detail = f"gone in {gone}, changed in the other" if gone else "changed in both shells"
+    detail = f"removed in {gone}, changed in the other" if gone else "changed in both shells"
     conflict = Conflict(what, ConflictKind.PROCESSES, detail)
     answer = handler.answer(conflict, lambda: (_bytes(base), _bytes(ours), _bytes(theirs)))
     if isinstance(answer, bytes) and isinstance(ours or theirs, str):

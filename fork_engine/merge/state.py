@@ -18,7 +18,7 @@ Value = tuple[bool, str] | None
 """(whether it is set, its value), or None if it is as the world started."""
 
 _LIVE = (ProcessTier.COMMANDS, ProcessTier.REPL, ProcessTier.CRIU)
-_OTHER_SHELLS = "two shells in a format that is not merged"
+_OTHER_SHELLS = "two shells in a format that cannot be merged"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def _one_shell(ran: Processes, ours: str, theirs: str, handler: ConflictHandler)
     if isinstance(answer, bytes):
         answer = handler.leave(conflict)  # a shell's state cannot be given as bytes
     stands = {MergeStrategy.OURS: ours, MergeStrategy.THEIRS: theirs}.get(answer, "")
-    what = f"{answer.value} stands" if stands else "a fresh one starts"
+    what = f"{answer.value} is kept" if stands else "a new one starts"
     told = f"{_OTHER_SHELLS}: {what}, with the variables and directory of both"
     return replace(ran, shell=stands, reason=_all(ran.reason, told))
 
