@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.rows import Row
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.codec import codec
-from ramify.runtime.reuse.reuse import Question
+from ramify.runtime.reuse.reuse import ReuseQuery
 from ramify.runtime.worlds.recovery import stand_in
 
 ENVIRONMENT = "RAMIFY_TRACES"
@@ -67,7 +67,7 @@ def rate(calls: list[Call], key: Callable[[Call], str]) -> Rate:
 def by_state(call: Call) -> str:
     """Return the runtime's own key for a state with this content."""
     state = stand_in(SnapshotId("0" * 64), codec.digest(call.state))
-    return Question(codec.digest(["command", call.operation]), state).lineage_key
+    return ReuseQuery(codec.digest(["command", call.operation]), state).lineage_key
 
 
 def by_history(call: Call) -> str:

@@ -65,7 +65,7 @@ def rows(quick: bool, scratch: Path | None = None) -> list[Row]:
 MOUNTS = """
 import os, statistics, sys, tempfile, time
 from pathlib import Path
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.host.scratch import spread
 took = []
 with tempfile.TemporaryDirectory(dir=sys.argv[2]) as folder:

@@ -27,7 +27,7 @@ BASH = ("/bin/bash", "--norc", "--noprofile")
 CHECKPOINT = """
 import hashlib, os, statistics, sys, tempfile, time
 from pathlib import Path
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 lower, scratch, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 took = []
 with tempfile.TemporaryDirectory(dir=scratch) as top:
@@ -58,7 +58,7 @@ print(statistics.median(took))
 
 SESSION = """
 import gc, os, statistics, sys, tempfile, time
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 lower, scratch, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
 exec(sys.argv[4])
 gc.freeze()

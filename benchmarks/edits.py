@@ -1,6 +1,6 @@
 """Kill workflows, edit their code, resume them, and compare the results with what the code says.
 
-    python benchmarks/code_edits.py [--edits N] [--quick] [--json] [--seed N]
+    python benchmarks/edits.py [--edits N] [--quick] [--json] [--seed N]
 
 Seven workflows (payments in a list and equal calls, a loop, a fork, a gather, helpers of another module, a question,
 a retry) are killed at points after every commit and rename, and then edited: comments, blank lines, black and ruff
