@@ -55,8 +55,8 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
     try:
         with (
             tarfile.open(tar, errorlevel=2) as opened,
-            OpenatWalker(dest, lend=0o700) as tree,
-            OpenatWalker(dest, lend=0o700) as linked,
+            OpenatWalker(dest, grant=0o700) as tree,
+            OpenatWalker(dest, grant=0o700) as linked,
         ):
             unpacking = _Unpacking(tar, tree, linked, room)
             for member in opened:
@@ -75,7 +75,7 @@ def unpack(tar: Path, dest: Path, *, room: int | None = None) -> None:
 
 
 def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpacking) -> None:
-    path = _inside(member.name, unpacking.tar)
+    path = _member_path(member.name, unpacking.tar)
     unpacking.count += 1
     if unpacking.count > MAX_MEMBERS:
         raise ImageError(f"{unpacking.tar}: more than {MAX_MEMBERS} members, which no root file system has")
@@ -87,7 +87,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         return
     if not path:
         raise _refused(unpacking.tar, member.name, "it is the root itself, but not a folder")
-    _holders(path, unpacking)
+    _ensure_parents(path, unpacking)
     parent, name = unpacking.tree.parent(path)
     remove_any(name, parent)
     for lost in [known for known in unpacking.folders if known == path or known.startswith(path + "/")]:
@@ -107,7 +107,7 @@ def _unpack(member: tarfile.TarInfo, opened: tarfile.TarFile, unpacking: _Unpack
         raise _refused(unpacking.tar, member.name, f"its type {member.type!r} is unknown")
 
 
-def _inside(name: str, tar: Path) -> str:
+def _member_path(name: str, tar: Path) -> str:
     """Return a member's path below the root. Absolute names are accepted: tars of a root often begin with "/"."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in name:
@@ -117,7 +117,7 @@ def _inside(name: str, tar: Path) -> str:
     return "/".join(parts)
 
 
-def _holders(path: str, unpacking: _Unpacking) -> None:
+def _ensure_parents(path: str, unpacking: _Unpacking) -> None:
     for folder in reversed(list(parent_folders(path))):
         _folder(folder, unpacking)
 
@@ -126,7 +126,7 @@ def _folder(path: str, unpacking: _Unpacking) -> None:
     """Make sure that a folder is at the path. A tar that writes through a link is refused."""
     if not path or path in unpacking.folders:
         return
-    _holders(path, unpacking)
+    _ensure_parents(path, unpacking)
     parent, name = unpacking.tree.parent(path)
     try:
         os.mkdir(name, 0o700, dir_fd=parent)
@@ -137,7 +137,7 @@ def _folder(path: str, unpacking: _Unpacking) -> None:
 
 
 def _link(path: str, member: tarfile.TarInfo, unpacking: _Unpacking) -> None:
-    target = _inside(member.linkname, unpacking.tar)
+    target = _member_path(member.linkname, unpacking.tar)
     try:
         from_fd, from_name = unpacking.linked.parent(target)
         found = os.stat(from_name, dir_fd=from_fd, follow_symlinks=False)
