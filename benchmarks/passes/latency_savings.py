@@ -1,4 +1,4 @@
-"""What passes save in latency when their plans run: parallel steps, shared work, prefix hints, and worlds made ahead."""
+"""What two passes save when their plans run: steps that run in parallel, and work that branches share."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import _compiler_flows
-from _compiler_rows import Row, measured
-from _compiler_turns import with_runtime
-
+from benchmarks.passes import workflows
+from benchmarks.passes.recorded_turns import with_runtime
+from benchmarks.rows import Row, median_row
 from ramify import Runtime
 from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
@@ -26,13 +25,13 @@ THINKING_S = 0.2
 def parallel_rows(quick: bool) -> list[Row]:
     """The steps declare nothing. The compiler sees from their code that they only read."""
     name = f"{MANY} steps that read a file and ask a model ({THINKING_S:g} s) at once, the run"
-    return [_row("parallel", _compiler_flows.reviews, name, quick)]
+    return [_row("parallel", workflows.reviews, name, quick)]
 
 
 def common_rows(quick: bool) -> list[Row]:
     """Each run has a new home, so that it cannot reuse results of an earlier one."""
     name = f"{MANY} branches that begin with the same work of 0.2 s, the run"
-    return [_row("common", _compiler_flows.prepared, name, quick)]
+    return [_row("common", workflows.prepared, name, quick)]
 
 
 def _row(switch: str, flow: Any, name: str, quick: bool) -> Row:
@@ -57,4 +56,4 @@ def _row(switch: str, flow: Any, name: str, quick: bool) -> Row:
 
             with tempfile.TemporaryDirectory() as home:
                 asyncio.run(with_runtime(Path(home), think, work))
-    return measured(name, times["with"], "s", peer=f"without {switch}", peer_value=median(times["without"]))
+    return median_row(name, times["with"], "s", peer=f"without {switch}", peer_value=median(times["without"]))

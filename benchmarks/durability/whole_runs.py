@@ -19,11 +19,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-import _runtime_branches
-import _runtime_dbos
-from _runtime_steps import row
 from langgraph.graph import START, StateGraph
 
+from benchmarks.durability import concurrent_branches, dbos_peer
+from benchmarks.durability.supersteps import row
+from benchmarks.rows import Row
 from ramify import Runtime, Sandbox, Saver, step, workflow
 from ramify import graph as worlds
 from ramify.compiler import pipeline as _warm  # noqa: F401  imported by the first run; the peers' imports are done, too
@@ -31,7 +31,6 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.selection import open_backend
 
-Row = dict[str, object]
 STARTED: list[float] = []
 LONG = 500
 
@@ -40,7 +39,7 @@ def rows(quick: bool, sandbox: str) -> list[Row]:
     return [
         _ten_files(sandbox, 25 if quick else 60),
         *_fork_of_a_thread(sandbox),
-        *_runtime_branches.rows(quick, sandbox),
+        *concurrent_branches.rows(quick, sandbox),
         *_resume(quick),
     ]
 
@@ -137,7 +136,7 @@ def _fork_of_a_thread(sandbox: str) -> list[Row]:
             theirs = [_timed(lambda: plain.update_state(at.config, {"left": 9})) for _ in range(20)]
         peers = {"update_state (no world)": theirs}
         if importlib.util.find_spec("dbos") is not None:
-            peers["DBOS fork_workflow (no world)"] = _runtime_dbos.forks(folder, 50, 25)
+            peers["DBOS fork_workflow (no world)"] = dbos_peer.forks(folder, 50, 25)
     title, met = (
         "fork a 50-step thread at step 25, world mounted",
         {"target": 10, "met": statistics.median(ours) <= 10},
@@ -205,7 +204,7 @@ def _resume(quick: bool) -> list[Row]:
             took.append(STARTED[0] - begun)
         peers = {"LangGraph SqliteSaver": _langgraph_resume(folder, count, rounds)}
         if importlib.util.find_spec("dbos") is not None:
-            peers["DBOS, SQLite"] = _runtime_dbos.resume(folder, count, rounds)
+            peers["DBOS, SQLite"] = dbos_peer.resume(folder, count, rounds)
     title = f"resume of a killed {count}-step run, to its first new step"
     met = {"target": 1.0, "met": statistics.median(took) <= 1.0}
     return [row(title, took, "s", peer, theirs, None) | met for peer, theirs in peers.items()]

@@ -1,3 +1,5 @@
+"""What a prefix hint saves: the time to the first token of a run's first model call, which follows a step."""
+
 from __future__ import annotations
 
 import asyncio
@@ -5,9 +7,8 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-import _compiler_flows
-from _compiler_rows import Row, measured
-
+from benchmarks.passes import workflows
+from benchmarks.rows import Row, median_row, not_measured
 from ramify import Runtime, paths
 from ramify.compiler.passes import OPTIONAL
 from ramify.compiler.pipeline import compile_workflow
@@ -29,11 +30,11 @@ def hint_rows(quick: bool) -> list[Row]:
     try:
         return [asyncio.run(_measured(3 if quick else 20))]
     except ServingError as error:
-        return [Row(NAME, float("nan"), "ms", note=f"not measured: {error}")]
+        return [not_measured(NAME, "ms", str(error))]
 
 
 async def _measured(times: int) -> Row:
-    flow = _compiler_flows.prepares_and_asks
+    flow = workflows.prepares_and_asks
     ref = flow.__ramify_workflow__.ref
     without = [name for name in OPTIONAL if name != "lookahead"]
     plans = {
@@ -56,7 +57,7 @@ async def _measured(times: int) -> Row:
                     assert result.ledger is not None
                     took[name].append(1000 * result.ledger.first_token_s)
                     tokens = result.prompt_tokens
-    return measured(
+    return median_row(
         NAME,
         took["with"],
         "ms",
@@ -68,7 +69,7 @@ async def _measured(times: int) -> Row:
 
 
 async def _first_call(runtime: Runtime, plan: Plan) -> ChatResult:
-    await runtime.run(_compiler_flows.prepares_and_asks, plan=plan)
+    await runtime.run(workflows.prepares_and_asks, plan=plan)
     calls: list[LLMRecord] = await runtime.llm_calls()
     result: ChatResult = codec.decode(calls[0].result_json)
     return result

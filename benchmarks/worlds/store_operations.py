@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from _fork_rows import in_budget, no_docker, row
-
+from benchmarks.worlds.rounds import in_budget, no_docker, row
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 

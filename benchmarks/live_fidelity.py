@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import httpx
 
@@ -23,6 +22,7 @@ from benchmarks.replay.fidelity.step_probe import HttpEndpoint, Plan, Profile, p
 from benchmarks.replay.inputs import synthetic_traces
 from benchmarks.replay.inputs.traces import Trace, read
 from benchmarks.replay.pool import child
+from benchmarks.rows import Row, row
 from ramify import paths
 from ramify.serving.engine import models
 from ramify.serving.engine.vllm import VllmEngine
@@ -114,27 +114,26 @@ def _replays(asks: Sequence[Ask], paces: Sequence[Pace]) -> list[list[Served]]:
     return [[Served(**row) for row in each["served"]] for each in said]
 
 
-def rows(found: Compared) -> list[dict[str, Any]]:
+def rows(found: Compared) -> list[Row]:
     return [_row(figure) for figure in found.figures]
 
 
-def _row(figure: Figure) -> dict[str, Any]:
+def _row(figure: Figure) -> Row:
     own, runs = figure.replays_apart / figure.mean, figure.runs_apart / figure.mean
     live, replays = (", ".join(f"{one * 1000:.1f}" for one in means) for means in (figure.live, figure.replays))
-    return {
-        "name": f"mean {figure.name}, replayed against {len(figure.live)} live runs",
-        "ours": abs(figure.off),
-        "unit": "s",
-        "peer": "how far the live runs' means lie apart",
-        "peer_value": figure.spread,
-        "ratio": figure.replayed / figure.mean,
-        "target": "<= the live runs' own spread",
-        "met": figure.agrees,
-        "live": list(figure.live),
-        "replayed": list(figure.replays),
-        "replays_apart": figure.replays_apart,
-        "runs_apart": figure.runs_apart,
-        "note": f"replayed {replays} ms ({figure.off / figure.mean:+.1%}), live {live} ms; a replay is {own:.1%} off "
-        f"its own run, two runs lie {runs:.1%} apart; of a single request {figure.replay_apart * 1000:.1f} ms, "
+    return row(
+        f"mean {figure.name}, replayed against {len(figure.live)} live runs",
+        abs(figure.off),
+        "s",
+        target="<= the live runs' own spread",
+        met=figure.agrees,
+        peer="distance between the live runs' means",
+        peer_value=figure.spread,
+        note=f"replayed {replays} ms ({figure.off / figure.mean:+.1%}), live {live} ms; a replay is {own:.1%} off "
+        f"its own run, two runs are {runs:.1%} apart; of a single request {figure.replay_apart * 1000:.1f} ms, "
         f"between live runs {figure.live_apart * 1000:.1f}",
-    }
+        live=list(figure.live),
+        replayed=list(figure.replays),
+        replays_apart=figure.replays_apart,
+        runs_apart=figure.runs_apart,
+    ) | {"ratio": figure.replayed / figure.mean}

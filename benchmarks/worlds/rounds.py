@@ -1,3 +1,5 @@
+"""How often the parts of benchmarks/fork.py measure something, and their rows of medians."""
+
 from __future__ import annotations
 
 import math
@@ -7,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-Row = dict[str, object]
+from benchmarks import rows
+from benchmarks.rows import Row
 
 
 class Pace(NamedTuple):
@@ -30,30 +33,26 @@ def row(
     *,
     unit: str = "ms",
 ) -> Row:
-    """Return a row of medians. `peer`: who it is, or why there is none. `rounds`: how often each side was measured."""
-    value, other = statistics.median(ours), statistics.median(peers) if peers else None
-    return {
-        "name": name,
-        "ours": round(value, 3),
-        "spread": [round(min(ours), 3), round(max(ours), 3)],
-        "unit": unit,
-        "peer": peer,
-        "peer_value": None if other is None else round(other, 3),
-        "ratio": None if other is None else round(other / value, 2),
-        "target": target,
-        "met": None if target is None else value <= target,
-        "rounds": [len(ours), len(peers or [])],
-    }
+    """Return a row of medians. `peer`: who it is, or why there is none. `rounds`: measurements of each side."""
+    return rows.median_row(
+        name,
+        [round(value, 3) for value in ours],
+        unit,
+        target=target,
+        peer=peer,
+        peer_value=round(statistics.median(peers), 3) if peers else None,
+        times_faster=True,
+        rounds=[len(ours), len(peers or [])],
+    )
 
 
 def missing(name: str, why: str) -> Row:
     """Return a row for something that cannot run here."""
-    empty = dict.fromkeys(("ours", "peer_value", "ratio", "target", "met"))
-    return {"name": name, "unit": "ms", "peer": why, **empty}
+    return rows.row(name, None, "ms", peer=why)
 
 
 def in_budget(work: Callable[[int], float], rounds: int, budget_s: float = math.inf) -> list[float]:
-    """Return the results of `rounds` rounds, or of fewer, but at least `LEAST`, once `budget_s` seconds have passed."""
+    """Return the results of `rounds` rounds, or of fewer (at least `LEAST`) after `budget_s` seconds."""
     took: list[float] = []
     end = time.monotonic() + budget_s
     while len(took) < rounds and (len(took) < LEAST or time.monotonic() < end):

@@ -16,14 +16,13 @@ from operator import add
 from pathlib import Path
 from typing import Annotated, TypedDict
 
-from _runtime_steps import row
 from langgraph.cache.memory import InMemoryCache
 from langgraph.graph import START, StateGraph
 from langgraph.types import CachePolicy, Send
 
+from benchmarks.durability.supersteps import row
+from benchmarks.rows import Row
 from ramify import Runtime, Sandbox, fork, step, workflow
-
-Row = dict[str, object]
 
 LEAVES, QUICK, SHARED, ROUNDS = 64, 24, 2, 3
 WORK = "x = 0\nfor i in range(3_000_000): x += i"

@@ -11,12 +11,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypedDict
 
-from _compiler_rows import Row, measured
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import END, START, StateGraph
 
 import ramify
+from benchmarks.rows import Row, median_row, row
 from ramify import step
 from ramify.compiler.pipeline import compile_graph
 
@@ -53,9 +53,9 @@ def compile_rows(quick: bool) -> list[Row]:
             times[nodes].append(time.process_time() - begun)
     growth = median(times[10_000]) / median(times[1_000])
     return [
-        measured("compile a graph of 1,000 nodes", times[1_000], "s CPU", target=1.0),
-        measured("compile a graph of 10,000 nodes", times[10_000], "s CPU", target=15.0),
-        Row(
+        median_row("compile a graph of 1,000 nodes", times[1_000], "s CPU", target=1.0),
+        median_row("compile a graph of 10,000 nodes", times[10_000], "s CPU", target=15.0),
+        row(
             "time for ten times the nodes and edges",
             growth,
             "times",
@@ -102,7 +102,7 @@ def superstep_rows(quick: bool) -> list[Row]:
             each = [one - other for one, other in zip(apps.each(apps.ours), apps.each(apps.peers), strict=True)]
             said = f"with a journal row for each node; {ours_cpu - peer_cpu:.3g} ms of processor time, all threads"
             rows.append(
-                Row(
+                row(
                     f"added to a superstep of plain LangGraph, nodes {name}, {saver}",
                     ours - peer,
                     "ms",
@@ -117,7 +117,7 @@ def superstep_rows(quick: bool) -> list[Row]:
                 added = apps.least(apps.ours[SHORT])[0] - apps.least(apps.peers[SHORT])[0] - SHORT * (ours - peer)
                 invocations = apps.differences(SHORT)
                 rows.append(
-                    Row(
+                    row(
                         f"added to an invocation on a new thread, {saver}",
                         added,
                         "ms",

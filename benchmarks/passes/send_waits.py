@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from _compiler_rows import Row, measured
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 
 import ramify
+from benchmarks.rows import Row, median_row
 from ramify import Sandbox
 
 FAN_OUT = 16
@@ -64,7 +64,7 @@ def send_rows(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as workspace:
         asyncio.run(work(Path(home), Path(workspace)))
     return [
-        measured(
+        median_row(
             f"the longest wait for a world of a fan-out of {FAN_OUT} Sends, without lookahead",
             waits,
             "ms",

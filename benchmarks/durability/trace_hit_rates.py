@@ -20,12 +20,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from benchmarks.rows import Row
 from ramify.fork_engine.types import SnapshotId
 from ramify.runtime.codec import codec
 from ramify.runtime.reuse.reuse import ReuseQuery
 from ramify.runtime.worlds.recovery import stand_in
-
-Row = dict[str, object]
 
 ENVIRONMENT = "RAMIFY_TRACES"
 READS = re.compile(r"(get|list|search|find|look|lookup|read|show|check|view|calculate|think|transfer_to)(_|$)")

@@ -11,7 +11,6 @@ text.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gzip
 import json
@@ -29,18 +28,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks._split import group, held_out
+from benchmarks.held_out_prompts import group, held_out
+from benchmarks.rows import Row, options, printed, report
+from benchmarks.serving_costs.stage_patterns import pattern_rows, row
 from ramify.serving.lengths import checkpoint, features
 from ramify.serving.lengths.client import AnalyzerClient
 from ramify.serving.lengths.features import Matrix
 from ramify.serving.lengths.learner import Models, learnt_from
 from ramify.serving.lengths.length_model import LengthModel, Sample, fit
-from ramify.serving.lengths.pattern_graph import Kind, Node, PatternGraph, encode, linked, profiles
-from ramify.serving.lengths.pattern_library import Library, Matching
 from ramify.serving.lengths.service import Service
 from ramify.serving.lengths.supervisor import AnalyzerSupervisor
-from ramify.serving.lengths.testing import research, traffic
-from ramify.serving.lengths.types import Ask, Split
+from ramify.serving.lengths.testing import traffic
+from ramify.serving.lengths.types import Ask
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 
 ENVIRONMENT = "RAMIFY_TRACES"
@@ -49,7 +48,6 @@ _LIMIT = 8_192
 _STEP, _FEWEST = 50, 50
 _TOKEN = re.compile(r"\w{1,7}|[^\w\s]|\n")  # close to a byte-pair tokenizer's count for English prose
 
-Row = dict[str, Any]
 Floats = npt.NDArray[np.float64]
 Moment = tuple[Ask, int, Matrix]  # a call in the middle of its answer: the tokens still to come, its features
 
@@ -63,23 +61,6 @@ class Lengths:
     judge: Sample
 
 
-def row(
-    name: str,
-    ours: float,
-    unit: str,
-    target: str,
-    met: bool | None,
-    note: str,
-    peer: str = "",
-    other: float | None = None,
-) -> Row:
-    ratio = None if other is None or not ours else round(other / ours, 3)
-    return {
-        "name": name, "ours": ours, "unit": unit, "peer": peer, "peer_value": other, "ratio": ratio,
-        "target": target, "met": met, "note": note,
-    }  # fmt: skip
-
-
 def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
     """Yield each row when it is measured. `data`: a folder of traces, else RAMIFY_TRACES, else synthetic traffic."""
     if data is None and ENVIRONMENT in os.environ:
@@ -90,7 +71,7 @@ def rows(quick: bool, data: Path | None = None) -> Iterator[Row]:
     yield from _coverage_rows(lengths, model)
     if data is not None and not quick:
         yield from _again_rows(data, model, set(lengths.judge.groups.tolist()))
-    yield from _pattern_rows(data)
+    yield from pattern_rows(data)
     yield asyncio.run(_gap_row(model, kills=3 if quick else 20))
 
 
@@ -303,129 +284,6 @@ def _classifiers(lengths: Lengths) -> dict[str, Floats]:
     return {"mean": mean, "bucket classifier": edges[chosen]}
 
 
-def _pattern_rows(data: Path | None) -> list[Row]:
-    sets = {"made-up research": [(str(i % 20), research(i)) for i in range(120)]}
-    if data is not None:
-        sets = {"agent sessions": list(_sessions(data)), "tool trajectories": list(_trajectories(data))}
-    sets = {name: graphs for name, graphs in sets.items() if graphs}
-    out = [_match_row([graph for graphs in sets.values() for _, graph in graphs])]
-    return out + [_error_row(name, graphs) for name, graphs in sets.items()]
-
-
-def _match_row(graphs: list[PatternGraph]) -> Row:
-    library = Library()
-    for i in range(500):
-        library.add(graphs[i % len(graphs)], 0.0)
-    took = []
-    for graph in graphs[:60]:
-        matching = Matching(library)
-        for stage in profiles(graph)[:30]:
-            began = time.perf_counter()
-            matching.extend(stage)
-            matching.estimate()
-            took.append((time.perf_counter() - began) * 1e3)
-    median, high = np.percentile(took, [50, 95]).tolist()
-    sizes = np.percentile([len(encode(graph, library.names)) for graph in graphs], [50, 100]).tolist()
-    note = f"95th percentile {high:.2f} ms over {len(took)} stages; bytes: {sizes[0]:.0f}, at most {sizes[1]:.0f}"
-    name = f"pattern match over {len(library)} graphs"
-    return row(name, round(median, 3), "ms", "<= 1 ms", median <= 1, note, "thesis, §4.1", 5.0)
-
-
-def _error_row(name: str, graphs: list[tuple[str, PatternGraph]]) -> Row:
-    """Return the relative error of φ at the next stage: five folds by session or task, among requests with as many
-    stages."""
-    stages = int(np.clip(np.median([graph.stages for _, graph in graphs]), 4, 10))
-    errors: dict[Split, list[list[float]]] = {split: [[] for _ in range(stages)] for split in Split}
-    single: list[list[float]] = [[] for _ in range(stages)]
-    keys = sorted({key for key, _ in graphs})
-    for fold in range(5):
-        held = set(keys[fold::5])
-        library = Library()
-        for key, graph in graphs:
-            if key not in held:
-                library.add(graph, 0.0)
-        for key, graph in graphs:
-            if key in held and graph.stages >= stages:
-                _judge(library, graph, errors, single)
-    curve = {split: [statistics.median(e) for e in at] for split, at in errors.items()}
-    ours, thesis = curve[Split.ACCUMULATED], [statistics.median(e) for e in single]
-    alternatives = ", ".join(
-        f"{s.value} {statistics.fmean(curve[s]):.2f}" for s in Split if s is not Split.ACCUMULATED
-    )
-    note = (
-        f"by stages seen: {' '.join(f'{e:.2f}' for e in ours)}; the one most similar pattern: "
-        f"{' '.join(f'{e:.2f}' for e in thesis)}; mean by φ {statistics.fmean(ours):.2f}, {alternatives}; "
-        f"{len(errors[Split.ACCUMULATED][0])} requests"
-    )
-    half = stages // 2
-    first, later = statistics.fmean(ours[:half]), statistics.fmean(ours[half:])
-    title = f"next-stage error of {name}, later half of {stages} stages (peer: first half)"
-    return row(title, round(later, 3), "share", "falls", later < first, note, "first half", round(first, 3))
-
-
-def _judge(
-    library: Library, graph: PatternGraph, errors: dict[Split, list[list[float]]], single: list[list[float]]
-) -> None:
-    stages = profiles(graph)
-    done = np.cumsum([stage.seconds for stage in stages])
-    if done[-1] <= 0:
-        return
-    matching = Matching(library)
-    for s in range(len(single)):
-        own, before = stages[s].seconds, float(done[s] - stages[s].seconds)
-        true = {
-            Split.ACCUMULATED: done[s] / done[-1],
-            Split.SHARE: own / done[-1],
-            Split.REMAINING: own / max(1e-9, done[-1] - before),
-        }
-        ours, nearest = matching.estimate(), matching.nearest()
-        assert ours is not None
-        assert nearest is not None
-        for split, actual in true.items():
-            errors[split][s].append(abs(ours.share(s, split) - actual) / max(1e-3, actual))
-        single[s].append(abs(nearest.share(s) - true[Split.ACCUMULATED]) / max(1e-3, true[Split.ACCUMULATED]))
-        matching.extend(stages[s])
-
-
-def _sessions(data: Path) -> Iterator[tuple[str, PatternGraph]]:
-    """A person's request to a coding agent is one compound request, from its text to the end of the agent's turn."""
-    for path in sorted((data / "agent_sessions").glob("*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            calls = [c for c in json.load(file)["requests"] if c["type"] != "subagent"]
-        turn: list[list[Node]] = []
-        for call in calls:
-            gap = [Node(Kind.TOOL, "tool", 0, seconds=call.get("think_time") or 0.0)] if turn else []
-            seconds = call.get("api_time") or call.get("ttft") or 0.0
-            turn.append([*gap, Node(Kind.LLM, call["model"], 0, call["in"], call["out"], seconds)])
-            if call.get("stop") == "end_turn":
-                yield path.name, linked(turn)
-                turn = []
-        if turn:
-            yield path.name, linked(turn)
-
-
-def _trajectories(data: Path) -> Iterator[tuple[str, PatternGraph]]:
-    """Calls and tools by name. The trace has no times, so a call takes .3 s plus 20 ms per token, and a tool half a
-    second."""
-    for path in sorted((data / "tool_trajectories").glob("*.json.gz")):
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            runs = json.load(file)
-        for run in runs:
-            stages: list[list[Node]] = []
-            waiting: list[Node] = []
-            context = 0
-            for turn in run["traj"]:
-                tokens = (len(turn.get("content") or "") + len(json.dumps(turn.get("tool_calls") or ""))) // 4
-                if turn["role"] == "assistant":
-                    call = Node(Kind.LLM, "agent", 0, context, tokens, 0.3 + 0.02 * tokens + 2e-5 * context)
-                    stages.append([*waiting, call])
-                    waiting = []
-                elif turn["role"] == "tool":
-                    waiting.append(Node(Kind.TOOL, turn["name"], 0, seconds=0.5))
-                context += tokens
-            yield str(run["task_id"]), linked(stages)
-
-
 async def _gap_row(model: LengthModel, kills: int) -> Row:
     """Measure how long no fresh bounds are available after the analyzer is killed with a full state to restore."""
     service = Service()
@@ -457,19 +315,15 @@ async def _gap_row(model: LengthModel, kills: int) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats")
+    parser = options(__doc__, "fewer repeats")
     parser.add_argument("--data", type=Path, help="a folder of traces")
-    parser.add_argument("--json", action="store_true", help="the last line is one object")
     asked = parser.parse_args()
     found = []
-    for r in rows(asked.quick, asked.data):
-        found.append(r)
-        beside = "" if r["peer_value"] is None else f"   {r['peer']} {r['peer_value']:g}"
-        print(f"{r['name']}: {r['ours']:g} {r['unit']} ({r['target']}, {'met' if r['met'] else 'MISSED'}){beside}")
-        print(f"    {r['note']}", flush=True)
+    for one in rows(asked.quick, asked.data):
+        found.append(one)
+        print(printed(one), flush=True)
     if asked.json:
-        print(json.dumps({"rows": found}))
+        print(report(found))
 
 
 if __name__ == "__main__":

@@ -27,9 +27,10 @@ from typing import Annotated, Any, TypedDict
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import START, StateGraph
 
+from benchmarks import rows as rows_
+from benchmarks.rows import Row
 from ramify import Runtime, Saver, step, workflow
 
-Row = dict[str, object]
 ROUNDS = 4
 MESSAGE = 1000
 
@@ -314,27 +315,12 @@ def _grow(saver: Any, steps: int, size: int) -> None:
 
 
 def row(name: str, ours: list[float], unit: str, peer: str, theirs: list[float], target: float | None) -> Row:
-    """Return a row of medians with their spread (5th and 95th percentiles), and whether ours over theirs meets the
-    target."""
-    mine = statistics.median(ours) if ours else None
-    other = statistics.median(theirs) if theirs else None
-    ratio = mine / other if mine is not None and other else None
-    return {
-        "name": name,
-        "ours": _round(mine),
-        "spread": _spread(ours),
-        "unit": unit,
-        "peer": peer,
-        "peer_value": _round(other),
-        "peer_spread": _spread(theirs),
-        "ratio": _round(ratio),
-        "target": target,
-        "met": None if ratio is None or target is None else ratio <= target,
-    }
-
-
-def _round(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
+    """Return a row of medians and their spread (5th and 95th percentiles). `target`: the highest ratio to peer."""
+    mine = round(statistics.median(ours), 3) if ours else None
+    other = round(statistics.median(theirs), 3) if theirs else None
+    made = rows_.row(name, mine, unit, peer=peer, peer_value=other, spread=_spread(ours), peer_spread=_spread(theirs))
+    met = None if made["ratio"] is None or target is None else made["ratio"] <= target
+    return {**made, "target": target, "met": met}
 
 
 def _spread(values: list[float]) -> list[float] | None:

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-import _compiler_flows
-from _compiler_rows import Row, measured
-from _compiler_turns import Recorded, Tree, Turn, one_run, recorded, tree, with_runtime
-
+from benchmarks.passes import workflows
+from benchmarks.passes.recorded_turns import Recorded, Tree, Turn, one_run, recorded, tree, with_runtime
+from benchmarks.rows import Row, median_row, row
 from examples.repair.workflow import repair
 from ramify import Runtime
 from ramify.cli.commands.explain import stage_error
@@ -40,11 +39,11 @@ def lookahead_rows(quick: bool) -> list[Row]:
         await asyncio.sleep(THINKING_S)
         return f"idea {request.seed}"
 
-    ref = _compiler_flows.fans_out.__ramify_workflow__.ref
+    ref = workflows.fans_out.__ramify_workflow__.ref
     plans = {
-        "with": compile_workflow(_compiler_flows.fans_out, ref=ref).plan,
+        "with": compile_workflow(workflows.fans_out, ref=ref).plan,
         "without": compile_workflow(
-            _compiler_flows.fans_out, ref=ref, passes=[name for name in OPTIONAL if name != "lookahead"]
+            workflows.fans_out, ref=ref, passes=[name for name in OPTIONAL if name != "lookahead"]
         ).plan,
     }
     waits: dict[str, list[float]] = {"with": [], "without": []}
@@ -52,14 +51,14 @@ def lookahead_rows(quick: bool) -> list[Row]:
     async def work(runtime: Runtime) -> None:
         for _ in range(3 if quick else 20):
             for name, plan in plans.items():
-                await runtime.run(_compiler_flows.fans_out, FAN_OUT, plan=plan)
+                await runtime.run(workflows.fans_out, FAN_OUT, plan=plan)
                 waits[name].append(_longest_wait_ms(await runtime.journal()))
 
     with tempfile.TemporaryDirectory() as home:
         asyncio.run(with_runtime(Path(home), think, work))
     hidden = [1 - a / b for a, b in zip(waits["with"], waits["without"], strict=True)]
     return [
-        measured(
+        median_row(
             f"fork latency hidden behind a model that thinks for {THINKING_S:g} s, fan-out of {FAN_OUT}",
             [100 * part for part in hidden],
             "%",
@@ -83,7 +82,7 @@ def placement_rows(quick: bool) -> list[Row]:
         exact = [_restored_exactly(found, Path(folder)) for found in (several, single)]
     return [
         _avoided(several.turns, "recorded from the two examples", target=60.0),
-        Row(
+        row(
             "turns whose state, checked out, is file for file that after the same turn of a run in full copies",
             100 * exact[0] / len(several.turns),
             "%",
@@ -91,7 +90,7 @@ def placement_rows(quick: bool) -> list[Row]:
             at_least=True,
         ),
         _avoided(single.turns, "of one run of the repair example"),
-        Row(
+        row(
             "turns of that run whose state, checked out, is that after the same turn of a run in full copies",
             100 * exact[1] / len(single.turns),
             "%",
@@ -105,7 +104,7 @@ def _avoided(turns: tuple[Turn, ...], of: str, target: float | None = None) -> R
     taken = sum(turn.sealed for turn in turns)
     worldless = sum(turn.row.snapshot_in is None for turn in turns)
     unchanged = sum(turn.row.snapshot_in == turn.row.snapshot_out for turn in turns) - worldless
-    return Row(
+    return row(
         f"snapshots avoided on {len(turns)} turns {of}",
         100 * (1 - taken / len(turns)),
         "%",
@@ -123,7 +122,7 @@ EDITS = 30
 def learned_rows(quick: bool) -> list[Row]:
     """Placement alone: a run of small edits with a plan learned from three recorded runs, with and without the pass.
     Both leave out the snapshot of an unchanged world, which the runtime omits by itself."""
-    flow = _compiler_flows.edits
+    flow = workflows.edits
     ref = flow.__ramify_workflow__.ref
     seals: dict[str, int] = {}
     times: dict[str, list[float]] = {"with": [], "without": []}
@@ -150,14 +149,14 @@ def learned_rows(quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory() as home:
         asyncio.run(with_runtime(Path(home), think, work))
     return [
-        Row(
+        row(
             f"snapshots of {EDITS} small edits and a look, by a plan learned from three runs",
             float(seals["with"]),
             "snapshots",
             peer="the same plan without placement",
             peer_value=float(seals["without"]),
         ),
-        Row(
+        row(
             "a step of that run, the least of the runs",
             min(times["with"]),
             "ms",
@@ -193,7 +192,7 @@ def liveness_rows(quick: bool) -> list[Row]:
     made, before = held["without"]
     kept, after = held["with"]
     return [
-        Row(
+        row(
             "states of a run of the repair example that it still needs at its end",
             float(kept),
             "states",
@@ -227,7 +226,7 @@ def stage_rows(quick: bool) -> list[Row]:
 
     async def work(runtime: Runtime) -> None:
         for _ in range(16 if quick else 40):
-            await runtime.run(_compiler_flows.three_stages)
+            await runtime.run(workflows.three_stages)
             runs.append((await runtime.journal(), await runtime.llm_calls()))
 
     with tempfile.TemporaryDirectory() as home:
@@ -235,13 +234,13 @@ def stage_rows(quick: bool) -> list[Row]:
     errors = {many: _errors(runs, many, draw, 2 if quick else 4) for many in RUNS}
     first, *later = (100 * median(errors[many]) for many in RUNS)
     rows = [
-        Row(
+        row(
             "predicted against actual seconds of a stage, median error, after 1 run", first, "%", note="after 0: none"
         )
     ]
     for many, error in zip(RUNS[1:], later, strict=True):
         name = f"predicted against actual seconds of a stage, median error, after {many} runs"
-        rows.append(Row(name, error, "%", target=first, peer="after 1 run", peer_value=first))
+        rows.append(row(name, error, "%", target=first, peer="after 1 run", peer_value=first))
     return rows
 
 
@@ -257,8 +256,8 @@ def _errors(
                 [row for rows, _ in seen for row in rows], [row for _, llm in seen for row in llm]
             )
             plan = compile_workflow(
-                _compiler_flows.three_stages,
-                ref=_compiler_flows.three_stages.__ramify_workflow__.ref,
+                workflows.three_stages,
+                ref=workflows.three_stages.__ramify_workflow__.ref,
                 estimates=estimates,
             ).plan
             error = stage_error(plan, actual)
