@@ -78,7 +78,7 @@ def test_a_key_is_never_shown() -> None:
 
 
 def test_one_that_cannot_say_now() -> None:
-    with pytest.raises(LLMUnavailable, match=r"http://g/v1 cannot say now .* \(503\): try again"):
+    with pytest.raises(LLMUnavailable, match=r"http://g/v1 cannot give its history now .* \(503\): try again"):
         gateway_stages("w", "http://g", transport=gateway(503, {}))
 
 
