@@ -38,7 +38,7 @@ class ProgramSrpt:
         chosen = queue[: capacity.free]
         victims = []
         if self._displace is not None and capacity.can_preempt:
-            worst = sorted(book.of(view.running), key=lambda job: (job.density, -job.id))
+            worst = sorted(book.jobs_of(view.running), key=lambda job: (job.density, -job.id))
             for job, victim in zip(queue[len(chosen) :], worst, strict=False):
                 if 1 / job.density >= (1 - self._displace) / victim.density or job.unit == victim.unit is not None:
                     break

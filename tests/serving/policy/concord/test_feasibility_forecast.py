@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ramify.serving.policy.concord.policy import Concord, ConcordOptions
+from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.registry import make_live_policy
 from ramify.serving.policy.types import Capacity, SloClass, StepModel, View
 from tests.serving.policy.views import NOW, running, view
@@ -79,7 +80,7 @@ def test_each_call_is_admitted_ordered_or_refused_and_none_that_has_a_free_slot_
     slots: int, calls: list[tuple[float, int]]
 ) -> None:
     views = [view(i, length=length, deadline=NOW + due) for i, (due, length) in enumerate(calls)]
-    foresees = Concord(ConcordOptions(foresee=True)).decide(View(capacity(slots), views), NOW)
+    foresees = Concord(ConcordOptions.from_names(foresee=True)).decide(View(capacity(slots), views), NOW)
     plain = Concord().decide(View(capacity(slots), views), NOW)
     dropped = {refusal.id for refusal in foresees.drop}
     assert dropped | set(foresees.order) == {call.id for call in views}

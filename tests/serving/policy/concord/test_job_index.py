@@ -112,7 +112,7 @@ def said(book: JobIndex, calls: View) -> dict[str, object]:
     """What a decision asks of a book, but for what siblings share: of that a little may be kept as it was."""
     running = book.running
     return {
-        "jobs": {j.id: (j.view, j.binding, j.start_by, j.late_at, j.work_s) for j in book.of(calls.waiting)},
+        "jobs": {j.id: (j.view, j.binding, j.start_by, j.late_at, j.work_s) for j in book.jobs_of(calls.waiting)},
         "running": {job.id: (job.view, job.due, job.work_s, job.slot_s) for job in running.jobs()},
         "holds": [running.holds(slo_class) for slo_class in SloClass],
         "asked": (running.tightest(), running.by_due(), running.by_end(), book.context),

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.serving.policy.concord.job_index import JobIndex
-from ramify.serving.policy.concord.policy import Concord, ConcordOptions
+from ramify.serving.policy.concord.options import ConcordOptions
+from ramify.serving.policy.concord.policy import Concord
 from ramify.serving.policy.goodput import Goodput
 from ramify.serving.policy.registry import POLICIES, OptionValue, UnknownPolicy, make_policy
 from ramify.serving.policy.types import (
@@ -128,7 +129,7 @@ def test_ranked_by_the_median_but_refused_only_on_the_optimistic_quantile() -> N
 @pytest.mark.parametrize(("prompts_s", "refused"), [(10.0, True), (0.0, False)])
 def test_tokens_come_slower_while_prompts_take_their_share_of_each_second(prompts_s: float, refused: bool) -> None:
     """Half of the last ten seconds were a prompt's: 100 tokens take 2 s and not 1. Later it is forgotten."""
-    policy = Concord(ConcordOptions(prompts_s=prompts_s))
+    policy = Concord(ConcordOptions.from_names(prompts_s=prompts_s))
     policy.decide(View(capacity(2), [view(1, prompt_tokens=50_000, deadline=NOW + 100)]), NOW)
     began = running(1, SloClass.DEADLINE, prompt_tokens=50_000, computed=50_010, deadline=NOW + 100)
     policy.decide(View(capacity(2, 1), [], [began]), NOW)
@@ -169,7 +170,7 @@ def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() ->
     latency = [view(i, SloClass.LATENCY, ttft=NOW + 1, length=150) for i in (11, 12)]
     with_floor = Concord().decide(View(capacity(4), heavy + latency), NOW)
     assert with_floor.admit[0] in (11, 12)
-    without = Concord(ConcordOptions(floors={})).decide(View(capacity(4), heavy + latency), NOW)
+    without = Concord(ConcordOptions.from_names(floors={})).decide(View(capacity(4), heavy + latency), NOW)
     assert not {11, 12} & set(without.admit)
 
 
@@ -185,7 +186,7 @@ def test_with_slots_free_prompts_that_wait_for_each_other_are_a_queue_too(
     goes first by its class's floor."""
     long = [view(i, deadline=NOW + 8, prompt_tokens=prompt) for i in range(1, 9)]
     stream = view(9, SloClass.LATENCY, ttft=NOW + 7.5, tbt=0.1)
-    verdict = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
+    verdict = Concord(ConcordOptions.from_names(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
     assert verdict.order[0] == verdict.admit[0] == first
     assert len(verdict.admit) == 9
 
@@ -196,7 +197,7 @@ def test_with_slots_free_the_longest_prompt_stands_behind_those_that_it_would_ma
 ) -> None:
     long = view(1, deadline=NOW + 10, prompt_tokens=80_000)
     short = [view(i, deadline=NOW + 10.5, prompt_tokens=20_000) for i in range(2, 6)]
-    order = Concord(ConcordOptions(queue_s=queue_s)).decide(View(capacity(64), [long, *short]), NOW).order
+    order = Concord(ConcordOptions.from_names(queue_s=queue_s)).decide(View(capacity(64), [long, *short]), NOW).order
     assert (order[0], order.index(RequestId(1))) == (first, 4 if first == 2 else 0)
 
 
@@ -236,11 +237,11 @@ def test_a_stream_that_is_ahead_stands_aside_only_where_streams_are_paced() -> N
     call = view(1, SloClass.LATENCY, ttft=NOW + 1, length=100)
     seen = View(capacity(1, 1, can_pause=True, kv_free=10_000), [call], [stream])
     assert Concord().decide(seen, NOW).pause == ()
-    assert Concord(ConcordOptions(pace_streams=True)).decide(seen, NOW).pause == (9,)
+    assert Concord(ConcordOptions.from_names(pace_streams=True)).decide(seen, NOW).pause == (9,)
 
 
 def test_with_frames_displacements_have_time_between_them() -> None:
-    framed = Concord(ConcordOptions(frame_s=1.0))
+    framed = Concord(ConcordOptions.from_names(frame_s=1.0))
     able = capacity(10, 10, can_pause=True, kv_free=10_000)
     seen = View(able, two_urgent()[:1], [running(i) for i in range(10)])
     moved = [len(framed.decide(seen, NOW + at).pause) for at in (0.0, 0.5, 0.9)]
@@ -266,7 +267,7 @@ def test_where_slots_are_contested_a_trade_must_bring_four_times_what_it_takes(l
     victim = running(9, SloClass.DEADLINE, length=310, deadline=NOW + 3.2, cached_tokens=110)
     calls = [view(i, deadline=NOW + 0.02 + length / 100, length=length) for i in (1, 2, 3)]
     assert len(Concord().decide(View(able, calls, [victim]), NOW).preempt) == moved
-    eager = Concord(ConcordOptions(contested_margin=0.1))
+    eager = Concord(ConcordOptions.from_names(contested_margin=0.1))
     assert len(eager.decide(View(able, calls, [victim]), NOW).preempt) == 1
 
 
@@ -381,7 +382,7 @@ def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, Option
 @settings(max_examples=60, deadline=None)
 def test_what_was_seen_before_changes_no_verdict(before: View, seen: View, later: float) -> None:
     """What is kept between decisions is only what could be worked out again, but for the time that prompts took."""
-    fresh, used = (Concord(ConcordOptions(prompts_s=0.0)) for _ in range(2))
+    fresh, used = (Concord(ConcordOptions.from_names(prompts_s=0.0)) for _ in range(2))
     used.decide(replace(before, capacity=seen.capacity), NOW - 1)
     used.decide(replace(seen, waiting=seen.waiting[1:]), NOW - 1)
     assert set(used.decide(seen, NOW + later).order) == set(fresh.decide(seen, NOW + later).order)
