@@ -48,7 +48,7 @@ from benchmarks.replay.inputs.synthetic_traces import read_workload, write_workl
 from benchmarks.replay.inputs.traces import Trace  # noqa: E402
 from benchmarks.replay.inputs.workload import programs  # noqa: E402
 from benchmarks.replay.jobs import Job, Result  # noqa: E402
-from benchmarks.replay.pool import child, run_all, stored_result  # noqa: E402
+from benchmarks.replay.pool import run_all, stored_result, worker  # noqa: E402
 from benchmarks.replay.report.comparisons import FIGURES, Row, by_class  # noqa: E402
 from benchmarks.replay.report.html_report import write_page  # noqa: E402
 from benchmarks.replay.report.markdown_report import around, update, where  # noqa: E402
@@ -98,7 +98,7 @@ def main() -> int:
         results = replayed(jobs, asked, bounds.missing(bounds_needed(jobs, base)))
         if not results:
             raise ReplayError(f"no replay was done in {asked.minutes:g} minutes: ask for more --minutes")
-        table = evaluation.Table(results)
+        table = evaluation.ResultTable(results)
         rows = [*rows_of(table, base, bounds), *thesis_rows_of(table, base)]
         page = write_page(asked.out, results, rows, wanted)
         if asked.report:
@@ -165,10 +165,10 @@ def verified(asked: argparse.Namespace) -> int:
     chosen = sample(stored, asked.verify, Random())
     print(f"{len(chosen)} of {len(stored)} stored results, chosen at random; this is {code_version()}", flush=True)
     differ = 0
-    with child() as worker:
+    with worker() as process:
 
         def replay(job: Job) -> Result:
-            return Result.from_json(json.dumps(worker.ask({"replay": json.loads(job.to_json())})))
+            return Result.from_json(json.dumps(process.ask({"replay": json.loads(job.to_json())})))
 
         for one, figures in verify(chosen, replay):
             differ += bool(figures)
@@ -279,7 +279,7 @@ def report(results: Sequence[Result], rows: Sequence[Row], page: Path, asked: An
 
 def shown(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Of each contender and circumstance, means over the seeds: all three goodputs, and every class's share."""
-    table = evaluation.Table(results)
+    table = evaluation.ResultTable(results)
     found = []
     for job in dict.fromkeys(result.job.but(seed=0) for result in results):
         scores = table.scores(job)

@@ -31,14 +31,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     questions: list[Any] = []
 
     @contextmanager
-    def child() -> Iterator[SimpleNamespace]:
+    def worker() -> Iterator[SimpleNamespace]:
         def ask(question: Any) -> dict[str, Any]:
             questions.append(question)
             return FOUND
 
         yield SimpleNamespace(ask=ask)
 
-    monkeypatch.setattr(benchmark, "child", child)
+    monkeypatch.setattr(benchmark, "worker", worker)
     return questions
 
 
@@ -199,12 +199,12 @@ def test_each_live_run_is_replayed_with_the_probes_beside_it(monkeypatch: pytest
         return {"served": [asdict(one) for one in served]}
 
     @contextmanager
-    def child() -> Iterator[SimpleNamespace]:
+    def worker() -> Iterator[SimpleNamespace]:
         yield SimpleNamespace(ask=ask)
 
     monkeypatch.setattr(live, "VllmEngine", Engine)
     monkeypatch.setattr(live.models, "locate", lambda _: Path("model.gguf"))
-    for name, made in (("profile", profile), ("serve", serve), ("child", child)):
+    for name, made in (("profile", profile), ("serve", serve), ("worker", worker)):
         monkeypatch.setattr(live, name, made)
     found = live.measure(None, requests=4, runs=2, load=0.8, seed=0, told=lambda _: None)
     assert sent[0] == sent[1] and len(sent[0]) >= 4, "the same requests"

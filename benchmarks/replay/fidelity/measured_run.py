@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.replay.errors import BadTrace
-from benchmarks.replay.fidelity.plausibility import Row, found, in_seconds, room_enough, slots_enough
+from benchmarks.replay.fidelity.plausibility import TimedRequest, found, in_seconds, room_enough, slots_enough
 from benchmarks.replay.inputs.traces import LONGEST, MISSHAPEN, text
 
 _MOST_ENGINES = 64
@@ -161,7 +161,7 @@ def _open(folder: Path, name: str) -> str:
     raise BadTrace(folder, f"has neither {name} nor {name}.gz")
 
 
-def _rows(folder: Path, lines: str) -> list[Row]:
+def _rows(folder: Path, lines: str) -> list[TimedRequest]:
     """Raises BadTrace."""
     rows = []
     for number, line in enumerate(lines.splitlines(), start=1):
@@ -177,7 +177,7 @@ def _rows(folder: Path, lines: str) -> list[Row]:
     return rows
 
 
-def _row(raw: Mapping[str, Any]) -> Row:
+def _row(raw: Mapping[str, Any]) -> TimedRequest:
     """Raises one of MISSHAPEN."""
     if raw.get("error"):
         raise ValueError(f"it failed ({str(raw['error'])[:60]}): only a run whose requests all ended is replayed")
@@ -191,10 +191,10 @@ def _row(raw: Mapping[str, Any]) -> Row:
     scheduled = float(raw["scheduled_ts"]) if raw.get("scheduled_ts") else None  # vLLM has 0 for never
     if scheduled is not None and not queued <= scheduled <= first:
         raise ValueError(f"queued at {queued}, scheduled at {scheduled}, tokens from {first}: no order of times")
-    return Row(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
+    return TimedRequest(max(1, prompt), max(1, output), queued, first, last, arrived, scheduled)
 
 
-def _arrivals(folder: Path, rows: Sequence[Row]) -> list[float]:
+def _arrivals(folder: Path, rows: Sequence[TimedRequest]) -> list[float]:
     """When each arrived, on the engine's clock. Raises BadTrace where the client's has another unit."""
     # Arrivals are on the client's clock, the rest on the engine's: who waited least tells the offset.
     offset = min((row.queued - row.arrived for row in rows if row.arrived is not None), default=0.0)
@@ -216,7 +216,7 @@ def _arrivals(folder: Path, rows: Sequence[Row]) -> list[float]:
     return arrivals
 
 
-def _in_order(rows: Sequence[Row], arrivals: Sequence[float]) -> tuple[Served, ...]:
+def _in_order(rows: Sequence[TimedRequest], arrivals: Sequence[float]) -> tuple[Served, ...]:
     # Who came at the same instant was queued one after the other, and the file may be in any order.
     came = sorted(zip(rows, arrivals, strict=True), key=lambda one: (one[1], one[0].queued))
     begin = min(arrivals)

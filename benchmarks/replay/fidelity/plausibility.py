@@ -23,7 +23,7 @@ _FEW_SAMPLES = 10
 _FULL_PCT = 95.0  # of the KV: less than a long prompt is left
 
 
-class Row(NamedTuple):
+class TimedRequest(NamedTuple):
     """A request as it stands in the file."""
 
     prompt: int
@@ -39,7 +39,7 @@ class Row(NamedTuple):
         return (self.last - self.first) / max(1, self.output - 1)
 
 
-def in_seconds(folder: Path, rows: Sequence[Row]) -> None:
+def in_seconds(folder: Path, rows: Sequence[TimedRequest]) -> None:
     """The engine's times are in seconds, as far as they show it: an engine as fast as a thousandth of another has no
     mark. Raises BadTrace."""
     pace = median([row.pace for row in rows if row.output > 1] or [0.0])
@@ -56,7 +56,7 @@ def in_seconds(folder: Path, rows: Sequence[Row]) -> None:
             )
 
 
-def slots_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
+def slots_enough(folder: Path, rows: Sequence[TimedRequest], slots: int) -> None:
     """No more were in slots at once than there are: who was preempted comes before who has not begun, so that it may
     be counted as if it had kept its own. Shorter answers than `_HANDED_OVER` are not seen. Raises BadTrace."""
     edge = _HANDED_OVER * median([row.pace for row in rows if row.output > 1] or [0.0])
@@ -73,7 +73,7 @@ def slots_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
         )
 
 
-def room_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
+def room_enough(folder: Path, rows: Sequence[TimedRequest], slots: int) -> None:
     """Nothing shows that requests waited for KV. Raises BadTrace."""
     shown = None
     if (share := _unexplained(rows, slots)) > _UNEXPLAINED:
@@ -89,7 +89,7 @@ def room_enough(folder: Path, rows: Sequence[Row], slots: int) -> None:
         )
 
 
-def _unexplained(rows: Sequence[Row], slots: int) -> float:
+def _unexplained(rows: Sequence[TimedRequest], slots: int) -> float:
     """The share of all time from queue to first token in which a request waited though a slot was free and no
     prompt was at work, that might have had the step's tokens. Of several engines, none has more than all hold."""
     edge = _HANDED_OVER * median([row.pace for row in rows if row.output > 1] or [0.0])

@@ -117,7 +117,7 @@ class _Rerun:
             prefix_cache=run.prefix_cache,
             chunked_prefill=run.chunked_prefill,
             overlap=run.overlap,
-            brisk=True,
+            fast=True,
         )
 
         def noted(scheduler: Any, output: Any) -> float:

@@ -25,7 +25,7 @@ _NORMAL = NormalDist()
 _EDGE = 1e-4  # a distribution's ends, as quantiles: no score is infinite
 
 
-class Told:
+class LengthHints:
     """Sketches for the calls of one workload. The same seed tells the same, whoever asks and in whatever order."""
 
     def __init__(self, lengths: Sequence[int], seed: int) -> None:
@@ -72,7 +72,7 @@ _TOKEN_S = 0.01  # only for shares of a deadline: what a token takes beside a se
 
 
 def tags_of(
-    program: Program, stage: int, place: int, at: float, knows: Knowledge, told: Told
+    program: Program, stage: int, place: int, at: float, knows: Knowledge, told: LengthHints
 ) -> dict[str, XargValue]:
     """`vllm_xargs` of the call at `place` among the program's, which arrives `at`."""
     sketch = told.sketch(knows, program.id, place, program.calls[place])

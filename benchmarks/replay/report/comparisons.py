@@ -8,7 +8,7 @@ from math import nan
 from statistics import fmean
 from typing import TypedDict
 
-from benchmarks.replay.evaluation import Estimate, Table
+from benchmarks.replay.evaluation import Estimate, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.score import Score
 
@@ -62,7 +62,7 @@ class Pair:
     by_seed: tuple[float | None, ...]  # ours / theirs; None where the other has next to nothing
 
     @classmethod
-    def of(cls, table: Table, job: Job, rival: str, figure: Figure) -> Pair:
+    def of(cls, table: ResultTable, job: Job, rival: str, figure: Figure) -> Pair:
         same = table.of(table.paired(job, rival))
         mine, other = ([figure(one) for one in same.scores(job.but(contender=n))] for n in (job.contender, rival))
         by_seed = (_multiple(a, b) for a, b in zip(mine, other, strict=True))
@@ -101,7 +101,7 @@ def by_class(scores: Iterable[Score]) -> dict[str, float]:
     return {kind: fmean(found[kind]) for kind in CLASSES if kind in found}
 
 
-def attainment(table: Table, job: Job) -> str:
+def attainment(table: ResultTable, job: Job) -> str:
     """Of each class, in words: no figure of tokens stands without it."""
     met = by_class(table.scores(job))
     return "met of " + ", ".join(f"{kind} {share:.3f}" for kind, share in met.items())

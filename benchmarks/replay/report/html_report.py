@@ -10,7 +10,7 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.replay.evaluation import TARGET_LOADS, Section, Table
+from benchmarks.replay.evaluation import TARGET_LOADS, ResultTable, Section
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report import plots
 from benchmarks.replay.report.comparisons import Row
@@ -46,7 +46,7 @@ _BESIDE = {  # who stands in a part beside those that were replayed for it
 
 def write_page(folder: Path, results: Sequence[Result], rows: Sequence[Row], sections: Iterable[Section]) -> Path:
     """`folder`/index.html, and a PNG beside it for each plot in it."""
-    table = Table(results)
+    table = ResultTable(results)
     parts = ["<h1>Goodput in replay</h1>", *_setting(results), _rows(rows)]
     shown: set[Job] = set()
     for section in sections:
@@ -66,7 +66,7 @@ def write_page(folder: Path, results: Sequence[Result], rows: Sequence[Row], sec
     return page
 
 
-def _jobs(table: Table, section: Section) -> list[Job]:
+def _jobs(table: ResultTable, section: Section) -> list[Job]:
     """One for each contender and circumstance of which there are results, whichever seeds have them."""
     own = dict.fromkeys(job.but(seed=0) for job in section.jobs if table.has(job))
     circumstances = dict.fromkeys(job.but(contender="") for job in own)
@@ -84,7 +84,7 @@ def _setting(results: Sequence[Result]) -> Iterator[str]:
         yield f"<p>{html.escape(line)}</p>"
 
 
-def _section(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iterator[str]:
+def _section(folder: Path, name: str, table: ResultTable, jobs: Sequence[Job]) -> Iterator[str]:
     varied = next((axis for axis in _AXES if len({getattr(job, axis) for job in jobs}) > 1), None)
     numbers = varied is not None and name in ("load", "tight", "slo-scale", "replicas", "saved")
     if numbers and varied is not None:
@@ -95,7 +95,7 @@ def _section(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iter
         yield f"<h3>{html.escape(where(group[0]))}</h3>" + goodput(table, group).html()
 
 
-def _deeper(folder: Path, name: str, table: Table, jobs: Sequence[Job]) -> Iterator[str]:
+def _deeper(folder: Path, name: str, table: ResultTable, jobs: Sequence[Job]) -> Iterator[str]:
     """Of the main comparison: throughput, near-oracle, over time, and by type of request."""
     mark = "" if name == "load" else f"-{name}"
     also = "" if name == "load" else f", {name} limits"

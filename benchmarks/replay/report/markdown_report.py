@@ -12,7 +12,7 @@ from itertools import groupby
 from pathlib import Path
 
 from benchmarks.replay.errors import ReplayError
-from benchmarks.replay.evaluation import TARGET_LOADS, Table
+from benchmarks.replay.evaluation import TARGET_LOADS, ResultTable
 from benchmarks.replay.inputs import step_times
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report.comparisons import FIGURES, Row
@@ -43,7 +43,7 @@ def around(path: Path) -> tuple[str, str]:
 
 
 def measured(results: Sequence[Result], rows: Sequence[Row], picture: str | None = None) -> str:
-    table = Table(results)
+    table = ResultTable(results)
     parts = [
         "## What was computed",
         *(f"\n{line}" for line in computed(results)),
@@ -78,7 +78,7 @@ def computed(results: Sequence[Result]) -> Iterator[str]:
             f"{setting.slots} slots, {setting.kv_tokens:,} tokens of KV; steps of {source.model} on {source.device} "
             f"({source.source})."
         )
-    table = Table(results)
+    table = ResultTable(results)
     attained = [
         f"{table.estimate(job, FIGURES['request']).mean:.3f} at {where(job)}"
         for circumstances, jobs in _alike(table)
@@ -156,7 +156,7 @@ def _value(row: Row) -> str:
     return f"{row['ours']:.3f}{unit}"
 
 
-def _goodput(table: Table) -> Iterator[str]:
+def _goodput(table: ResultTable) -> Iterator[str]:
     """A table for each set of circumstances: all three goodputs, and every class's attainment."""
     for circumstances, jobs in _alike(table):
         yield f"\n### {where(circumstances)}, {circumstances.seconds:g} s\n"
@@ -164,7 +164,7 @@ def _goodput(table: Table) -> Iterator[str]:
     yield ""
 
 
-def _deeper(table: Table) -> Iterator[str]:
+def _deeper(table: ResultTable) -> Iterator[str]:
     """Of what the targets are at, one replica and equal shares: a table for each question."""
     main = [
         (circumstances, jobs)
@@ -190,7 +190,7 @@ def _lines(made: Lines) -> list[str]:
     return list(made.markdown()) if made.lines else []
 
 
-def _alike(table: Table) -> list[tuple[Job, list[Job]]]:
+def _alike(table: ResultTable) -> list[tuple[Job, list[Job]]]:
     """The circumstances that were replayed, and of each every contender once."""
     groups: dict[Job, list[Job]] = {}
     for job in dict.fromkeys(job.but(seed=0) for job in table.jobs()):

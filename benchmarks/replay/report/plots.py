@@ -9,7 +9,7 @@ from math import ceil, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.replay.evaluation import Estimate, Table
+from benchmarks.replay.evaluation import Estimate, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import FIGURES, MET, Figure
 from benchmarks.replay.report.markdown_report import where
@@ -47,7 +47,7 @@ _TITLES = {
 _GREY, _OTHERS = "#c9c9c9", "others: see the table"
 
 
-def by_circumstance(path: Path, table: Table, jobs: Sequence[Job], varied: str, figures: Sequence[str]) -> str:
+def by_circumstance(path: Path, table: ResultTable, jobs: Sequence[Job], varied: str, figures: Sequence[str]) -> str:
     """A line for each contender along a circumstance that is a number; bars are 95 % intervals over the seeds."""
 
     def draw(axes: Sequence[Axes]) -> None:
@@ -69,7 +69,7 @@ def by_circumstance(path: Path, table: Table, jobs: Sequence[Job], varied: str, 
     return _picture(path, len(figures), draw)
 
 
-def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequence[str]) -> str:
+def side_by_side(path: Path, table: ResultTable, jobs: Sequence[Job], figures: Sequence[str]) -> str:
     """A bar for each contender, where circumstances are no numbers: one colour each."""
     names = list(dict.fromkeys(job.contender for job in jobs))[::-1]
     circumstances = list(dict.fromkeys(job.but(contender="", seed=0) for job in jobs))
@@ -100,7 +100,7 @@ def side_by_side(path: Path, table: Table, jobs: Sequence[Job], figures: Sequenc
     return _picture(path, len(figures), draw, height=1.5 + 0.22 * len(names) * max(1.0, 0.6 * len(circumstances)))
 
 
-def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
+def over_time(path: Path, table: ResultTable, jobs: Sequence[Job]) -> str:
     """Programs that were met, and tokens of use, by when they came, of the seeds that all have."""
     table, jobs, _ = table.alike(jobs)
 
@@ -118,7 +118,7 @@ def over_time(path: Path, table: Table, jobs: Sequence[Job]) -> str:
     return _picture(path, 2, draw)
 
 
-def request_types(path: Path, table: Table, jobs: Sequence[Job]) -> str:
+def request_types(path: Path, table: ResultTable, jobs: Sequence[Job]) -> str:
     """50th percentile as a bar, 95th as the mark behind it; logarithmic, as in the thesis. Of the seeds all have."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

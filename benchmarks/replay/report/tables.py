@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchmarks.replay.evaluation import Estimate, Table
+from benchmarks.replay.evaluation import Estimate, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import CLASSES, FIGURES, by_class
 from benchmarks.replay.score import Score, Tail
@@ -47,7 +47,7 @@ def _cell(text: str) -> str:
     return f"<td{kind}>{html.escape(text)}</td>"
 
 
-def goodput(table: Table, jobs: Sequence[Job]) -> Lines:
+def goodput(table: ResultTable, jobs: Sequence[Job]) -> Lines:
     """Goodput of requests, tokens and workflows, attainment by class, throughput: the best first. Means are over each
     contender's own seeds; by how much the default is ahead is over those that both have."""
     ahead = f"{DEFAULT} is ahead by"
@@ -57,7 +57,7 @@ def goodput(table: Table, jobs: Sequence[Job]) -> Lines:
     return Lines(head, tuple(_goodput(table, job) for job in best_first))
 
 
-def _goodput(table: Table, job: Job) -> tuple[str, ...]:
+def _goodput(table: ResultTable, job: Job) -> tuple[str, ...]:
     scores = table.scores(job)
     attained = by_class(scores)
     workflows = shown(table.estimate(job, FIGURES["workflow"]), scores) if "compound" in attained else ""
@@ -75,7 +75,7 @@ def _goodput(table: Table, job: Job) -> tuple[str, ...]:
     )
 
 
-def _ahead(table: Table, job: Job) -> str:
+def _ahead(table: ResultTable, job: Job) -> str:
     ours = job.but(contender=DEFAULT)
     both = [] if job == ours else table.paired(ours, job.contender)
     if not both:
@@ -84,7 +84,7 @@ def _ahead(table: Table, job: Job) -> str:
     return f"{by.mean:+.3f} ± {by.half:.3f}" if len(both) > 1 else f"{by.mean:+.3f}"
 
 
-def latencies(table: Table, jobs: Sequence[Job]) -> Lines:
+def latencies(table: ResultTable, jobs: Sequence[Job]) -> Lines:
     """50th and 95th percentile, in seconds, by kind of request, of those that came so far. Of the seeds all have. TBT
     is a call's mean: its percentiles are over calls, and tell nothing of a single stall."""
     table, jobs, seeds = table.alike(jobs)
@@ -108,7 +108,7 @@ def tail_of(scores: Iterable[Score], figure: str, kind: str) -> Tail | None:
     return Tail(fmean(t.p50 for t in tails), fmean(t.p95 for t in tails), sum(t.count for t in tails))
 
 
-def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
+def near_oracle(table: ResultTable, jobs: Sequence[Job]) -> Lines:
     """Each form beside itself with true lengths, later stages and tool times, over the seeds that both have."""
     lines = []
     for job in jobs:
@@ -128,7 +128,7 @@ def near_oracle(table: Table, jobs: Sequence[Job]) -> Lines:
     return Lines(("", *names), tuple(lines))
 
 
-def over_time(table: Table, jobs: Sequence[Job], parts: int = 6) -> Lines:
+def over_time(table: ResultTable, jobs: Sequence[Job], parts: int = 6) -> Lines:
     """Programs met, and tokens of use, of those that arrive in each part of the window. Of the seeds all have."""
     table, jobs, seeds = table.alike(jobs)
     starts = sorted({at for job in jobs for at, _, _ in course(table.scores(job))})

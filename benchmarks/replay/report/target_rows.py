@@ -9,7 +9,7 @@ from statistics import fmean
 from benchmarks.replay.baselines import BASELINES, PUBLISHED
 from benchmarks.replay.baselines.contenders import AS_MEASURED, CLAIRVOYANT, HIDDEN, PATIENT, REFUSING
 from benchmarks.replay.bounds.shares import Bounds, Share
-from benchmarks.replay.evaluation import LOADS, TARGET_LOADS, Table
+from benchmarks.replay.evaluation import LOADS, TARGET_LOADS, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import (
     NEXT_TO_NOTHING,
@@ -49,7 +49,7 @@ def bounds_needed(jobs: Iterable[Job], base: Job) -> list[Job]:
     return [job for job in jobs if job.but(seed=base.seed) in usual]
 
 
-def bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
+def bounded(table: ResultTable, base: Job, bounds: Bounds) -> Iterator[Row]:
     """At every load with these limits: shares of the LP bound, and throughput."""
     for load in sorted(LOADS):
         job = base.but(contender="concord", load=load)
@@ -68,7 +68,13 @@ def bounded(table: Table, base: Job, bounds: Bounds) -> Iterator[Row]:
 
 
 def _of_bound(
-    table: Table, job: Job, bounds: Bounds, part: Callable[[Share], float], figure: Figure, least: float, name: str
+    table: ResultTable,
+    job: Job,
+    bounds: Bounds,
+    part: Callable[[Share], float],
+    figure: Figure,
+    least: float,
+    name: str,
 ) -> Row:
     most, value = part(bounds.of(job, table.seeds(job))), table.estimate(job, figure).mean
     by_seed = [
@@ -82,7 +88,7 @@ def _of_bound(
     )  # fmt: skip
 
 
-def _throughput(table: Table, job: Job, where: str) -> Iterator[Row]:
+def _throughput(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
     """Of the default, and of the same where what is late is served last instead of refused."""
     for contender, form in (("concord", ""), (PATIENT.name, ", by the form that refuses nothing")):
         one = job.but(contender=contender)
@@ -100,7 +106,7 @@ def _throughput(table: Table, job: Job, where: str) -> Iterator[Row]:
         yield row
 
 
-def below_capacity(table: Table, base: Job) -> Iterator[Row]:
+def below_capacity(table: ResultTable, base: Job) -> Iterator[Row]:
     for load in sorted({job.load for job in table.jobs() if job.load < 1.0}):
         job = base.but(contender="concord", load=load)
         if best := table.best_baseline(job, request, BASELINES):
@@ -111,7 +117,7 @@ def below_capacity(table: Table, base: Job) -> Iterator[Row]:
             yield at_least(name, pair.apart.mean, "share", best, pair, -0.005, note)
 
 
-def saved(table: Table, base: Job) -> Iterator[Row]:
+def saved(table: ResultTable, base: Job) -> Iterator[Row]:
     """At the goodput that FCFS has at a load: the share of engines that Concord needs less, for more load on each."""
     fcfs, ours = base.but(contender="fcfs"), base.but(contender="concord")
     for load in table.loads(fcfs):
@@ -157,7 +163,7 @@ OBJECTIVES = {
 }
 
 
-def rows_of(table: Table, base: Job, bounds: Bounds) -> list[Row]:
+def rows_of(table: ResultTable, base: Job, bounds: Bounds) -> list[Row]:
     """A row for each line of the table that these results have something to say about."""
     rows: list[Row] = []
     for slo in ("loose", "tight"):
@@ -177,7 +183,7 @@ def rows_of(table: Table, base: Job, bounds: Bounds) -> list[Row]:
     return rows
 
 
-def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
+def _compared(table: ResultTable, job: Job, bounds: Bounds) -> Iterator[Row]:
     where = f"load {job.load:g}, {job.slo}"
     yield from _closed(table, job, bounds, where)
     yield from _beside_program_srpt(table, job, where)
@@ -198,7 +204,7 @@ def _compared(table: Table, job: Job, bounds: Bounds) -> Iterator[Row]:
     yield from _forms(table, job, where)
 
 
-def _beside_program_srpt(table: Table, job: Job, where: str) -> Iterator[Row]:
+def _beside_program_srpt(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
     """Its best form that is told what the default is told; and with true lengths, which the default has not, against
     the default and against the default that has them too."""
     if rival := table.best_baseline(job, request, _named(_PROGRAMS)):
@@ -220,7 +226,7 @@ def _named(names: Sequence[str]) -> list[Contender]:
     return [one for one in (*BASELINES, *REFUSING) if one.name in names]
 
 
-def _closed(table: Table, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:
+def _closed(table: ResultTable, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:
     """Of the gap from the best baseline to the bound: in the window, and over the whole run, where those around the
     window cannot be left out in its favour. Nothing where the strongest baseline did not run: from a weaker one the
     gap is wide, and closed easily."""
@@ -266,7 +272,7 @@ def _closed_share(ours: float, theirs: float, bound: float) -> float | None:
     return (ours - theirs) / (bound - theirs) if bound - theirs > NEXT_TO_NOTHING else None
 
 
-def _forms(table: Table, job: Job, where: str) -> Iterator[Row]:
+def _forms(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
     """Against other forms of Concord."""
     most = 0.01 if job.slo == "loose" else 0.02
     for form, oracle, figure, name in (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.replay.evaluation import MIXES, REPLICAS, SLO_SCALES, TARGET_LOADS, Table
+from benchmarks.replay.evaluation import MIXES, REPLICAS, SLO_SCALES, TARGET_LOADS, ResultTable
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report.comparisons import FIGURES, Pair, Row, attainment, judged
 from benchmarks.replay.report.markdown_report import where
@@ -40,7 +40,7 @@ _ORACLE = _Said("within 3 to 9 %", "6.3")
 _THROUGHPUT = _Said("96 to 98 % of Sarathi-Serve", "6.4")
 
 
-def thesis_rows_of(table: Table, base: Job) -> Iterator[Row]:
+def thesis_rows_of(table: ResultTable, base: Job) -> Iterator[Row]:
     """A row for each of its comparisons of which there are results."""
     for load in TARGET_LOADS:
         for goodput, form in (("request", _REQUEST), ("token", _TOKEN)):
@@ -60,21 +60,21 @@ def thesis_rows_of(table: Table, base: Job) -> Iterator[Row]:
         yield from _ratio(table, job, "fcfs", "request", where(job), _MIXED.get(mix))
 
 
-def _ratio(table: Table, job: Job, rival: str, goodput: str, at: str, said: _Said | None) -> Iterator[Row]:
+def _ratio(table: ResultTable, job: Job, rival: str, goodput: str, at: str, said: _Said | None) -> Iterator[Row]:
     if both := table.paired(job, rival):
         pair = Pair.of(table, job, rival, FIGURES[goodput])
         note = f"{job.contender} {pair.ours:.3f}, {attainment(table.of(both), job)}"
         yield _reported(f"{at}: calm-thesis against {rival}, {goodput} goodput", pair, rival, note, said)
 
 
-def _best(table: Table, job: Job, at: str, said: _Said) -> Iterator[Row]:
+def _best(table: ResultTable, job: Job, at: str, said: _Said) -> Iterator[Row]:
     """Against the best of what it held its own against."""
     paired = {name: table.difference(job, name, FIGURES["request"]) for name in _RIVALS if table.paired(job, name)}
     if paired:
         yield from _ratio(table, job, min(paired, key=lambda name: paired[name].mean), "request", at, said)
 
 
-def _near_oracle(table: Table, job: Job) -> Iterator[Row]:
+def _near_oracle(table: ResultTable, job: Job) -> Iterator[Row]:
     oracle = f"{job.contender}-oracle"
     if table.paired(job, oracle):
         pair = Pair.of(table, job, oracle, FIGURES["request"])
@@ -82,7 +82,7 @@ def _near_oracle(table: Table, job: Job) -> Iterator[Row]:
         yield _reported(name, pair, oracle, f"{job.contender} {pair.ours:.3f}", _ORACLE)
 
 
-def _throughput(table: Table, job: Job) -> Iterator[Row]:
+def _throughput(table: ResultTable, job: Job) -> Iterator[Row]:
     if table.paired(job, "fcfs"):
         pair = Pair.of(table, job, "fcfs", FIGURES["throughput"])
         name = f"load {job.load:g}: calm-thesis against fcfs, throughput"

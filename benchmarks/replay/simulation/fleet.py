@@ -17,20 +17,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.replay.inputs.client_tags import Told, tags_of
+from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.simulation.simulation import (
+    CallInFlight,
+    ProgramRun,
     Replayed,
-    _Course,
-    _Flight,
-    _outcome,
-    _prompt,
-    _Replay,
+    Simulation,
+    call_outcome,
+    prompt_ids,
     without_cache_first,
 )
 from benchmarks.replay.types import Contender, Program, Setting, Stock
 from ramify.serving.policy.cost_model import aggregate_engines
 from ramify.serving.policy.types import Capacity, Finished, RequestId, RequestView, SloClass, State, View
-from ramify.serving.vllm_plugin.request_views import Views
+from ramify.serving.vllm_plugin.request_views import RequestViews
 from ramify.serving.vllm_plugin.version_adapters import SamplingLike
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _REFRESH = 16  # tokens after which a call that runs is looked at anew, as the p
 
 
 def simulate_fleet(
-    programs: Sequence[Program], contender: Contender, setting: Setting, told: Told, folder: Path
+    programs: Sequence[Program], contender: Contender, setting: Setting, told: LengthHints, folder: Path
 ) -> Replayed:
     """As `engine.replay` does, for several engines."""
     kind = _Balanced if isinstance(contender.engine, Stock) else _Fleet
@@ -55,7 +55,7 @@ class _Sampling:
 
 @dataclass(slots=True)
 class _Asked:
-    """A call as it stands at the gateway; what `Views` reads of a request of vLLM's."""
+    """A call as it stands at the gateway; what `RequestViews` reads of a request of vLLM's."""
 
     request_id: str
     arrival_time: float
@@ -85,7 +85,7 @@ class _Door:
     ids: dict[str, RequestId] = field(default_factory=dict)
 
 
-class _Balanced(_Replay):
+class _Balanced(Simulation):
     """vLLM's own scheduler, several times: a call goes to the one with the fewest calls, as it comes."""
 
     def _add(self, number: int, stage: int, at: float) -> None:
@@ -95,22 +95,22 @@ class _Balanced(_Replay):
         super()._add(number, stage, at)
 
 
-class _Fleet(_Replay):
+class _Fleet(Simulation):
     def __init__(
         self,
         programs: Sequence[Program],
         contender: Contender,
         setting: Setting,
-        told: Told,
+        told: LengthHints,
         folder: Path,
-        brisk: bool,
+        fast: bool,
         cache: bool,
     ) -> None:
         if isinstance(contender.engine, Stock):
             raise TypeError(f"{contender.name} has no policy that could stand before engines: it has a balancer")
-        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, brisk, cache)
+        super().__init__(programs, replace(contender, engine=Stock()), setting, told, folder, fast, cache)
         self._policy = contender.engine()
-        self._views = Views(lambda _: 0, _REFRESH)
+        self._views = RequestViews(lambda _: 0, _REFRESH)
         self._door = _Door()
         self._wake_at = float("inf")
         self._step = aggregate_engines(setting.step, setting.replicas)
@@ -122,17 +122,17 @@ class _Fleet(_Replay):
             self._decide(now)
 
     def _add(self, number: int, stage: int, at: float) -> None:
-        program, course = self._programs[number], self._courses[number]
+        program, course = self._programs[number], self._runs[number]
         first = sum(len(s.calls) for s in program.stages[:stage])
         for i, call in enumerate(program.stages[stage].calls):
             place, name = first + i, f"{number}.{first + i}"
             tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
-            prompt = _prompt(call, number, place)
+            prompt = prompt_ids(call, number, place)
             limit = self._context - call.prompt
             asked = _Asked(name, at, call.prompt, limit, _Sampling(tags), prompt, call.output)
             seen = self._views.add(asked)
             self._door.waiting[seen.view.id], self._door.ids[name] = asked, seen.view.id
-            self._flights[name] = _Flight(program, stage, place, name, _NOWHERE, at)
+            self._flights[name] = CallInFlight(program, stage, place, name, _NOWHERE, at)
             course.open.add(name)
 
     def _end(self, name: str, engine: SimulatedEngine) -> None:
@@ -156,7 +156,7 @@ class _Fleet(_Replay):
                 if (asked := self._door.waiting.get(refusal.id)) is not None:
                     refused = True
                     flight = self._flights[asked.request_id]
-                    course = self._courses[int(asked.request_id.partition(".")[0])]
+                    course = self._runs[int(asked.request_id.partition(".")[0])]
                     self._close(flight, course, None, refusal.reason)
                     self._give_up(course)
 
@@ -171,18 +171,18 @@ class _Fleet(_Replay):
         self._door.inside[id_] = asked
         self._flights[name].replica = replica
 
-    def _give_up(self, course: _Course) -> None:
+    def _give_up(self, course: ProgramRun) -> None:
         for name in sorted(course.open):
             if self._flights[name].replica == _NOWHERE:
                 self._close(self._flights[name], course, None, "its program was given up")
         super()._give_up(course)
 
-    def _close(self, flight: _Flight, course: _Course, ended: float | None, refused: str | None) -> None:
+    def _close(self, flight: CallInFlight, course: ProgramRun, ended: float | None, refused: str | None) -> None:
         id_ = self._door.ids.pop(flight.name)
         if flight.replica == _NOWHERE:
             del self._door.waiting[id_], self._flights[flight.name]
             course.open.discard(flight.name)
-            course.outcomes[flight.place] = _outcome(flight, [], ended, refused)
+            course.outcomes[flight.place] = call_outcome(flight, [], ended, refused)
         else:
             asked = self._door.inside.pop(id_)
             asked.num_output_tokens = len(self._engines[flight.replica].tokens[flight.name])
@@ -195,11 +195,11 @@ class _Fleet(_Replay):
             self._policy.observe(Finished(view, ended, met, outcome.in_time))
 
     def _waiting(self) -> list[RequestView]:
-        return [self._views.of(one, State.WAITING) for one in self._door.waiting.values()]
+        return [self._views.view_of(one, State.WAITING) for one in self._door.waiting.values()]
 
     def _running(self) -> list[RequestView]:
         for one in self._door.inside.values():
             flight = self._flights[one.request_id]
             one.num_output_tokens = len(self._engines[flight.replica].tokens[one.request_id])
             one.num_computed_tokens = one.num_prompt_tokens + one.num_output_tokens if one.num_output_tokens else 0
-        return [self._views.of(one, State.RUNNING) for one in self._door.inside.values()]
+        return [self._views.view_of(one, State.RUNNING) for one in self._door.inside.values()]

@@ -45,7 +45,7 @@ class SimulatedEngineSettings:
     overlap: bool = (
         False  # a step is scheduled while the one before it runs, as vLLM's engine does with --async-scheduling
     )
-    brisk: bool = False  # the same results in less time, without vLLM's statistics (brisk.py)
+    fast: bool = False  # the same results in less time, without vLLM's statistics (fast.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class SimulatedEngine:
         result = ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, sampled)
         over = []
         answers = self.scheduler.update_from_output(output, result)
-        if self.settings.brisk:
+        if self.settings.fast:
             now, tokens, quiet = self.now, self.tokens, self.scheduler.quiet_ids
             for name in quiet:
                 tokens[name].append(now)
@@ -175,7 +175,7 @@ class SimulatedEngine:
         return [request.request_id for request in self.scheduler.waiting]
 
 
-def modelled(model: StepModel) -> Callable[[Any, Any], float]:
+def step_seconds_by(model: StepModel) -> Callable[[Any, Any], float]:
     """Steps as long as the model says."""
 
     def seconds(scheduler: Any, output: Any) -> float:
@@ -194,10 +194,10 @@ def _hasher(settings: SimulatedEngineSettings) -> Any:
     if not settings.prefix_cache:
         return None
     init_none_hash(sha256)
-    return get_request_block_hasher(settings.block_size, _quick_hash if settings.brisk else sha256)
+    return get_request_block_hasher(settings.block_size, _fast_hash if settings.fast else sha256)
 
 
-def _quick_hash(block: tuple[bytes, tuple[int, ...], object]) -> bytes:
+def _fast_hash(block: tuple[bytes, tuple[int, ...], object]) -> bytes:
     """128 bits of a block and of what stands before it. A tuple's hash will do where nobody is to be kept out."""
     before, tokens, _ = block  # what else tells blocks apart (images, LoRA) is not here
     parent = int.from_bytes(before, "little")
@@ -234,12 +234,12 @@ def _scheduler(folder: Path, settings: SimulatedEngineSettings) -> tuple[Any, An
     kv = KVCacheConfig(settings.blocks, [], [KVCacheGroupSpec(["layer"], attention)])
     scheduler, request = _kinds(settings)
     structured = StructuredOutputManager(config)
-    made = scheduler(config, kv, structured, block_size=settings.block_size, log_stats=not settings.brisk)
+    made = scheduler(config, kv, structured, block_size=settings.block_size, log_stats=not settings.fast)
     return made, request
 
 
 def _kinds(settings: SimulatedEngineSettings) -> tuple[Any, Any]:
-    if settings.brisk:
+    if settings.fast:
         from benchmarks.replay.simulation.fast_scheduler import FastConcordScheduler, FastRequest, FastScheduler
 
         return (FastScheduler if settings.concord is None else FastConcordScheduler), FastRequest

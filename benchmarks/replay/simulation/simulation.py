@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.replay.errors import Stuck, TooLong
-from benchmarks.replay.inputs.client_tags import Told, tags_of
+from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.types import Call, CallOutcome, Contender, Outcome, Program, Setting, Stock
 from ramify.serving.policy.types import SloClass
 
@@ -45,7 +45,7 @@ class Replayed:
 
 
 @dataclass(slots=True)
-class _Flight:
+class CallInFlight:
     """A call in the engine."""
 
     program: Program
@@ -57,7 +57,7 @@ class _Flight:
 
 
 @dataclass(slots=True)
-class _Course:
+class ProgramRun:
     """A program on its way."""
 
     outcomes: dict[int, CallOutcome] = field(default_factory=dict)
@@ -70,22 +70,24 @@ def replay(
     programs: Sequence[Program],
     contender: Contender,
     setting: Setting,
-    told: Told,
+    told: LengthHints,
     folder: Path,
-    brisk: bool = True,
+    fast: bool = True,
 ) -> Replayed:
     """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may
-    be written to. Not `brisk`: vLLM goes through every request in every step, which gives the same in four times
+    be written to. Not `fast`: vLLM goes through every request in every step, which gives the same in four times
     the time."""
-    quick = brisk and not contender.preempts
+    quick = fast and not contender.preempts
 
-    def made(cache: bool) -> _Replay:
-        return _Replay(programs, contender, setting, told, folder, brisk, cache)
+    def made(cache: bool) -> Simulation:
+        return Simulation(programs, contender, setting, told, folder, fast, cache)
 
     return without_cache_first(programs, made, quick)
 
 
-def without_cache_first(programs: Sequence[Program], made: Callable[[bool], _Replay], quick: bool = True) -> Replayed:
+def without_cache_first(
+    programs: Sequence[Program], made: Callable[[bool], Simulation], quick: bool = True
+) -> Replayed:
     """What comes of `made(cache)`: with vLLM's prefix cache where it is of any use: it is half of an engine's time.
 
     Where no prompt names a block, only a call that lost its KV and is computed again can find anything there. So
@@ -100,15 +102,15 @@ class _Preempted(Exception):
     """There was something to be found in the prefix cache, and there is none."""
 
 
-class _Replay:
+class Simulation:
     def __init__(
         self,
         programs: Sequence[Program],
         contender: Contender,
         setting: Setting,
-        told: Told,
+        told: LengthHints,
         folder: Path,
-        brisk: bool,
+        fast: bool,
         cache: bool,
     ) -> None:
         self._programs, self._contender, self._setting, self._told = programs, contender, setting, told
@@ -117,11 +119,11 @@ class _Replay:
             raise TooLong(context, setting.kv_tokens)
         context = self._context = -(-context // _CONTEXT_STEP) * _CONTEXT_STEP
         self._cache = cache
-        self._engines = [_engine(contender, setting, context, folder, brisk, cache) for _ in range(setting.replicas)]
+        self._engines = [_engine(contender, setting, context, folder, fast, cache) for _ in range(setting.replicas)]
         self._due = [(p.at, i, 0) for i, p in enumerate(programs)]  # arrival, program, stage
         heapq.heapify(self._due)
-        self._courses = [_Course() for _ in programs]
-        self._flights: dict[str, _Flight] = {}
+        self._runs = [ProgramRun() for _ in programs]
+        self._flights: dict[str, CallInFlight] = {}
         self._inside = [0] * setting.replicas
         self._generated = [0] * setting.replicas
         self._over_at = max((p.due for p in programs), default=0.0)
@@ -161,12 +163,12 @@ class _Replay:
             self._add(number, stage, at)
 
     def _add(self, number: int, stage: int, at: float) -> None:
-        program, course = self._programs[number], self._courses[number]
+        program, course = self._programs[number], self._runs[number]
         first = sum(len(s.calls) for s in program.stages[:stage])
         for i, call in enumerate(program.stages[stage].calls):
             place, name = first + i, f"{number}.{first + i}"
             replica = min(range(len(self._engines)), key=lambda r: (self._inside[r], r))
-            flight = _Flight(program, stage, place, name, replica, at)
+            flight = CallInFlight(program, stage, place, name, replica, at)
             engine = self._contender.engine
             tags, priority = {}, 0
             if isinstance(engine, Stock):
@@ -175,7 +177,7 @@ class _Replay:
                 tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
             # As vLLM has it where a client names no limit: all that the context has room for.
             limit = self._context - call.prompt
-            self._engines[replica].add(name, _prompt(call, number, place), call.output, tags, priority, at, limit)
+            self._engines[replica].add(name, prompt_ids(call, number, place), call.output, tags, priority, at, limit)
             self._flights[name] = flight
             self._inside[replica] += 1
             course.open.add(name)
@@ -185,7 +187,7 @@ class _Replay:
         if flight is None:
             return  # cancelled in this very step
         ended = engine.ended[name]
-        course = self._courses[int(name.partition(".")[0])]
+        course = self._runs[int(name.partition(".")[0])]
         stopped = str(ended.output.finish_reason) in ("stop", "length")
         self._close(flight, course, ended.at if stopped else None, None if stopped else _why(ended.output))
         if not stopped:
@@ -198,46 +200,52 @@ class _Replay:
         if stage + 1 < len(program.stages):
             heapq.heappush(self._due, (now + program.stages[stage + 1].tool_s, number, stage + 1))
         else:
-            self._courses[number].ended = now
+            self._runs[number].ended = now
 
-    def _give_up(self, course: _Course) -> None:
+    def _give_up(self, course: ProgramRun) -> None:
         course.lost = True
         for name in sorted(course.open):
             flight = self._flights[name]
             self._engines[flight.replica].cancel([name])
             self._close(flight, course, None, "its program was given up")
 
-    def _close(self, flight: _Flight, course: _Course, ended: float | None, refused: str | None) -> None:
+    def _close(self, flight: CallInFlight, course: ProgramRun, ended: float | None, refused: str | None) -> None:
         times = self._engines[flight.replica].tokens.pop(flight.name)
         self._engines[flight.replica].ended.pop(flight.name, None)
         del self._flights[flight.name]
         self._inside[flight.replica] -= 1
         course.open.discard(flight.name)
-        course.outcomes[flight.place] = _outcome(flight, times, ended, refused)
+        course.outcomes[flight.place] = call_outcome(flight, times, ended, refused)
 
     def _replayed(self) -> Replayed:
         for flight in list(self._flights.values()):
-            course = self._courses[int(flight.name.partition(".")[0])]
+            course = self._runs[int(flight.name.partition(".")[0])]
             self._close(flight, course, None, None)
         outcomes = []
-        for program, course in zip(self._programs, self._courses, strict=True):
+        for program, course in zip(self._programs, self._runs, strict=True):
             calls = tuple(course.outcomes[place] for place in sorted(course.outcomes))
             outcomes.append(Outcome(program, calls, _met(program, course, calls), course.ended))
-        traces = [engine.scheduler._trace for engine in self._engines if hasattr(engine.scheduler, "_trace")]
+        logs = [
+            engine.scheduler.decision_log for engine in self._engines if hasattr(engine.scheduler, "decision_log")
+        ]
         return Replayed(
             outcomes,
             max(engine.now for engine in self._engines),
             sum(engine.steps for engine in self._engines),
-            sum(trace.preemptions for trace in traces),
-            sum(trace.pauses for trace in traces),
+            sum(log.preemptions for log in logs),
+            sum(log.pauses for log in logs),
             sum(self._generated),
         )
 
 
 def _engine(
-    contender: Contender, setting: Setting, context: int, folder: Path, brisk: bool, cache: bool
+    contender: Contender, setting: Setting, context: int, folder: Path, fast: bool, cache: bool
 ) -> SimulatedEngine:
-    from benchmarks.replay.simulation.simulated_engine import SimulatedEngine, SimulatedEngineSettings, modelled
+    from benchmarks.replay.simulation.simulated_engine import (
+        SimulatedEngine,
+        SimulatedEngineSettings,
+        step_seconds_by,
+    )
 
     stock = contender.engine if isinstance(contender.engine, Stock) else None
     chunked = stock is None or stock.chunked_prefill
@@ -260,13 +268,13 @@ def _engine(
         prefix_cache=cache,
         chunked_prefill=chunked,
         overlap=True,
-        brisk=brisk,
+        fast=fast,
     )
     policy = None if isinstance(contender.engine, Stock) else contender.engine()
-    return SimulatedEngine(folder, settings, modelled(step), policy=policy)
+    return SimulatedEngine(folder, settings, step_seconds_by(step), policy=policy)
 
 
-def _prompt(call: Call, number: int, place: int) -> list[int]:
+def prompt_ids(call: Call, number: int, place: int) -> list[int]:
     """Token ids that two prompts share exactly where they share blocks."""
     tokens: list[int] = []
     for block in call.blocks:
@@ -282,7 +290,7 @@ def _why(output: Any) -> str:
     return str(getattr(error, "message", None) or output.stop_reason or "ended by the engine")
 
 
-def _outcome(flight: _Flight, times: list[float], ended: float | None, refused: str | None) -> CallOutcome:
+def call_outcome(flight: CallInFlight, times: list[float], ended: float | None, refused: str | None) -> CallOutcome:
     program = flight.program
     call = program.calls[flight.place]
     in_time = 0
@@ -306,7 +314,7 @@ def _outcome(flight: _Flight, times: list[float], ended: float | None, refused: 
     )
 
 
-def _met(program: Program, course: _Course, calls: Sequence[CallOutcome]) -> bool:
+def _met(program: Program, course: ProgramRun, calls: Sequence[CallOutcome]) -> bool:
     if course.ended is None:
         return False
     if program.kind is SloClass.LATENCY:

@@ -252,8 +252,8 @@ def forecast_starts(slots: int, running_s: Sequence[float], queue: Iterable[Job]
 
     Args:
         slots: how many calls the engine works on at once.
-        running_s: seconds for which each call in the engine will still hold its slot, shortest first. These may be more
-            calls than slots if the engine has a queue of its own.
+        running_s: seconds for which each call in the engine will still hold its slot, shortest first. They may be
+            more than the slots if the engine has a queue of its own.
         queue: the waiting jobs, in the policy's order.
         now: the time in seconds.
     """

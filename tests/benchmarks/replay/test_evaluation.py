@@ -9,7 +9,7 @@ import pytest
 from benchmarks.replay import evaluation
 from benchmarks.replay.baselines.contenders import ALL, REFUSING, contender
 from benchmarks.replay.errors import ReplayError
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from tests.benchmarks.replay.sample_results import result
 
@@ -43,7 +43,7 @@ def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:
     levels = [0.5, 0.7, 0.9]
     results = [result(base.but(seed=i), level) for i, level in enumerate(levels)]
     results += [result(base.but(contender="fcfs", seed=i), level - 0.1) for i, level in enumerate(levels)]
-    table = Table(results)
+    table = ResultTable(results)
     assert table.estimate(base, lambda s: s.request).half > 0.3
     apart = table.difference(base, "fcfs", lambda s: s.request)
     assert (apart.mean, apart.half) == (pytest.approx(0.1), pytest.approx(0.0))
@@ -52,7 +52,7 @@ def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:
 
 def test_the_same_seeds_are_one_table(base: Job) -> None:
     """A page asks for them once for each contender and circumstance."""
-    table = Table([result(base.but(seed=i), level) for i, level in enumerate((0.5, 0.7, 0.9))])
+    table = ResultTable([result(base.but(seed=i), level) for i, level in enumerate((0.5, 0.7, 0.9))])
     assert table.of([2, 0]) is table.of({0, 2}) is not table.of([0])
     assert [table.of(seeds).seeds(base) for seeds in ([2, 0], [0])] == [[0, 2], [0]]
 
@@ -73,9 +73,9 @@ def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -
     results = [result(base.but(seed=i), level) for i, level in enumerate((0.98, 0.90))]
     results += [result(base.but(contender="srpt-oracle-gpu", seed=i), level) for i, level in enumerate((0.93, 0.80))]
     easy = [result(base.but(contender="edf-feasible"), 0.92)]
-    table = Table([*results, *easy])
+    table = ResultTable([*results, *easy])
     assert table.best_baseline(base, lambda score: score.request) == "srpt-oracle-gpu"
-    stronger = Table([*results, result(base.but(contender="edf-feasible"), 0.95)])
+    stronger = ResultTable([*results, result(base.but(contender="edf-feasible"), 0.95)])
     assert stronger.best_baseline(base, lambda score: score.request) == "edf-feasible"
 
 
@@ -86,4 +86,4 @@ def test_what_engines_are_saved_is_looked_for_beyond_the_loads_of_everybody(base
 
 
 def test_one_seed_has_no_interval(base: Job) -> None:
-    assert str(Table([result(base, 0.9)]).estimate(base, lambda s: s.request)) == "0.900 (one seed)"
+    assert str(ResultTable([result(base, 0.9)]).estimate(base, lambda s: s.request)) == "0.900 (one seed)"

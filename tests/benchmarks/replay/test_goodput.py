@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
     """The replays that were asked for; what comes of them is made up."""
     jobs: list[Job] = []
 
-    class Child:
+    class WorkerProcess:
         def __init__(self, log: Path | None = None) -> None: ...
 
         def ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(pool, "Child", Child)
+    monkeypatch.setattr(pool, "WorkerProcess", WorkerProcess)
     monkeypatch.setattr(plots, "_picture", lambda *_, **__: "<img>")  # test_report.py draws
     return jobs
 

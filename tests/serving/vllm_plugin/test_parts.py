@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from ramify.serving.policy.types import SloClass, State, StepModel
 from ramify.serving.protocol.length_sketch import LEVELS, LengthSketch
 from ramify.serving.protocol.refusal import refusal_from_line, refusal_to_line
-from ramify.serving.vllm_plugin.calibration import Pace
+from ramify.serving.vllm_plugin.calibration import StepCalibrator
 from ramify.serving.vllm_plugin.errors import BadOptions, UnsupportedVllm
 from ramify.serving.vllm_plugin.length_updates import LengthUpdates
 from ramify.serving.vllm_plugin.options import PluginOptions
-from ramify.serving.vllm_plugin.reports import Costs, Totals
-from ramify.serving.vllm_plugin.request_views import Views
+from ramify.serving.vllm_plugin.reports import SchedulerTotals, TotalsReport
+from ramify.serving.vllm_plugin.request_views import RequestViews
 from ramify.serving.vllm_plugin.version_adapters import adapter_for
 
 
@@ -65,7 +65,7 @@ def test_each_known_version_has_its_adapter_and_no_other() -> None:
 class Steps:
     """An engine whose steps take what `model` says, one of them in flight while the next is scheduled, or none."""
 
-    def __init__(self, model: StepModel, pace: Pace, overlap: bool) -> None:
+    def __init__(self, model: StepModel, pace: StepCalibrator, overlap: bool) -> None:
         self.model, self.pace, self.overlap, self.now = model, pace, overlap, 0.0
         self._flying: list[tuple[Any, float]] = []
 
@@ -83,7 +83,7 @@ class Steps:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_the_step_model_follows_what_steps_really_take(overlap: bool) -> None:
     start = StepModel(10, 0.1, 0, 0.02)
-    pace = Pace(start, calibrate=True)
+    pace = StepCalibrator(start, calibrate=True)
     engine = Steps(start.scaled(3), pace, overlap)
     for i in range(200):
         engine.step(4, 8000 if i % 7 == 0 else 0)
@@ -96,7 +96,7 @@ def test_the_step_model_follows_what_steps_really_take(overlap: bool) -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_long_prompts_among_short_steps_do_not_make_an_engine_seem_slower(overlap: bool) -> None:
-    pace = Pace(StepModel(), calibrate=True)
+    pace = StepCalibrator(StepModel(), calibrate=True)
     engine, chance = Steps(StepModel(), pace, overlap), random.Random(1)
     for _ in range(2000):
         engine.step(64, chance.choice([0, 0, 0, 500, 8000]))
@@ -105,7 +105,7 @@ def test_long_prompts_among_short_steps_do_not_make_an_engine_seem_slower(overla
 
 @pytest.mark.parametrize("start", [StepModel(0, 2, 0, 0.02), StepModel(0, 0, 0, 0)])
 def test_a_model_without_a_fixed_part_settles_and_one_without_any_stays(start: StepModel) -> None:
-    pace = Pace(start, calibrate=True)
+    pace = StepCalibrator(start, calibrate=True)
     engine = Steps(StepModel(0, 6, 0, 0.06), pace, overlap=True)
     models = []
     for _ in range(200):
@@ -117,7 +117,7 @@ def test_a_model_without_a_fixed_part_settles_and_one_without_any_stays(start: S
 
 def test_a_step_with_nothing_in_it_takes_no_other_steps_place() -> None:
     """It lands after the next was scheduled, which is still in flight."""
-    pace, model, now = Pace(StepModel(10, 0, 0, 0), calibrate=True), StepModel(30, 0, 0, 0), 0.0
+    pace, model, now = StepCalibrator(StepModel(10, 0, 0, 0), calibrate=True), StepModel(30, 0, 0, 0), 0.0
     for _ in range(50):
         empty = SimpleNamespace(total_num_scheduled_tokens=0, num_scheduled_tokens={})
         full = SimpleNamespace(total_num_scheduled_tokens=4, num_scheduled_tokens=dict.fromkeys(range(4), 1))
@@ -130,7 +130,7 @@ def test_a_step_with_nothing_in_it_takes_no_other_steps_place() -> None:
 
 
 def test_an_uncalibrated_pace_stays() -> None:
-    pace = Pace(StepModel(), calibrate=False)
+    pace = StepCalibrator(StepModel(), calibrate=False)
     engine = Steps(StepModel().scaled(5), pace, overlap=False)
     for _ in range(50):
         engine.step(4, 0)
@@ -156,8 +156,8 @@ def fake(name: str = "r", arrived: float = 100.0, **tags: object) -> Any:
     )
 
 
-def views() -> Views:
-    return Views(lambda request: 16, refresh_tokens=8)
+def views() -> RequestViews:
+    return RequestViews(lambda request: 16, refresh_tokens=8)
 
 
 def test_seconds_left_become_times_on_the_engines_clock() -> None:
@@ -194,15 +194,15 @@ def test_a_workflow_counts_from_its_first_request_and_carries_its_plan() -> None
 def test_a_view_is_the_same_object_until_it_has_moved_on() -> None:
     seen, request = views(), fake()
     waiting = seen.add(request).view
-    assert seen.of(request, State.WAITING) is waiting
+    assert seen.view_of(request, State.WAITING) is waiting
     request.made, request.num_computed_tokens = 1, 41
-    started = seen.of(request, State.RUNNING)
+    started = seen.view_of(request, State.RUNNING)
     assert (started.computed, started.generated) == (41, 1)
     request.made = 8
-    assert seen.of(request, State.RUNNING) is started
+    assert seen.view_of(request, State.RUNNING) is started
     request.made = 9
-    assert seen.of(request, State.RUNNING).generated == 9
-    assert seen.of(request, State.PREEMPTED).computed == 0
+    assert seen.view_of(request, State.RUNNING).generated == 9
+    assert seen.view_of(request, State.PREEMPTED).computed == 0
 
 
 @given(st.integers(0, 1 << 32))
@@ -222,7 +222,7 @@ def test_what_waits_is_seen_as_each_by_itself(seed: int) -> None:
             assert together.refine("r1", sketch) == one_by_one.refine("r1", sketch)
         if chance.random() < 0.2:  # one of them runs for a while
             for seen in (together, one_by_one):
-                seen.of(requests[0], State.RUNNING)
+                seen.view_of(requests[0], State.RUNNING)
         now = together.waiting(requests)
         alone = [
             one_by_one.of(request, State.PREEMPTED if request.num_preemptions else State.WAITING)
@@ -301,7 +301,7 @@ def test_sketches_come_by_the_socket_a_bounded_number_a_step(tmp_path: Path) -> 
 
 def test_what_was_taken_and_what_it_cost_adds_up(tmp_path: Path) -> None:
     told = tmp_path / "report.json"
-    costs = Costs(str(told))
+    costs = TotalsReport(str(told))
     costs.preempted("a", 300, 10.0)
     costs.scheduled({"b": 5}, {"a": 0}, 11.0)  # a step without it
     assert costs.waiting_again == ("a",)
@@ -313,12 +313,12 @@ def test_what_was_taken_and_what_it_cost_adds_up(tmp_path: Path) -> None:
     costs.left("never paused", 14.0)
     costs.refused(running=False)
     costs.refused(running=True)
-    expected = Totals(1, 108, 2.5, 2, 1.5, 2, 1)
+    expected = SchedulerTotals(1, 108, 2.5, 2, 1.5, 2, 1)
     assert costs.totals == expected
-    costs.tell(20.0)
-    assert Totals(**json.loads(told.read_text())) == expected
+    costs.write(20.0)
+    assert SchedulerTotals(**json.loads(told.read_text())) == expected
     costs.refused(running=True)
-    costs.tell(20.5)
+    costs.write(20.5)
     assert json.loads(told.read_text())["refusals"] == 2, "no more than once a second"
-    costs.tell(20.5, at_once=True)
+    costs.write(20.5, at_once=True)
     assert json.loads(told.read_text())["refusals"] == 3

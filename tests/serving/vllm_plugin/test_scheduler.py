@@ -92,7 +92,7 @@ def test_without_room_to_pause_it_preempts_and_the_preempted_end_too(engine: Mak
     assert all(len(ours.tokens[name]) == 300 for name in long)
     moves = [json.loads(line) for line in trace.read_text().splitlines()]
     assert sum(len(move.get("preempt", [])) for move in moves) == 2
-    totals = ours.scheduler._costs.totals
+    totals = ours.scheduler._totals.totals
     assert totals.preemptions == 2 and totals.pauses == 0
     assert 0 < totals.preempted_tokens <= 2 * (32 + 30), "less than all of it: full blocks are still in the cache"
     assert 0.4 <= totals.preempted_s <= 4.0
@@ -224,7 +224,7 @@ def test_a_new_sketch_by_the_socket_changes_what_the_policy_knows(engine: Make, 
     ours.step(1)
     (seen,) = ours.scheduler._views._seen.values()
     assert seen.view.sketch.quantile(0.5) == 123.0
-    assert ours.scheduler._refinements.unreadable == 1
+    assert ours.scheduler._length_updates.unreadable == 1
 
 
 @pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])
@@ -307,7 +307,7 @@ def test_an_idle_engine_puts_a_pace_that_is_too_slow_to_the_test(engine: Make) -
         ours.now += 10.0
     assert 0 < refused < 8, "it was believed at first"
     assert told(ours.ended["call11"]) is None and len(ours.tokens["call11"]) == 16
-    assert ours.scheduler._pace.model.base_ms < 200
+    assert ours.scheduler._calibrator.model.base_ms < 200
 
 
 def test_what_the_queue_keeps_from_starting_is_refused_when_it_comes(engine: Make) -> None:

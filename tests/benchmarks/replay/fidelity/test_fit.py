@@ -140,10 +140,10 @@ def test_a_fit_that_is_stopped_before_it_stands_still_says_so(
     for still in (False, True):
 
         @contextmanager
-        def child(said: dict[str, Any] = asdict(replace(found, still=still))) -> Iterator[SimpleNamespace]:  # noqa: B008
+        def worker(said: dict[str, Any] = asdict(replace(found, still=still))) -> Iterator[SimpleNamespace]:  # noqa: B008
             yield SimpleNamespace(ask=lambda question: said)
 
-        monkeypatch.setattr(benchmark, "child", child)
+        monkeypatch.setattr(benchmark, "worker", worker)
         monkeypatch.setattr(sys, "argv", ["fidelity.py", "--run", str(tmp_path), "--json"])
         assert benchmark.main() == 0
         *_, tpot, ttft, last = capsys.readouterr().out.splitlines()

@@ -17,7 +17,7 @@ from benchmarks.replay import worker
 from benchmarks.replay.errors import BadSteps, BadTrace, TooFew, TooMany
 from benchmarks.replay.inputs import step_times as steps
 from benchmarks.replay.inputs import synthetic_traces
-from benchmarks.replay.inputs.client_tags import Told, tags_of
+from benchmarks.replay.inputs.client_tags import LengthHints, tags_of
 from benchmarks.replay.inputs.step_times import Span, fit
 from benchmarks.replay.inputs.traces import Trace, read
 from benchmarks.replay.inputs.workload import ARTIFACT, Arrivals, Mix, Workload, gpu_seconds, programs
@@ -222,7 +222,7 @@ def test_a_mix_and_slos_are_as_asked_for(trace: Trace) -> None:
 
 def test_what_is_predicted_is_calibrated_and_sharper_the_better_the_predictor() -> None:
     lengths = [10 * (i % 100 + 1) for i in range(1000)]
-    told = Told(lengths, seed=3)
+    told = LengthHints(lengths, seed=3)
     widths = []
     for correlation in (0.2, 0.9):
         knows = Knowledge(correlation=correlation)
@@ -235,7 +235,7 @@ def test_what_is_predicted_is_calibrated_and_sharper_the_better_the_predictor() 
 
 @given(st.integers(1, 2000), st.integers(0, 5))
 def test_an_oracle_knows_the_length_and_the_blind_nothing(length: int, seed: int) -> None:
-    told = Told([5, 50, 500], seed)
+    told = LengthHints([5, 50, 500], seed)
     oracle = told.sketch(Knowledge(Lengths.ORACLE), ProgramId(1), 0, Call(1, length))
     assert oracle is not None
     assert oracle.quantile(0.5) == length
@@ -248,7 +248,7 @@ def test_an_oracle_knows_the_length_and_the_blind_nothing(length: int, seed: int
 def test_later_stages_are_told_only_to_those_who_know_the_plan(trace: Trace) -> None:
     made = programs(trace, Workload(mix=Mix(0.0, 0.0, 1.0)), Setting(seconds=30.0))
     program = next(program for program in made if len(program.stages) == 3)
-    told = Told([1, 2], 0)
+    told = LengthHints([1, 2], 0)
     tags = {
         structure: tags_of(program, 0, 0, program.at, replace(Knowledge(), structure=structure), told)
         for structure in Structure

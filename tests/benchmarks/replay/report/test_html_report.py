@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay import evaluation
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report import plots
 from benchmarks.replay.report.html_report import TITLES, write_page
@@ -33,7 +33,7 @@ def test_the_page_answers_every_question_and_draws_only_like_with_like(
 ) -> None:
     drawn: dict[str, list[Job]] = {}
 
-    def noted(path: Path, table: Table, jobs: Sequence[Job], *more: object) -> str:
+    def noted(path: Path, table: ResultTable, jobs: Sequence[Job], *more: object) -> str:
         assert path.stem not in drawn, "a plot has a file of its own"
         drawn[path.stem] = list(jobs)
         return f"<img alt={path.stem}>"
@@ -69,7 +69,7 @@ def test_plots_are_in_the_page_and_beside_it(results: list[Result], tmp_path: Pa
 
 
 def test_all_three_goodputs_and_every_class_stand_in_each_line() -> None:
-    table = Table([result(BASE, 0.7), result(BASE.but(seed=1), 0.9), result(BASE.but(contender="fcfs"), 0.2)])
+    table = ResultTable([result(BASE, 0.7), result(BASE.but(seed=1), 0.9), result(BASE.but(contender="fcfs"), 0.2)])
     lines = goodput(table, [BASE.but(contender="fcfs"), BASE])
     assert lines.head[1:5] == ("requests", "concord is ahead by", "tokens", "workflows")
     assert lines.head[5:8] == ("latency", "deadline", "compound")
@@ -84,7 +84,7 @@ def test_percentiles_are_the_seeds_means_and_of_nobody_there_are_none() -> None:
     none = replace(none, score=replace(none.score, ttft={"latency": Tail(0.0, 0.0, 0)}))
     also = result(BASE.but(contender="fcfs", seed=1), 0.0)
     none, also = (replace(it, score=replace(it.score, ttft=none.score.ttft)) for it in (none, also))
-    found = latencies(Table([one, other, none, also]), [BASE, BASE.but(contender="fcfs")])
+    found = latencies(ResultTable([one, other, none, also]), [BASE, BASE.but(contender="fcfs")])
     assert found.head[1] == "TTFT, latency-sensitive"
     assert [line[1] for line in found.lines] == ["0.20 / 0.40", ""]
     kinds = ("latency-sensitive", "deadline", "compound")
@@ -93,14 +93,14 @@ def test_percentiles_are_the_seeds_means_and_of_nobody_there_are_none() -> None:
 
 def test_an_oracle_stands_beside_its_form_over_the_seeds_of_both() -> None:
     oracle = BASE.but(contender="concord-oracle")
-    table = Table([result(BASE, 0.8), result(BASE.but(seed=1), 0.1), result(oracle, 0.9)])
+    table = ResultTable([result(BASE, 0.8), result(BASE.but(seed=1), 0.1), result(oracle, 0.9)])
     (line,) = near_oracle(table, [BASE, oracle]).lines
     classes = ("1.00 / – / –", "1.00 / – / –")
     assert line == ("concord", "0.800", "0.900", "0.889", "0.800", "0.900", "0.889", *classes, "1")
 
 
 def test_the_course_over_time_is_the_seeds_mean() -> None:
-    table = Table([result(BASE, 0.4), result(BASE.but(seed=1), 0.8)])
+    table = ResultTable([result(BASE, 0.4), result(BASE.but(seed=1), 0.8)])
     assert course(table.scores(BASE)) == [
         (0.0, pytest.approx(0.6), pytest.approx(0.6)),
         (30.0, *[pytest.approx(0.6)] * 2),
@@ -114,11 +114,11 @@ def test_the_course_over_time_is_the_seeds_mean() -> None:
 def test_what_stands_beside_each_other_over_time_is_of_the_same_seeds() -> None:
     """Two contenders that do alike on each seed look alike, though one of them has a hard seed more."""
     other = BASE.but(contender="fcfs")
-    table = Table([result(BASE, 0.9), result(BASE.but(seed=1), 0.1), result(other, 0.9)])
+    table = ResultTable([result(BASE, 0.9), result(BASE.but(seed=1), 0.1), result(other, 0.9)])
     found = over_time(table, [BASE, other])
     assert found.head[0] == "programs / tokens; seed 0"
     assert [line[1] for line in found.lines] == ["0.90 / 0.90"] * 2
-    apart = Table(
+    apart = ResultTable(
         [result(BASE, 0.9), result(other.but(seed=1), 0.1), result(BASE.but(contender="plas", seed=1), 0.2)]
     )
     found = over_time(apart, [BASE, other, BASE.but(contender="plas")])

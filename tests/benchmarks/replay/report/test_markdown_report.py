@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.replay.errors import ReplayError
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report.comparisons import Row
 from benchmarks.replay.report.markdown_report import BEGIN, END, measured, update
@@ -78,7 +78,7 @@ def test_without_both_marks_nothing_is_written(text: str, tmp_path: Path) -> Non
 
 def test_the_load_at_a_level_is_read_between_the_loads() -> None:
     levels = {0.9: 1.0, 1.1: 0.9, 1.3: 0.5}
-    table = Table([result(BASE.but(load=load), level) for load, level in levels.items()])
+    table = ResultTable([result(BASE.but(load=load), level) for load, level in levels.items()])
     assert table.loads(BASE) == [0.9, 1.1, 1.3]
     assert table.load_at(BASE, 0.7, lambda score: score.request) == pytest.approx(1.2)
     assert table.load_at(BASE, 0.3, lambda score: score.request) == 1.3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.replay.evaluation import Table
+from benchmarks.replay.evaluation import ResultTable
 from benchmarks.replay.jobs import Job, Result
 from benchmarks.replay.report.comparisons import Row
 from benchmarks.replay.report.thesis_rows import thesis_rows_of
@@ -15,7 +15,7 @@ BASE = Job("concord", "/somewhere/trace.csv")
 
 def rows(levels: dict[Job, float]) -> dict[str, Row]:
     results: list[Result] = [result(job, level) for job, level in levels.items()]
-    found = list(thesis_rows_of(Table(results), BASE))
+    found = list(thesis_rows_of(ResultTable(results), BASE))
     assert all(row["met"] is None and row["target"] == "reported" for row in found)
     return {row["name"]: row for row in found}
 

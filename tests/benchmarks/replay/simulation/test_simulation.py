@@ -13,11 +13,11 @@ import pytest
 
 from benchmarks.replay.baselines.contenders import contender as named
 from benchmarks.replay.errors import TooLong
-from benchmarks.replay.inputs.client_tags import Told
+from benchmarks.replay.inputs.client_tags import LengthHints
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.score import score
 from benchmarks.replay.simulation.fleet import simulate_fleet
-from benchmarks.replay.simulation.simulation import Replayed, _Replay, replay, without_cache_first
+from benchmarks.replay.simulation.simulation import Replayed, Simulation, replay, without_cache_first
 from benchmarks.replay.types import Call, Contender, Knowledge, Lengths, Program, ProgramId, Setting, Stage, Stock
 from benchmarks.replay.worker import run
 from ramify.serving.policy.registry import make_policy
@@ -43,7 +43,7 @@ def single(id_: int, at: float, output: int, kind: SloClass = SloClass.DEADLINE,
 def played(programs: list[Program], contender: Contender, folder: Path, setting: Setting = SETTING) -> Replayed:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return replay(programs, contender, setting, Told([10, 100, 1000], 0), folder)
+        return replay(programs, contender, setting, LengthHints([10, 100, 1000], 0), folder)
 
 
 @pytest.mark.parametrize("contender", [FCFS, CONCORD], ids=lambda one: one.name)
@@ -110,12 +110,12 @@ def test_without_a_prefix_cache_nothing_is_otherwise_where_nothing_could_be_foun
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every time of every token, and what was begun anew: only he whose calls are computed twice."""
-    made: list[tuple[bool, _Replay]] = []
+    made: list[tuple[bool, Simulation]] = []
     chance = Random(0)
     programs = [single(i, i * 0.2, chance.randrange(1, 700), due=chance.choice((4.0, 60.0))) for i in range(60)]
 
-    def kept(cache: bool) -> _Replay:
-        one = _Replay(programs, named(name), SETTING, Told([10, 100, 1000], 0), tmp_path, True, cache)
+    def kept(cache: bool) -> Simulation:
+        one = Simulation(programs, named(name), SETTING, LengthHints([10, 100, 1000], 0), tmp_path, True, cache)
         made.append((cache, one))
         return one
 
@@ -123,7 +123,7 @@ def test_without_a_prefix_cache_nothing_is_otherwise_where_nothing_could_be_foun
         warnings.simplefilter("ignore")
         quick, cached = (
             without_cache_first(programs, kept),
-            _Replay(programs, named(name), SETTING, Told([10, 100, 1000], 0), tmp_path, True, True).run(),
+            Simulation(programs, named(name), SETTING, LengthHints([10, 100, 1000], 0), tmp_path, True, True).run(),
         )
     assert quick == cached
     again = name == "plas-preempting"
@@ -168,7 +168,9 @@ def test_no_policy_can_tell_from_a_limit_how_long_an_answer_will_be(tmp_path: Pa
     blind = Contender("nosy", lambda: policy, Knowledge(lengths=Lengths.MEAN))
     programs = [single(i, 0.1 * i, 40 if i % 2 else 400) for i in range(8)]
     setting = replace(SETTING, replicas=replicas)
-    replayed = (simulate_fleet if replicas > 1 else replay)(programs, blind, setting, Told([40, 400], 0), tmp_path)
+    replayed = (simulate_fleet if replicas > 1 else replay)(
+        programs, blind, setting, LengthHints([40, 400], 0), tmp_path
+    )
     assert [one.calls[0].generated for one in replayed.outcomes] == [400, 40] * 4
     assert len(policy.seen) == 8
     told = {(one.max_tokens, one.sketch and one.sketch.quantile(0.5)) for one in policy.seen.values()}
@@ -181,11 +183,11 @@ def test_one_queue_before_engines_binds_a_call_when_it_may_begin(tmp_path: Path)
     """Two engines, one of which has the longer calls: who waits goes to the one that is free first."""
     setting = replace(SETTING, slots=1, replicas=2)
     programs = [single(0, 0.0, 900), single(1, 0.0, 50), *[single(i, 0.01 * i, 50) for i in range(2, 10)]]
-    replayed = simulate_fleet(programs, CONCORD, setting, Told([10, 100, 1000], 0), tmp_path)
+    replayed = simulate_fleet(programs, CONCORD, setting, LengthHints([10, 100, 1000], 0), tmp_path)
     assert all(one.met for one in replayed.outcomes)
     long, *short = [one.ended or 0.0 for one in replayed.outcomes]
     assert max(short) < long, "all of them passed by the long one"
-    again = simulate_fleet(programs, CONCORD, setting, Told([10, 100, 1000], 0), tmp_path)
+    again = simulate_fleet(programs, CONCORD, setting, LengthHints([10, 100, 1000], 0), tmp_path)
     assert again.outcomes == replayed.outcomes
 
 
@@ -193,7 +195,7 @@ def test_behind_one_queue_who_cannot_be_met_is_refused_and_siblings_leave(tmp_pa
     setting = replace(SETTING, slots=1, replicas=2)
     wide = (Stage(tuple(Call(100, 3000) for _ in range(4))),)
     hopeless = Program(ProgramId(0), 0.0, SloClass.COMPOUND, wide, deadline_s=20.0)
-    replayed = simulate_fleet([hopeless, single(1, 0.1, 20)], CONCORD, setting, Told([10, 3000], 0), tmp_path)
+    replayed = simulate_fleet([hopeless, single(1, 0.1, 20)], CONCORD, setting, LengthHints([10, 3000], 0), tmp_path)
     given_up, met = replayed.outcomes
     assert met.met and not given_up.met
     assert len(given_up.calls) == 4 and any(call.refused for call in given_up.calls)
@@ -202,7 +204,7 @@ def test_behind_one_queue_who_cannot_be_met_is_refused_and_siblings_leave(tmp_pa
 def test_an_engine_that_has_stood_still_gives_no_token_before_its_call_came(tmp_path: Path) -> None:
     """One of two is busy from the start, the other has nothing until 5 s."""
     programs = [single(0, 0.0, 3000), single(1, 5.0, 20)]
-    replayed = simulate_fleet(programs, FCFS, replace(SETTING, replicas=2), Told([20, 3000], 0), tmp_path)
+    replayed = simulate_fleet(programs, FCFS, replace(SETTING, replicas=2), LengthHints([20, 3000], 0), tmp_path)
     call = replayed.outcomes[1].calls[0]
     assert call.first is not None and call.first > call.arrived == 5.0
 
