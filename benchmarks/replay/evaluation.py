@@ -151,7 +151,7 @@ class ResultTable:
         best = ""
         ran = [one.name for one in among if self.paired(job, one.name)]
         for name in sorted(ran, key=lambda name: -len(self.paired(job, name))):
-            both = self.of(self.paired(job, name, best) if best else self.paired(job, name))
+            both = self.of_seeds(self.paired(job, name, best) if best else self.paired(job, name))
             if not best or both.difference(job, name, figure).mean < both.difference(job, best, figure).mean:
                 best = name
         return best
@@ -171,9 +171,13 @@ class ResultTable:
         shared = set.intersection(*seeds) if seeds else set[int]()
         if not shared and (every := sorted(set[int]().union(*seeds))):
             shared = {max(every, key=lambda seed: sum(seed in own for own in seeds))}
-        return self.of(shared), [job for job, own in zip(jobs, seeds, strict=True) if own >= shared], sorted(shared)
+        return (
+            self.of_seeds(shared),
+            [job for job, own in zip(jobs, seeds, strict=True) if own >= shared],
+            sorted(shared),
+        )
 
-    def of(self, seeds: Iterable[int]) -> ResultTable:
+    def of_seeds(self, seeds: Iterable[int]) -> ResultTable:
         """Return the results of these seeds alone, so that the means of two contenders can be compared."""
         wanted = frozenset(seeds)
         if wanted not in self._parts:

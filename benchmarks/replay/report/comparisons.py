@@ -63,7 +63,7 @@ class Pair:
 
     @classmethod
     def of(cls, table: ResultTable, job: Job, rival: str, figure: Figure) -> Pair:
-        same = table.of(table.paired(job, rival))
+        same = table.of_seeds(table.paired(job, rival))
         mine, other = ([figure(one) for one in same.scores(job.but(contender=n))] for n in (job.contender, rival))
         by_seed = (_multiple(a, b) for a, b in zip(mine, other, strict=True))
         return cls(fmean(mine), fmean(other), table.difference(job, rival, figure), tuple(by_seed))

@@ -114,7 +114,7 @@ def near_oracle(table: ResultTable, jobs: Sequence[Job]) -> Lines:
     for job in jobs:
         oracle = f"{job.contender}-oracle"
         if seeds := table.paired(job, oracle):
-            both = table.of(seeds)
+            both = table.of_seeds(seeds)
             cells = []
             for name in ("request", "token"):
                 figure = FIGURES[name]

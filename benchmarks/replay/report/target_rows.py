@@ -96,7 +96,7 @@ def _throughput(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
             continue
         pair = Pair.of(table, one, "fcfs", throughput)
         row = against(f"{where}: throughput against FCFS{form}", contender, "fcfs", pair, 0.98)
-        refused = fmean(score.refused for score in table.of(both).scores(one))
+        refused = fmean(score.refused for score in table.of_seeds(both).scores(one))
         note = f"{refused:.3f} of the programs were refused, whose tokens FCFS generates"
         if form:
             note = ""
@@ -123,7 +123,7 @@ def saved(table: ResultTable, base: Job) -> Iterator[Row]:
     for load in table.loads(fcfs):
         level, seeds = table.estimate(fcfs.but(load=load), request).mean, table.seeds(fcfs.but(load=load))
         name = f"load {load:g}: engines saved at the goodput of FCFS"
-        same = table.of(seeds)
+        same = table.of_seeds(seeds)
         # A load of which a seed is missing would stand for easier or harder ones than the level does.
         loads = [at for at in same.loads(ours) if same.seeds(ours.but(load=at)) == seeds]
         at = same.load_at(ours, level, request, loads) if loads else None
@@ -242,7 +242,7 @@ def _closed(table: ResultTable, job: Job, bounds: Bounds, where: str) -> Iterato
         ran = [table.paired(job, one.name) for one in _NOT_OURS]
         everywhere = sum(seeds == table.seeds(job) for seeds in ran)
         note = (
-            f"concord {table.of(both).estimate(job, figure)}, {best} {pair.theirs:.3f}, LP bound {bound:.3f}; "
+            f"concord {table.of_seeds(both).estimate(job, figure)}, {best} {pair.theirs:.3f}, LP bound {bound:.3f}; "
             f"the best of {sum(map(bool, ran))} of {len(_NOT_OURS)} ({everywhere} on all of concord's seeds)"
         )
         closed = _closed_share(pair.ours, pair.theirs, bound)
@@ -251,14 +251,14 @@ def _closed(table: ResultTable, job: Job, bounds: Bounds, where: str) -> Iterato
         by_seed = [
             _closed_share(one.ours, one.theirs, of_figure(bounds.of(job, [seed])))
             for seed in both
-            for one in (Pair.of(table.of([seed]), job, best, figure),)
+            for one in (Pair.of(table.of_seeds([seed]), job, best, figure),)
         ]
         note = "; ".join(filter(None, (note, spread(by_seed, "no gap"))))
         row = f"{where}: share of the gap to the LP bound closed{name}"
         yield at_least(row, closed, "", best, pair, 0.8, note)
     if not (three := table.paired(job, best, CLAIRVOYANT.name)):
         return
-    same = table.of(three)
+    same = table.of_seeds(three)
     pair, reached = Pair.of(same, job, best, whole), same.estimate(job.but(contender=CLAIRVOYANT.name), whole).mean
     yield at_least(
         f"{where}: share of the gap to what a clairvoyant reached closed, whole run",
@@ -284,7 +284,7 @@ def _forms(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
         if both := table.paired(one, form):
             pair = Pair.of(table, job.but(contender=form), oracle, figure)
             apart = table.difference(one, form, figure)
-            classes = (attainment(table.of(both), job.but(contender=form)),) if figure is token else ()
+            classes = (attainment(table.of_seeds(both), job.but(contender=form)),) if figure is token else ()
             note = "; ".join((str(apart), *classes))
             yield at_most(f"{where}: oracle less {name}", apart.mean, "share", oracle, pair, most, note)
     if table.paired(job, HIDDEN.name):

@@ -63,7 +63,7 @@ def thesis_rows_of(table: ResultTable, base: Job) -> Iterator[Row]:
 def _ratio(table: ResultTable, job: Job, rival: str, goodput: str, at: str, said: _Said | None) -> Iterator[Row]:
     if both := table.paired(job, rival):
         pair = Pair.of(table, job, rival, FIGURES[goodput])
-        note = f"{job.contender} {pair.ours:.3f}, {attainment(table.of(both), job)}"
+        note = f"{job.contender} {pair.ours:.3f}, {attainment(table.of_seeds(both), job)}"
         yield _reported(f"{at}: calm-thesis against {rival}, {goodput} goodput", pair, rival, note, said)
 
 

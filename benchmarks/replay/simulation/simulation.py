@@ -1,11 +1,11 @@
-"""The replay itself: programs arrive on a virtual clock, vLLM's own scheduler and KV cache manager serve them.
+"""`replay`: programs arrive on a virtual clock, and vLLM's own scheduler and KV cache manager serve them.
 
-Everything that decides is the production code: `ConcordScheduler` with a policy, and the tags that a client would
-send, or vLLM's scheduler alone. Made up are only the tokens, and the time that a step takes, which is a step
-model's. A stage arrives when the stage before it has ended and its tools have run. Where a call of a program is
-refused, its client gives the program up: the siblings are cancelled and nothing further comes.
+All decisions are made by production code: `ConcordScheduler` with a policy and the tags that a client would send,
+or vLLM's scheduler alone. Only the tokens are made up, and a step model gives the time of a step. A stage arrives
+when the stage before it has ended and its tools have run. If a call is refused, its client gives the program up:
+the siblings are cancelled, and no later stage comes.
 
-Deterministic: no clock, no chance.
+Deterministic: it reads no clock and uses no randomness.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from benchmarks.replay.simulation.simulated_engine import SimulatedEngine
 
 _CONTEXT_STEP = 1024
-_STUCK_STEPS = 5000  # with requests in the engine and no token from any
-_HASH = 1 << 40  # names of prompts' own tokens lie above those of shared blocks
-_PLACES = 24  # bits of a call's place in its program: no two calls have a token in common but by their blocks
+_STUCK_STEPS = 5000  # steps with requests in the engine and no new token
+_HASH = 1 << 40  # token ids of a prompt's own tokens are above those of shared blocks
+_PLACES = 24  # bits for a call's place in its program: two calls share tokens only by their blocks
 
 
 @dataclass(slots=True)
 class Replayed:
-    """What came of all programs, and what the engine did."""
+    """The outcomes of all programs, and what the engine did."""
 
     outcomes: list[Outcome]
     simulated_s: float = 0.0
     steps: int = 0
     preemptions: int = 0
     pauses: int = 0
-    generated: int = 0  # tokens, while programs still arrived
+    generated: int = 0  # tokens generated while programs still arrived
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class CallInFlight:
 
     program: Program
     stage: int
-    place: int  # among its program's calls
+    place: int  # its index in its program's calls
     name: str
     replica: int
     arrived: float
@@ -58,7 +58,7 @@ class CallInFlight:
 
 @dataclass(slots=True)
 class ProgramRun:
-    """A program on its way."""
+    """The state of a program that has arrived."""
 
     outcomes: dict[int, CallOutcome] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
@@ -74,9 +74,12 @@ def replay(
     folder: Path,
     fast: bool = True,
 ) -> Replayed:
-    """Raises Stuck where the scheduler stops giving tokens, TooLong for a call that never could begin. `folder` may
-    be written to. Not `fast`: vLLM goes through every request in every step, which gives the same in four times
-    the time."""
+    """Replay the programs under one contender, on one engine or several.
+
+    It may write to `folder`. Without `fast` vLLM goes through every request in every step, which gives the same in
+    four times the time. Raises Stuck if the scheduler stops giving tokens, TooLong for a call that could never
+    begin.
+    """
     quick = fast and not contender.preempts
 
     def made(cache: bool) -> Simulation:
@@ -88,10 +91,12 @@ def replay(
 def without_cache_first(
     programs: Sequence[Program], made: Callable[[bool], Simulation], quick: bool = True
 ) -> Replayed:
-    """What comes of `made(cache)`: with vLLM's prefix cache where it is of any use: it is half of an engine's time.
+    """Run `made(cache)`, with vLLM's prefix cache only if it can matter: it takes half of an engine's time.
 
-    Where no prompt names a block, only a call that lost its KV and is computed again can find anything there. So
-    without it all is the same until the first preemption (`test_engine.py` compares); then it is begun anew."""
+    If no prompt names a block, only a call that lost its KV and is computed again can find anything there. So
+    without the cache everything is the same until the first preemption (a test compares). Then the run starts again
+    with the cache.
+    """
     if quick and not any(call.blocks for program in programs for call in program.calls):
         with suppress(_Preempted):
             return made(False).run()
@@ -99,7 +104,7 @@ def without_cache_first(
 
 
 class _Preempted(Exception):
-    """There was something to be found in the prefix cache, and there is none."""
+    """A request was preempted, so the prefix cache matters, and this run has none."""
 
 
 class Simulation:
@@ -139,9 +144,9 @@ class Simulation:
                 engine.now = max(engine.now, self._due[0][0])
             self._arrive(engine.now)
             if not self._inside[at]:
-                continue  # what came went elsewhere
+                continue  # the arrivals went to other engines
             if engine.now > self._over_at:
-                break  # nothing can be met any more
+                break  # no deadline can be met any more
             before = engine.generated
             for name in engine.step():
                 self._end(name, engine)
@@ -175,7 +180,7 @@ class Simulation:
                 priority = dict(engine.priorities).get(program.kind, 0)
             else:
                 tags = tags_of(program, stage, place, at, self._contender.knows, self._told)
-            # As vLLM has it where a client names no limit: all that the context has room for.
+            # The limit of vLLM if a client names none: all that the context has room for.
             limit = self._context - call.prompt
             self._engines[replica].add(name, prompt_ids(call, number, place), call.output, tags, priority, at, limit)
             self._flights[name] = flight
@@ -185,7 +190,7 @@ class Simulation:
     def _end(self, name: str, engine: SimulatedEngine) -> None:
         flight = self._flights.get(name)
         if flight is None:
-            return  # cancelled in this very step
+            return  # cancelled in this same step
         ended = engine.ended[name]
         course = self._runs[int(name.partition(".")[0])]
         stopped = str(ended.output.finish_reason) in ("stop", "length")
@@ -275,7 +280,7 @@ def _engine(
 
 
 def prompt_ids(call: Call, number: int, place: int) -> list[int]:
-    """Token ids that two prompts share exactly where they share blocks."""
+    """Return token ids that two prompts share exactly where they share blocks."""
     tokens: list[int] = []
     for block in call.blocks:
         tokens += [block] * call.block_tokens

@@ -53,8 +53,8 @@ def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:
 def test_the_same_seeds_are_one_table(base: Job) -> None:
     """A page asks for them once for each contender and circumstance."""
     table = ResultTable([result(base.but(seed=i), level) for i, level in enumerate((0.5, 0.7, 0.9))])
-    assert table.of([2, 0]) is table.of({0, 2}) is not table.of([0])
-    assert [table.of(seeds).seeds(base) for seeds in ([2, 0], [0])] == [[0, 2], [0]]
+    assert table.of_seeds([2, 0]) is table.of_seeds({0, 2}) is not table.of_seeds([0])
+    assert [table.of_seeds(seeds).seeds(base) for seeds in ([2, 0], [0])] == [[0, 2], [0]]
 
 
 def test_a_result_reads_back_and_its_key_is_of_all_that_it_depends_on(base: Job) -> None:

@@ -225,7 +225,7 @@ def test_what_waits_is_seen_as_each_by_itself(seed: int) -> None:
                 seen.view_of(requests[0], State.RUNNING)
         now = together.waiting(requests)
         alone = [
-            one_by_one.of(request, State.PREEMPTED if request.num_preemptions else State.WAITING)
+            one_by_one.view_of(request, State.PREEMPTED if request.num_preemptions else State.WAITING)
             for request in requests
         ]
         assert now == alone
