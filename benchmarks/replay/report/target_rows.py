@@ -1,4 +1,4 @@
-"""The issue's table, row by row, read off the results. Two contenders are compared over the seeds that both have."""
+"""`rows_of`: the table of targets, row by row. Two contenders are compared over the seeds that both have."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def token_bound(share: Share) -> float:
 
 
 def bounds_needed(jobs: Iterable[Job], base: Job) -> list[Job]:
-    """Of `jobs`, those whose circumstances have a row that a bound is in."""
+    """Return the jobs whose circumstances have a row with a bound."""
     usual = [base.but(contender="concord", load=load, slo=slo) for load in LOADS for slo in ("loose", "tight")]
     return [job for job in jobs if job.but(seed=base.seed) in usual]
 
 
 def bounded(table: ResultTable, base: Job, bounds: Bounds) -> Iterator[Row]:
-    """At every load with these limits: shares of the LP bound, and throughput."""
+    """Report shares of the LP bound, and throughput, at every load with these limits."""
     for load in sorted(LOADS):
         job = base.but(contender="concord", load=load)
         if not table.has(job):
@@ -89,7 +89,7 @@ def _of_bound(
 
 
 def _throughput(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
-    """Of the default, and of the same where what is late is served last instead of refused."""
+    """Compare the throughput of the default, and of the form that serves late requests last, with FCFS."""
     for contender, form in (("concord", ""), (PATIENT.name, ", by the form that refuses nothing")):
         one = job.but(contender=contender)
         if not (both := table.paired(one, "fcfs")):
@@ -118,13 +118,13 @@ def below_capacity(table: ResultTable, base: Job) -> Iterator[Row]:
 
 
 def saved(table: ResultTable, base: Job) -> Iterator[Row]:
-    """At the goodput that FCFS has at a load: the share of engines that Concord needs less, for more load on each."""
+    """Report the share of engines that Concord saves at the goodput of FCFS, by taking more load on each."""
     fcfs, ours = base.but(contender="fcfs"), base.but(contender="concord")
     for load in table.loads(fcfs):
         level, seeds = table.estimate(fcfs.but(load=load), request).mean, table.seeds(fcfs.but(load=load))
         name = f"load {load:g}: engines saved at the goodput of FCFS"
         same = table.of_seeds(seeds)
-        # A load of which a seed is missing would stand for easier or harder ones than the level does.
+        # A load with a missing seed would be easier or harder than the level.
         loads = [at for at in same.loads(ours) if same.seeds(ours.but(load=at)) == seeds]
         at = same.load_at(ours, level, request, loads) if loads else None
         if at is None:
@@ -140,10 +140,10 @@ def saved(table: ResultTable, base: Job) -> Iterator[Row]:
         yield judged(name, saved, "share", "fcfs", level, "reported", None, note)
 
 
-# Forms of one baseline: the best that ran counts.
+# Forms of one baseline: the best one that ran counts.
 _PLAS, _LTR = ("plas", "plas-preempting", "atlas"), ("ltr", "ltr-preempting")
 _PROGRAMS = ("program-srpt", "program-srpt-preempting", "program-srpt-paced")
-# The same three where they refuse: said beside the targets, which are for what was published.
+# Forms that refuse: reported beside the targets, which are for the published forms.
 _REFUSING = {
     "FCFS that drops what has waited": ("fcfs-drop", "fcfs-drop, 1 s", "fcfs-drop, 0.5 s", "fcfs-drop, 0.25 s"),
     "PLAS that refuses what is late": ("plas, refusing", "plas-plan, refusing"),
@@ -151,11 +151,11 @@ _REFUSING = {
         "ltr, refusing", "ltr-preempting, refusing", "ltr-plan, refusing", "ltr-plan-preempting, refusing",
     ),
 }  # fmt: skip
-_PROGRAMS_TOLD = "program-srpt-oracle"  # knows more than the default: beside it, not its measure
+_PROGRAMS_TOLD = "program-srpt-oracle"  # it knows more than the default, so it is reported without a target
 _NOT_OURS = (*PUBLISHED, *REFUSING)
-_STRONGEST = "edf-plan"  # of those that are not ours: without it no gap is said
-_TARGETS_S = 600.0  # the runs that the targets are for: in a short one an overload has not come far
-# Concord by what it takes for goodput: programs, tokens, calls.
+_STRONGEST = "edf-plan"  # the strongest published one: without it no gap is reported
+_TARGETS_S = 600.0  # length of the runs that the targets are for: in a short one the overload is small
+# Concord by what it counts as goodput: programs, tokens, calls.
 OBJECTIVES = {
     "concord": "",
     "concord-tokens": ", by the form for tokens",
@@ -164,7 +164,7 @@ OBJECTIVES = {
 
 
 def rows_of(table: ResultTable, base: Job, bounds: Bounds) -> list[Row]:
-    """A row for each line of the table that these results have something to say about."""
+    """Return a row for each target that these results say something about."""
     rows: list[Row] = []
     for slo in ("loose", "tight"):
         for load in TARGET_LOADS:
@@ -205,8 +205,9 @@ def _compared(table: ResultTable, job: Job, bounds: Bounds) -> Iterator[Row]:
 
 
 def _beside_program_srpt(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
-    """Its best form that is told what the default is told; and with true lengths, which the default has not, against
-    the default and against the default that has them too."""
+    """Compare with program-level SRPT: its best form that knows what the default knows, and the form with true
+    lengths.
+    """
     if rival := table.best_baseline(job, request, _named(_PROGRAMS)):
         pair = Pair.of(table, job, rival, request)
         name = f"{where}: not behind program-level SRPT"
@@ -227,9 +228,12 @@ def _named(names: Sequence[str]) -> list[Contender]:
 
 
 def _closed(table: ResultTable, job: Job, bounds: Bounds, where: str) -> Iterator[Row]:
-    """Of the gap from the best baseline to the bound: in the window, and over the whole run, where those around the
-    window cannot be left out in its favour. Nothing where the strongest baseline did not run: from a weaker one the
-    gap is wide, and closed easily."""
+    """Report which share of the gap from the best baseline to the bound is closed, in the window and over the whole
+    run.
+
+    Over the whole run no program outside the window can be left out in its favour. Nothing is reported if the
+    strongest baseline did not run: from a weaker one the gap is wide and easily closed.
+    """
     if not table.paired(job, _STRONGEST):
         return
     for figure, name in ((request, ""), (whole, ", whole run")):
@@ -268,12 +272,12 @@ def _closed(table: ResultTable, job: Job, bounds: Bounds, where: str) -> Iterato
 
 
 def _closed_share(ours: float, theirs: float, bound: float) -> float | None:
-    """None where the gap is less than half a point."""
+    """Return the share, or None if the gap is less than half a point."""
     return (ours - theirs) / (bound - theirs) if bound - theirs > NEXT_TO_NOTHING else None
 
 
 def _forms(table: ResultTable, job: Job, where: str) -> Iterator[Row]:
-    """Against other forms of Concord."""
+    """Compare with other forms of Concord."""
     most = 0.01 if job.slo == "loose" else 0.02
     for form, oracle, figure, name in (
         ("concord", "concord-oracle", request, "predicted lengths"),

@@ -1,8 +1,9 @@
-"""The thesis's own comparisons (chapter 6), in its setting: its limits, its algorithm, what it held that against.
+"""`thesis_rows_of`: the thesis's own comparisons (chapter 6) in its setting: its limits, its algorithm and its
+rivals.
 
-Whatever comes out stands beside what it says. None of these rows has a target: its engines, models and data are not
-at hand. Its algorithm runs as written, which in replay is also the best that was found of it where there is more load
-than capacity (docs/decisions/051).
+Each result is shown beside the thesis's figure. None of these rows has a target, since its engines, models and data
+are not available. Its algorithm runs as written, which in replay is also its best form under overload
+(docs/decisions/051).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _RIVALS = ("fcfs", "plas", "ltr", "edf")
 
 @dataclass(frozen=True, slots=True)
 class _Said:
-    """What the thesis has, and where."""
+    """What the thesis reports, and in which figure."""
 
     text: str
     figure: str
@@ -41,7 +42,7 @@ _THROUGHPUT = _Said("96 to 98 % of Sarathi-Serve", "6.4")
 
 
 def thesis_rows_of(table: ResultTable, base: Job) -> Iterator[Row]:
-    """A row for each of its comparisons of which there are results."""
+    """Yield a row for each of the thesis's comparisons that has results."""
     for load in TARGET_LOADS:
         for goodput, form in (("request", _REQUEST), ("token", _TOKEN)):
             job = base.but(contender=form, load=load)
@@ -68,7 +69,7 @@ def _ratio(table: ResultTable, job: Job, rival: str, goodput: str, at: str, said
 
 
 def _best(table: ResultTable, job: Job, at: str, said: _Said) -> Iterator[Row]:
-    """Against the best of what it held its own against."""
+    """Compare with the best of the thesis's rivals."""
     paired = {name: table.difference(job, name, FIGURES["request"]) for name in _RIVALS if table.paired(job, name)}
     if paired:
         yield from _ratio(table, job, min(paired, key=lambda name: paired[name].mean), "request", at, said)
@@ -90,7 +91,7 @@ def _throughput(table: ResultTable, job: Job) -> Iterator[Row]:
 
 
 def _reported(name: str, pair: Pair, peer: str, note: str, said: _Said | None) -> Row:
-    """A multiple of what the peer has; of a peer that has nothing there is none."""
+    """Make the row of a multiple of the peer's level; there is none if the peer has nothing."""
     parts = (note, pair.spread, f"thesis: {said.text} (figure {said.figure})" if said else "")
     also = "; ".join(filter(None, parts))
     return judged(name, pair.ratio, "x", peer, pair.theirs, "reported", None, also, pair.ratio)
