@@ -1,4 +1,4 @@
-"""Durations as people write them: 90, 1.5, "90s", "5m", "1h30m", "250ms", a timedelta."""
+"""Parse durations: 90, 1.5, "90s", "5m", "1h30m", "250ms", a timedelta."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Duration = str | float | timedelta
 
 
 def seconds(value: Duration) -> float:
-    """Seconds of a duration. Raises `ValueError` for what is not one, or is not positive."""
+    """Return a duration in seconds. Raises `ValueError` if it is not a positive duration."""
     if isinstance(value, timedelta):
         found = value.total_seconds()
     elif isinstance(value, str):

@@ -1,38 +1,38 @@
-"""What can go wrong while a plan is run.
+"""The errors of the runtime. All derive from `RunError`.
 
 RunError
 ├── RunFailed             the workflow raised; the run is kept and can be resumed
 │   └── StepFailed        a step did; names step, branch, last output
 ├── RunCancelled          `ramify cancel` stopped it; it can be resumed
-├── RunWaiting            it asks a person; `.questions`
-├── AlreadyAnswered       somebody answered that question before; `.answer`
+├── RunWaiting            it waits for a person's answer; `.questions`
+├── AlreadyAnswered       the question has an answer already; `.answer`
 ├── NotInARun             a step, fork or model call outside a workflow
-├── WouldBlock            a stream read with a plain `for` where an event loop runs, which would stand still
+├── WouldBlock            a stream read with a plain `for` would block a running event loop
 ├── WorkflowChanged       the code is no longer what the plan was compiled from
-├── EffectNotMet          an irreversible step would run while the journal holds an equal one that was not met
-├── CallNotTold           Python does not say where on its line a call stands, and several stand there
-├── NotSerialisable       an argument or result that the journal cannot keep
-│   └── ResultNotKept     an irreversible step was done, and its result cannot be kept; it is not done again
+├── EffectNotMet          an irreversible step would run while the journal holds an equal effect, not reached yet
+├── CallNotTold           several calls stand on one line, and Python does not report their columns
+├── NotSerialisable       an argument or result that the journal cannot store
+│   └── ResultNotKept     an irreversible step was performed, and its result cannot be stored; it is not repeated
 ├── RunNotFound           no run, checkpoint or snapshot of that name
 ├── AmbiguousRef          a prefix that names several
 │   └── SeveralQuestions  an answer that does not say which of a run's questions it is for
 ├── RunLocked             another process works on that run
-├── UsedAfterFork         a forked child used what belongs to the process that it was forked from
+├── UsedAfterFork         a forked child used an object that belongs to its parent process
 ├── RuntimeClosed         a Runtime was used after it was closed, or after its event loop ended
 ├── StoreError            the database is missing, of another version, or refuses to write
-├── BranchReleased        a branch used after its fork, or its run, was over
+├── BranchReleased        a branch was used after the end of its fork or run
 ├── StateLost             a world with unsealed changes is gone
-├── NotAwaited            the workflow returned while steps that nobody waited for had not ended
-├── Diverged              an irreversible step met again in another state than the one it was done in
-├── EffectInDoubt         an irreversible step was begun, and nobody knows whether it happened
-├── WrongReuse            what was taken for equal was computed again and differs
-├── HiddenWrites          (inside) a step that was seen to write nothing changed files: it is run again in turn
-├── Unrecoverable         a snapshot is gone, and what made it cannot be done again
-├── CompensationFailed    the hook that was to undo an effect raised
-├── EffectUndone          a branch to be adopted, of which an effect was undone
-├── EffectRefused         an irreversible step on a branch that may be thrown away
-├── NestedWorkflow        a workflow called where it cannot be part of the run: in a step, or of another workspace
-├── BadArguments          a workflow called with arguments that it does not take
+├── NotAwaited            the workflow returned while steps that nobody ever awaited were running
+├── Diverged              a step that was performed is reached again in another state and must not be repeated
+├── EffectInDoubt         an irreversible step was begun, and it is unknown whether its effect happened
+├── WrongReuse            a reused result differs from the recomputed one
+├── HiddenWrites          (internal) a step declared to be read-only changed files; it is run again in its turn
+├── Unrecoverable         a snapshot is lost, and the operation that made it cannot be repeated
+├── CompensationFailed    a compensate hook raised
+├── EffectUndone          a branch to be adopted has an effect that was undone
+├── EffectRefused         an irreversible step was called on a branch that may be discarded
+├── NestedWorkflow        a workflow was called in a step, or belongs to another workspace than the run
+├── BadArguments          a workflow or step was called with arguments that it does not take
 ├── TargetNotFound        no such file, module or name to run
 ├── CommandFailed         `sandbox.run(…, check=True)` and the command failed; `.result`
 └── PlanMismatch          the plan has no operation for what the workflow does
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 class RunError(Exception):
-    """Anything that the runtime reports."""
+    """The base class of the runtime's errors."""
 
 
 class RunFailed(RunError):
@@ -71,7 +71,7 @@ class StepFailed(RunFailed):
 
 
 class RunCancelled(RunError):
-    """Somebody asked for the run to be stopped. It is kept and can be resumed."""
+    """The run was cancelled, for example by `ramify cancel`. It is kept and can be resumed."""
 
     def __init__(self, message: str, *, run_id: str) -> None:
         self.cancelled_run = run_id
@@ -79,10 +79,10 @@ class RunCancelled(RunError):
 
 
 class RunWaiting(RunError):
-    """The workflow asks a person. It goes on when the run is resumed with the answer.
+    """The workflow waits for a person's answer. Resume the run with the answer to continue.
 
-    `questions`: all that it waits for, each with its `id` and its `question`, in the order in which they were asked;
-    `question` is the first one's.
+    `questions`: all open questions in the order in which they were asked, each with its `id` and `question`.
+    `question`: the first of them.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class RunWaiting(RunError):
 
 
 class AlreadyAnswered(RunError):
-    """Somebody answered that question before: their answer stands. `answered_at` is the time in Unix seconds,
-    `answered_by` what took it."""
+    """The question has an answer already, which is not replaced. `answered_at`: Unix seconds. `answered_by`: the
+    command or page that took the answer."""
 
     def __init__(
         self,
@@ -111,21 +111,21 @@ class AlreadyAnswered(RunError):
 
     @property
     def answer(self) -> object:
-        """The value of the answer that stands. Reading it imports the classes of that value."""
+        """The value of the recorded answer. Reading it imports the classes of that value."""
         return self._read_answer()
 
 
 class NotInARun(RunError):
-    """Called outside a running workflow."""
+    """A function of a workflow was called outside a running workflow."""
 
 
 class WouldBlock(RunError):
-    """It would hold the event loop on which it was called until it is over."""
+    """The call would block the running event loop until it ends."""
 
 
 class WorkflowChanged(RunError):
     """The code is no longer what the plan was compiled from. `parts`: the functions, classes and constants that
-    changed; `steps`: those that may be affected."""
+    changed. `steps`: the steps that may be affected."""
 
     def __init__(self, message: str, *, parts: tuple[str, ...] = (), steps: tuple[str, ...] = ()) -> None:
         self.parts, self.steps = parts, steps
@@ -133,8 +133,8 @@ class WorkflowChanged(RunError):
 
 
 class EffectNotMet(RunError):
-    """An irreversible step was called where the plan did not foresee it, and the journal holds an equal one, which
-    the workflow has not come to: it may be the same, so it is not done again."""
+    """An irreversible step was called at a place that the plan does not contain, and the journal holds an equal
+    effect that the workflow has not reached. Both may be the same call, so the step is not performed."""
 
     def __init__(self, message: str, *, run_id: str, key: str) -> None:
         self.run_id, self.key = run_id, key
@@ -142,32 +142,32 @@ class EffectNotMet(RunError):
 
 
 class CallNotTold(RunError):
-    """Which of several calls of one line was made cannot be told: Python runs without column positions."""
+    """Several calls stand on one line, and Python runs without column positions, so the call cannot be identified."""
 
 
 class NotSerialisable(RunError):
-    """A value that the journal cannot keep."""
+    """A value that the journal cannot store."""
 
 
 class ResultNotKept(NotSerialisable):
-    """An irreversible step was done, and what it returned cannot be kept. It is not done again: `ramify approve`
-    gives the run a result to go on with."""
+    """An irreversible step was performed, and its return value cannot be stored. It is not repeated: give the run a
+    result with `ramify approve`."""
 
     def __init__(self, message: str, *, run_id: str, key: str) -> None:
-        self.doubtful_run, self.key = run_id, key  # it, too, waits for a person's word
+        self.doubtful_run, self.key = run_id, key  # like an effect in doubt, it waits for a person's decision
         super().__init__(message)
 
 
 class RunNotFound(RunError):
-    """Nothing of that name."""
+    """No run, checkpoint, snapshot or question has that name."""
 
 
 class AmbiguousRef(RunError):
-    """A prefix that names several things."""
+    """A name or prefix fits several things."""
 
 
 class SeveralQuestions(AmbiguousRef):
-    """A run has several open questions, and the answer does not say which of them it is for. `questions` has them."""
+    """A run has several open questions, and the answer does not name one. `questions`: the open questions."""
 
     def __init__(self, message: str, *, questions: Sequence[OpenQuestion]) -> None:
         self.questions = tuple(questions)
@@ -195,24 +195,23 @@ class PlanMismatch(RunError):
 
 
 class BranchReleased(RunError):
-    """A branch was used after its fork, or its run, was over."""
+    """A branch was used after the end of its fork or run."""
 
 
 class StateLost(RunError):
-    """A world that held unsealed changes is gone."""
+    """A world with unsealed changes is gone."""
 
 
 class NotAwaited(RunError):
-    """The workflow returned while steps that it began, and nobody ever waited for, had not ended; they are
-    stopped."""
+    """The workflow returned while steps that nobody ever awaited were running. The steps are stopped."""
 
 
 class Diverged(RunError):
-    """An irreversible step that was done is met again in another state: to do it again is not ours to decide."""
+    """A step that was performed, and must not be repeated, is reached again in another state."""
 
 
 class EffectInDoubt(RunError):
-    """An irreversible step was begun and not ended. `ramify approve` says what became of it."""
+    """An irreversible step was begun and did not end. Record its outcome with `ramify approve`."""
 
     def __init__(self, message: str, *, run_id: str, key: str) -> None:
         self.doubtful_run, self.key = run_id, key
@@ -220,7 +219,7 @@ class EffectInDoubt(RunError):
 
 
 class CompensationFailed(RunError):
-    """The hook that was to undo an effect raised; the cause is chained. The effect stands."""
+    """A compensate hook raised; the cause is chained. The effect is not undone."""
 
     def __init__(self, message: str, *, run_id: str) -> None:
         self.run_id = run_id
@@ -228,24 +227,24 @@ class CompensationFailed(RunError):
 
 
 class EffectUndone(RunError):
-    """A branch is to be adopted, and an effect done on it was undone since: its results are no longer so."""
+    """A branch cannot be adopted: one of its effects was undone, so its recorded results are no longer true."""
 
 
 class EffectRefused(RunError):
-    """An irreversible step was called on a branch that may be thrown away."""
+    """An irreversible step was called on a branch that may be discarded."""
 
 
 class WrongReuse(RunError):
-    """The checking mode computed again what was taken over, and something else came of it."""
+    """A reuse check recomputed a reused result and got another one."""
 
 
 class HiddenWrites(RunError):
-    """A step ran in a world of its own, as its code writes to no file, and changed files all the same. It is run
-    again on its branch."""
+    """A step whose code writes no files ran in a separate world, and changed files nevertheless. It is run again on
+    its branch."""
 
 
 class Unrecoverable(RunError):
-    """A lost snapshot that its lineage cannot bring back."""
+    """A lost snapshot cannot be recomputed from its lineage."""
 
 
 class NestedWorkflow(RunError):
@@ -253,15 +252,15 @@ class NestedWorkflow(RunError):
 
 
 class BadArguments(RunError, TypeError):
-    """A workflow was called with arguments that it does not take."""
+    """A workflow or step was called with arguments that it does not take."""
 
 
 class TargetNotFound(RunError):
-    """No such file, module or name."""
+    """The file, module or name of a workflow does not exist."""
 
 
 class CommandFailed(RunError):
-    """A checked command did not exit with 0."""
+    """A command under `check=True` did not exit with 0. `result`: what it returned."""
 
     def __init__(self, result: RunResult) -> None:
         self.result = result

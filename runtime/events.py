@@ -1,4 +1,4 @@
-"""What an observer hears while a run goes on. Observers only look: an error in one ends the run loudly."""
+"""Events that a running workflow sends to observers. Observers only read: an error in an observer ends the run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from ramify.runtime.records import BranchPath, LLMRecord, OpRecord, RunId, RunRe
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
+    """A process starts or resumes a run."""
+
     run: RunRecord
     resumed: bool
-    skipped: tuple[Skipped, ...] = ()  # what of the workspace a snapshot cannot hold
+    skipped: tuple[Skipped, ...] = ()  # files of the workspace that a snapshot cannot hold
 
 
 @dataclass(frozen=True, slots=True)
 class OpDone:
-    """An operation was performed and committed, or taken over (`row.reused_from`)."""
+    """An operation was performed and committed, or its result was reused (`row.reused_from`)."""
 
     row: OpRecord
     replayed: bool = False  # served from this run's own journal, on resume
@@ -28,18 +30,22 @@ class OpDone:
 
 @dataclass(frozen=True, slots=True)
 class LLMDone:
+    """A model call was answered and committed, or its answer was reused."""
+
     row: LLMRecord
-    replayed: bool = False
+    replayed: bool = False  # served from this run's own journal, on resume
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
+    """The run ended in this process."""
+
     run: RunRecord
     status: RunStatus
 
 
 class Level(StrEnum):
-    """How a run came by what it needs to go on, the cheapest first."""
+    """The levels of recovery, cheapest first."""
 
     RETRY = "retried in place"
     RESTORE = "restored"
@@ -48,7 +54,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What a branch goes on from, and why from there: something went wrong, or the run was ended and is resumed."""
+    """A branch continues after a failure or a resume: at which level of recovery, and why."""
 
     run: RunId
     branch: BranchPath
@@ -59,7 +65,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """What people should know of a run, which goes on all the same."""
+    """A message for people about a run that continues."""
 
     run: RunId
     what: str
@@ -67,11 +73,11 @@ class Noticed:
 
 @dataclass(frozen=True, slots=True)
 class PrefixHinted:
-    """An idle engine has read, or would not, what the run's first model call begins with. Nothing rests on it."""
+    """An idle engine was asked to read the beginning of the run's first model call in advance."""
 
     run: RunId
-    op_id: OpId  # that call's
-    why: str  # it was not read; "": it was
+    op_id: OpId  # the operation of that call
+    why: str  # why the engine did not read it; "" if it did
     took_s: float
 
 

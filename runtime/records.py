@@ -1,7 +1,7 @@
-"""What the runtime remembers, as plain data: runs, journal rows, checkpoints, model calls.
+"""The records that the runtime stores, as plain data: runs, journal rows, checkpoints, model calls, effects, answers.
 
-`ramify.runtime.store` keeps them; the machine makes them; the command line shows them.
-Times are Unix seconds. Digests are sha256, hex.
+`ramify.runtime.store` stores them, the execution makes them, the command line shows them. Times are Unix seconds.
+Digests are sha256 in hex. Fields named `*_json` hold texts of `ramify.runtime.codec`, unless they say otherwise.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from ramify.fork_engine.types import SnapshotId
 RunId = NewType("RunId", str)
 CheckpointId = NewType("CheckpointId", str)
 BranchPath = NewType("BranchPath", str)
-"""Where a branch stands: "root", then "/" and op.occurrence.child for each fork on the way: "root/o7.0.3"."""
+"""The path of a branch: "root", then "/" and operation.occurrence.child for each fork: "root/o7.0.3"."""
 
 ROOT = BranchPath("root")
 
 
 DECORATORS = "decorators"
-"""The front end whose runs are in the journal whole; the other is "langgraph"."""
+"""The front end of the decorators, whose runs are completely in the journal. The other front end is "langgraph"."""
 
 
 class RunStatus(StrEnum):
-    RUNNING = "running"  # whether its process still lives is told by the run's lock, not by this row
+    """The status of a run."""
+
+    RUNNING = "running"  # the run's lock, not this row, says whether its process still lives
     DONE = "done"
     FAILED = "failed"  # a step or the workflow raised; resumable
     CANCELLED = "cancelled"  # Ctrl-C or `ramify cancel`; resumable
-    FORKED = "forked"  # by a person from another run, and not begun: to be resumed
-    WAITING = "waiting"  # for a person: an answer (`ramify resume RUN --answer`), or a LangGraph thread's breakpoint
+    FORKED = "forked"  # made by `ramify fork` from another run, and not begun: resume it
+    WAITING = "waiting"  # for a person: an answer (`ramify resume RUN --answer`), or a LangGraph breakpoint
 
 
 LEGAL_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
@@ -42,43 +44,47 @@ LEGAL_TRANSITIONS: Mapping[RunStatus, frozenset[RunStatus]] = {
     RunStatus.CANCELLED: frozenset({RunStatus.RUNNING}),
     RunStatus.FORKED: frozenset({RunStatus.RUNNING}),
     RunStatus.WAITING: frozenset({RunStatus.RUNNING}),
-    RunStatus.DONE: frozenset({RunStatus.RUNNING}),  # a LangGraph thread that goes on; a replay of a finished run
+    RunStatus.DONE: frozenset({RunStatus.RUNNING}),  # a LangGraph thread that continues; a replay of a finished run
 }
 
 
 class OpStatus(StrEnum):
+    """The status of a journal row."""
+
     DONE = "done"
-    FAILED = "failed"  # recorded to be read by people; never honoured by a resume
-    ASKED = "asked"  # a question that waits for its answer, which is a row of its own
-    UNASKED = "not asked again"  # a question that the run's newest process did not come to
-    UNDONE = "undone"  # it was done, and the run went back to before it: as FAILED
+    FAILED = "failed"  # recorded for people to read; a resume does not use it
+    ASKED = "asked"  # an open question; its answer is another row
+    UNASKED = "not asked again"  # a question that the run's newest process did not reach
+    UNDONE = "undone"  # it was done, and the run went back to before it: treated as FAILED
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a run was started, so that `ramify resume` can go on in the same way. No secrets."""
+    """How a run was started, so that `ramify resume` can continue in the same way. Contains no secrets."""
 
     sandbox: str = "namespaces"
     base_url: str | None = None  # without a password; None: the embedded engine, or the program's own client
     model: str | None = None
-    client_url: str | None = None  # what a client that the program handed over asks; "" where it does not say
+    client_url: str | None = None  # the address of a client that the program passed; "" if it has none
     client_model: str | None = None
-    mixed: bool = False  # the run went on with another model: what it was told is no word of either, for others
+    mixed: bool = False  # the run continued with another model, so its answers are not reused for either
 
     @property
     def server(self) -> str | None:
-        """The address that is asked. None: the embedded engine; "": nobody knows."""
+        """The address of the model server. None: the embedded engine. "": unknown."""
         return self.base_url if self.client_url is None else self.client_url
 
     @property
     def whom(self) -> tuple[str | None, ...]:
-        """Which model of which server is asked, as far as that was said."""
+        """The model and server that are used, as far as they are known."""
         own = () if self.client_url is None else (self.client_url, self.client_model)
         return (self.base_url, self.model, *own)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
+    """A run."""
+
     id: RunId
     name: str  # the workflow's name
     workflow: str  # how to find it: "path.py:name" or "module:name"
@@ -92,19 +98,19 @@ class RunRecord:
     created_at: float
     updated_at: float
     deadline_s: float | None = None
-    consumed_s: float = 0.0  # of the deadline, over all processes that worked on this run
+    consumed_s: float = 0.0  # seconds of the deadline used, over all processes that worked on this run
     result_json: str | None = None
     error: str | None = None
-    thread_id: str | None = None  # LangGraph's thread, for runs of that front end
+    thread_id: str | None = None  # the LangGraph thread, for runs of that front end
 
 
 AGAIN = "again"
-"""The attribute of a LangGraph run's SEAL row that names a lost snapshot: the row's own stands in for it."""
+"""The attribute of a LangGraph run's SEAL row that names a lost snapshot, which the row's own snapshot replaces."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpRecord:
-    """One performed operation: a row of the journal. `key` is its place in the workflow, the same in every run."""
+    """A row of the journal: one performed operation. `key`: its place in the workflow, equal in every replay."""
 
     run_id: RunId
     seq: int  # order of commit in its run, from 1
@@ -119,8 +125,8 @@ class OpRecord:
     result_digest: str = ""
     snapshot_in: SnapshotId | None = None
     snapshot_out: SnapshotId | None = None  # None: no snapshot was taken after it
-    lineage_key: str | None = None  # None: not reusable
-    reused_from: str | None = None  # "RUN#seq" of the row that this one took over
+    lineage_key: str | None = None  # digest of everything the result depends on; None: not reusable
+    reused_from: str | None = None  # "RUN#seq" of the row whose result was reused
     started_at: float = 0.0
     ended_at: float = 0.0
     summary: str = ""  # one line for people
@@ -129,21 +135,23 @@ class OpRecord:
 
 
 class EffectStatus(StrEnum):
-    INTENDED = "intended"  # durable before the step starts; without a process that works on it: in doubt
+    """The status of an effect."""
+
+    INTENDED = "intended"  # durable before the step starts; if no process works on the run, it is in doubt
     DONE = "done"
-    FAILED = "failed"  # it did not happen: each attempt raised, by its own word, or was cancelled before it began
+    FAILED = "failed"  # it did not happen: each attempt raised, or was cancelled before it began
     IN_DOUBT = "in doubt"  # a crash, a cancel or a timeout came between intent and result
-    APPROVED = "approved"  # a person says that it happened; their result stands
-    AGAIN = "again"  # a person says that it did not: the next resume does it
+    APPROVED = "approved"  # a person says that it happened, and gave its result
+    AGAIN = "again"  # a person says that it did not happen: the next resume performs it
     COMPENSATING = "to be compensated"  # the run went back to before it, and its hook has not undone it yet
     COMPENSATED = "compensated"  # its compensation hook undid it
 
 
 DOUBTFUL = frozenset({EffectStatus.INTENDED, EffectStatus.IN_DOUBT})
-"""Of an effect that nobody works on: nobody knows whether it happened."""
+"""An effect with this status, in a run on which no process works, has an unknown outcome."""
 
 HAPPENED = DOUBTFUL | {EffectStatus.DONE, EffectStatus.APPROVED}
-"""Of an effect that took place, or may have."""
+"""An effect with this status took place, or may have."""
 
 LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
     EffectStatus.INTENDED: frozenset(EffectStatus) - {EffectStatus.COMPENSATING, EffectStatus.COMPENSATED},
@@ -159,8 +167,8 @@ LEGAL_SETTLEMENTS: Mapping[EffectStatus, frozenset[EffectStatus]] = {
 
 @dataclass(frozen=True, slots=True)
 class EffectRecord:
-    """One attempt at an effect on the outside: a row of the ledger. `key` is the journal key of the step; of several
-    attempts under one the last tells how the effect stands."""
+    """One attempt at an effect: a row of the ledger. `key`: the journal key of the step. The last attempt with a key
+    has the current status of the effect."""
 
     run_id: RunId
     key: str
@@ -172,29 +180,29 @@ class EffectRecord:
     result_json: str | None = None
     intended_at: float = 0.0
     settled_at: float | None = None
-    note: str = ""  # how its status is known; of an intent: why the attempt before it is in doubt
+    note: str = ""  # how its status is known; for an intent: why the previous attempt is in doubt
     attempt: int = 1
 
     @property
     def lacks_result(self) -> bool:
-        """Whether it was done, and what it gave could not be kept: a run that needs it stands still."""
+        """Whether it was performed but its result could not be stored: a run that needs the result stops."""
         return self.status is EffectStatus.DONE and self.result_json is None
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """A person's answer, bound to one question of one run. `key` is the journal key of the question."""
+    """A person's answer to one question of one run. `key`: the journal key of the question."""
 
     run_id: RunId
     key: str
     answer_json: str  # codec
     answered_at: float
-    answered_by: str = ""  # what took it: "ramify resume", "the local page"
+    answered_by: str = ""  # the command or page that took it: "ramify resume", "the local page"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """One atomic record: a branch's snapshot and its place in the journal."""
+    """A branch's snapshot and its place in the journal, committed together."""
 
     id: CheckpointId
     run_id: RunId
@@ -208,19 +216,20 @@ class CheckpointRecord:
 
 
 def checkpoint_id(run: RunId, seq: int) -> CheckpointId:
+    """Return the id of the checkpoint that row `seq` of a run makes."""
     return CheckpointId(hashlib.sha256(f"{run}#{seq}".encode()).hexdigest()[:24])
 
 
 @dataclass(frozen=True, slots=True)
 class LLMRecord:
-    """One model call that gave a result."""
+    """A model call that was answered."""
 
     run_id: RunId
     seq: int  # shares the journal's numbering
     key: str
     op_id: OpId
     branch: BranchPath
-    step_key: str | None  # the journal key of the step that made it; None: the workflow itself
+    step_key: str | None  # the journal key of the step that made it; None if the workflow itself did
     request_json: str
     request_digest: str
     result_json: str
@@ -233,7 +242,7 @@ class LLMRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunUpdate:
-    """What one transaction changes of a run's own row. None: left as it is."""
+    """A change of a run's row. None: leave the column as it is."""
 
     status: RunStatus | None = None
     result_json: str | None = None
@@ -242,4 +251,4 @@ class RunUpdate:
     deadline_s: float | None = None
     updated_at: float | None = None
     settings: Settings | None = None
-    plan_json: str | None = None  # of code that was changed, and accepted
+    plan_json: str | None = None  # the plan of changed code that was accepted

@@ -1,32 +1,31 @@
-"""One contract, several backends: what a world is and what it can be asked.
+"""The contract between worlds, their backends and their users.
 
-A backend materialises a snapshot into a live `World`; the world runs commands and seals itself into the next
-snapshot. `tests/sandboxes/test_contract.py` and `test_shells.py` hold every backend to this page.
+A backend materialises a snapshot as a live `World`; the world runs commands and seals itself into the next snapshot.
+`tests/sandboxes/test_contract*.py` hold every backend to this contract.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, NewType, Protocol, runtime_checkable
+from typing import NewType, Protocol, runtime_checkable
 
 from ramify.fork_engine.types import Snapshot
-
-if TYPE_CHECKING:
-    from ramify.sandboxes.capabilities import Capabilities
+from ramify.sandboxes.capabilities import Capabilities, Feature
+from ramify.sandboxes.errors import WorldStartFailed
 
 WorldId = NewType("WorldId", str)
 MIB, GIB = 1 << 20, 1 << 30
 
 
 class Limit(StrEnum):
-    """What can end a command from outside. The values are `Limits`' fields, but for `NONE` and `TIME`."""
+    """What can end a command from outside. The values are the field names of `Limits`, except `NONE` and `TIME`."""
 
-    NONE = ""  # it ended by itself
-    TIME = "timeout"  # the command's own
+    NONE = ""  # the command ended by itself
+    TIME = "timeout"  # the command's own timeout
     MEMORY = "memory_bytes"
     PROCESSES = "processes"
     FILE = "file_bytes"
@@ -35,40 +34,53 @@ class Limit(StrEnum):
     CPU = "cpu_s"
 
 
+FEATURE_OF = {
+    Limit.MEMORY: Feature.MEMORY_LIMIT,
+    Limit.PROCESSES: Feature.PROCESS_LIMIT,
+    Limit.FILE: Feature.FILE_LIMIT,
+    Limit.DISK: Feature.DISK_LIMIT,
+    Limit.OPEN_FILES: Feature.OPEN_FILES_LIMIT,
+    Limit.CPU: Feature.CPU_LIMIT,
+}
+"""The flag for each limit of `Limits`. Timeouts have none: every backend enforces them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one world may use, all its processes together unless it says otherwise; None: as much as there is.
+    """What one world may use. Limits hold for all its processes together unless stated otherwise; None means no
+    limit.
 
-    A default holds where the backend can hold it, and its flags say where that is. A value that differs from the
-    default was asked for: a backend that cannot hold it refuses the world (`Unsupported`).
+    A default applies wherever the backend can enforce it; the backend's flags say where that is. A value other than
+    the default is a request: a backend that cannot enforce it refuses the world (`Unsupported`).
     """
 
-    memory_bytes: int | None = 8 * GIB  # resident, shared pages counted once
-    processes: int | None = 1024  # threads counted
+    memory_bytes: int | None = 8 * GIB  # resident memory, shared pages counted once
+    processes: int | None = 1024  # including threads
     file_bytes: int | None = 16 * GIB  # the largest file that can be written
     disk_bytes: int | None = 32 * GIB  # what the world has written and not removed
-    open_files: int | None = 65536  # of each process
-    cpu_s: int | None = None  # processor time of each process
+    open_files: int | None = 65536  # per process
+    cpu_s: int | None = None  # processor time per process
 
     def asked(self) -> tuple[Limit, ...]:
-        """The limits that differ from their defaults and are limits."""
+        """The limits that are set and differ from their defaults."""
         mine = ((f, getattr(self, f.name)) for f in fields(self))
         return tuple(Limit(f.name) for f, value in mine if value is not None and value != f.default)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """The outcome of one command. Output is decoded as UTF-8 with replacement; `*_bytes` are exact."""
+    """The outcome of one command. `stdout` and `stderr` are decoded as UTF-8 with replacement; `*_bytes` are
+    exact."""
 
     command: str
-    exit_code: int  # 128 + signal where a signal ended it; 124 where the timeout did
+    exit_code: int  # 128 + signal number if a signal ended it; 124 if the timeout did
     stdout_bytes: bytes
     stderr_bytes: bytes
     duration_s: float
     timed_out: bool = False
-    truncated: bool = False  # more output than `max_output` came; the rest was read and dropped
-    limit: Limit = Limit.NONE  # which limit ended it, where one is known to have: `TIME` where `timed_out`
-    earlier: Limit = Limit.NONE  # which limit ended what earlier commands had left running, since the last result
+    truncated: bool = False  # the output exceeded `max_output`; the rest was read and dropped
+    limit: Limit = Limit.NONE  # the limit that ended it, if one is known; `TIME` if `timed_out`
+    earlier: Limit = Limit.NONE  # the limit that ended processes of earlier commands, since the last result
 
     @property
     def stdout(self) -> str:
@@ -85,42 +97,67 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class WorldSpec:
-    """How worlds of one run look from inside.
+    """How the worlds of one run look from inside.
 
-    `mount_at` is where the tree stands inside the world: the workspace's own path, so that a virtual environment
-    or an absolute path in a configuration file goes on working. `visible` are host folders that must be readable
-    inside although they lie under a place that the world hides (/tmp).
+    `mount_at` is where the tree stands inside the world: the workspace's own path, so that virtual environments and
+    absolute paths in configuration files still work. `visible` are host folders that must be readable inside although
+    they lie under a place that the world hides (/tmp).
 
-    `secrets` are variables like `env`, but no snapshot, log or error ever holds their values; not even where a
-    command has put one into another variable. A fork has them by its own specification only. What a command writes
-    into a file is the command's doing.
+    `secrets` are variables like `env`, but no snapshot, log or error ever holds their values, even if a command
+    copies one into another variable. A fork gets them only from its own specification. What a command writes into a
+    file is the command's own responsibility.
     """
 
     mount_at: Path
-    env: Mapping[str, str] = field(default_factory=dict)  # the start environment, whole: nothing is inherited
+    env: Mapping[str, str] = field(default_factory=dict)  # the whole start environment: nothing is inherited
     visible: tuple[Path, ...] = ()
-    max_output: int = 16 * MIB  # bytes kept of each of stdout and stderr, a command
-    image: Path | None = None  # a root file system, folder or tar, in the place of the host's
-    network: bool = False  # the host's network; else a loopback of the world's own at most
+    max_output: int = 16 * MIB  # bytes kept per command of each of stdout and stderr
+    image: Path | None = None  # a root file system, folder or tar, instead of the host's
+    network: bool = False  # use the host's network; else the world has at most its own loopback
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     limits: Limits = field(default_factory=Limits)
     dumpable: bool = False
-    """Processes can be dumped whole (CRIU). They run without the system-call filter then, for only the machine's root
-    can dump what is filtered: `docs/decisions/037-process-checkpoints-with-criu.md`."""
-    startup: tuple[str, ...] = ()  # commands that every world starts beside its shell, but where they came with it
+    """Whether processes can be dumped whole (CRIU). They then run without the system-call filter, because only the
+    machine's root can dump filtered processes: `docs/decisions/037-process-checkpoints-with-criu.md`."""
+    startup: tuple[str, ...] = ()  # commands started beside the shell in every world, unless they came with it
+
+
+def required_features(spec: WorldSpec) -> Iterator[Feature]:
+    """The features that a world of this specification needs."""
+    if spec.image is not None:
+        yield Feature.IMAGES
+    if spec.network:
+        yield Feature.HOST_NETWORK
+    if spec.startup:
+        yield Feature.COMMANDS
+    for limit in spec.limits.asked():
+        yield FEATURE_OF[limit]
+
+
+def check_supported(capabilities: Capabilities, spec: WorldSpec) -> None:
+    """Raise `Unsupported` for the first feature that `spec` needs and the backend lacks, and `WorldStartFailed` for
+    variables that no process can have."""
+    for name, value in (*spec.env.items(), *spec.secrets.items()):
+        if not name or "=" in name or "\0" in name + value:  # not shown: the value may be a secret
+            raise WorldStartFailed(
+                f"no process can have the variable {name!r}: a name must not be empty or contain '=', and neither "
+                "it nor its value may contain a NUL byte"
+            )
+    for feature in required_features(spec):
+        capabilities.require(feature)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplResult:
-    """What came of code in a Python session. A failure is an `error`, never an exception of ours."""
+    """The outcome of code in a Python session. If the code fails, `error` is set; no exception is raised."""
 
-    value: str | None  # the last expression's `repr`; none where there is none, or it is None
+    value: str | None  # the `repr` of the last expression; None without one, or if it is None
     error: str | None  # the traceback
     stdout: str
     stderr: str
     timed_out: bool = False
-    truncated: bool = False  # more output than `max_output` came
-    lives: bool = True  # the session, still: not after `os._exit`, or a timeout that it did not notice
+    truncated: bool = False  # the output exceeded `max_output`
+    lives: bool = True  # whether the session still lives: not after `os._exit` or a timeout that it ignored
 
     @property
     def ok(self) -> bool:
@@ -128,42 +165,43 @@ class ReplResult:
 
 
 class Repl(Protocol):
-    """A Python session in a world: names live on from one `run` to the next."""
+    """A Python session in a world. Names persist from one `run` to the next."""
 
     @property
     def name(self) -> str: ...
 
     async def run(self, code: str, *, timeout: float | None = None) -> ReplResult:
-        """Run statements; a last expression's value is told. A timeout interrupts, and kills what does not heed it.
+        """Run statements; the result has the value of a last expression. A timeout interrupts the code, and kills the
+        session if it ignores that.
 
-        Raises `WorldDied`, and `SandboxError` where the session has ended.
+        Raises `WorldDied`, and `SandboxError` if the session has ended.
         """
         ...
 
     async def fork(self, name: str) -> Repl:
-        """A second session in the same world, which is this one at this instant: the memory is shared until one of
-        the two writes to it. Threads do not come along. Raises `SandboxError`."""
+        """Create a second session in the same world as a copy of this one; they share memory until one of them
+        writes. Threads are not copied. Raises `SandboxError`."""
         ...
 
     async def close(self) -> None:
-        """End it, with all that it started."""
+        """End the session and everything that it started."""
         ...
 
 
 class World(Protocol):
-    """A live sandbox. One command at a time; `run` calls that overlap wait for each other."""
+    """A live sandbox. Runs one command at a time; overlapping `run` calls wait for each other."""
 
     @property
     def id(self) -> WorldId: ...
 
     @property
     def path(self) -> Path:
-        """The world's tree as the host process sees it. Valid while the world lives."""
+        """The world's tree as this process sees it. Valid while the world lives."""
         ...
 
     @property
     def snapshot(self) -> Snapshot:
-        """The snapshot this world last started from or was sealed into."""
+        """The snapshot that this world last started from or was sealed into."""
         ...
 
     async def run(
@@ -175,81 +213,88 @@ class World(Protocol):
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
     ) -> RunResult:
-        """Run in the world's persistent shell: a string as bash reads it, a sequence as one quoted command.
+        """Run a command in the world's persistent shell: a string as bash reads it, a sequence as one quoted command.
 
-        `cd`, `export` and shell functions last until the world ends. `env` and `cwd` (relative to the tree) are for
-        this command alone. A command that ends the shell (`exit 3`) gives that code; the next one has a new shell,
-        with the directory, variables, functions and options known when the last whole command ended. What a
-        background process prints while no command runs is dropped: redirect it to a file.
-        A timeout kills the whole tree of processes that the command started, also those that left its session.
-        Raises `WorldDied` where the world is gone, never for a command's own failure.
+        `cd`, `export` and shell functions last until the world ends. `env` and `cwd` (relative to the tree) apply to
+        this command only; `timeout` is in seconds. If a command ends the shell (`exit 3`), its result has that code,
+        and the next command has a new shell with the directory, variables, functions and options that were known when
+        the last complete command ended. Output of background processes is dropped while no command runs: redirect it
+        to a file.
+
+        A timeout kills all processes that the command started, including those that left its session. Raises
+        `WorldDied` if the world is gone, never for a command's own failure.
         """
         ...
 
     async def seal(self, *, flush: bool = True) -> Snapshot:
-        """Freeze what changed into a layer; the same snapshot where nothing did (files, environment, cwd).
+        """Freeze the changes into a layer. If nothing changed (files, environment, cwd), return the same snapshot.
 
-        The world lives on, on top of the new layer. Without `flush` the snapshot is complete and can be forked, but a
-        machine that dies before the store's next `flush` may lose it.
+        The world lives on, on top of the new layer. Without `flush` the snapshot is complete and can be forked, but
+        may be lost if the machine crashes before the store's next `flush`.
         """
         ...
 
     async def rollback(self, snapshot: Snapshot) -> None:
-        """Drop all changes and processes and stand at `snapshot`."""
+        """Drop all changes and processes and return to `snapshot`."""
         ...
 
     async def keep_running(self, command: str) -> None:
         """Start a command beside the shell, and again in every fork of a snapshot that did not keep it alive.
 
-        As `WorldSpec.startup`, which every world starts, but for this world and what comes from it. What it prints is
-        dropped, so have it write to a file. Raises as `run` does, and `Unsupported`.
+        Like `WorldSpec.startup`, but for this world and its forks only. Its output is dropped, so let it write to a
+        file. Raises as `run` does, and `Unsupported`.
         """
         ...
 
     async def python(self, name: str = "python", *, interpreter: str = "python3") -> Repl:
-        """The Python session of this name: the one that lives, also one that came with the snapshot, or a new one in
-        the shell's directory and environment. Raises `Unsupported`, and `SandboxError` where it cannot start, or,
-        once, where the snapshot held it and this world cannot bring it back."""
+        """The Python session of this name. It is the living one, possibly restored with the snapshot, or a new one in
+        the shell's directory and environment.
+
+        Raises `Unsupported`; `SandboxError` if it cannot start; and `SandboxError` once if the snapshot held it and
+        this world cannot restore it.
+        """
         ...
 
     async def background_processes(self) -> int:
-        """How many processes live in the world beside its shell."""
+        """The number of processes that live in the world beside its shell."""
         ...
 
     async def close(self) -> None:
-        """End every process, drop what is not sealed, free the disk. Safe to call twice."""
+        """End every process, drop unsealed changes, free the disk. May be called twice."""
         ...
 
 
 @runtime_checkable
 class Hiding(Protocol):
-    """A backend that can be told what its worlds must not see: all of ours, but for one that isolates no files."""
+    """A backend that can hide host files from its worlds. All of Ramify's can, except the one that isolates no
+    files."""
 
     def hide(self, *places: Path) -> None:
-        """Have no world see these files and folders, whether they are there yet or not. Before it is opened."""
+        """Hide these files and folders in all worlds, whether or not they exist yet. Call before opening the
+        backend."""
         ...
 
 
 class Backend(AbstractAsyncContextManager["Backend"], Protocol):
-    """Makes worlds. Entering it starts what the backend needs; leaving it ends every world it made."""
+    """Makes worlds. Entering it starts what the backend needs; leaving it ends all its worlds."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What worlds of this backend can do. Cheap: availability was settled when the backend was opened."""
+        """What worlds of this backend can do. Cheap: availability was checked when the backend was opened."""
         ...
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
-        """A live world standing at `snapshot`, its tree mounted. Its first `run` waits for whatever else is due.
+        """Make a live world at `snapshot`, with its tree mounted. Its first `run` waits for the rest of its start.
 
-        Raises `Unsupported` where the backend has no flag for what `spec` asks, `WorldStartFailed`.
+        Raises `Unsupported` if the backend lacks a feature that `spec` requires, and `WorldStartFailed`.
         """
         ...
 
     async def fork(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
-        """`n` worlds standing at `snapshot`, all of them or none: where one fails the others are closed.
+        """Make `n` worlds at `snapshot`, all or none: if one fails, the others are closed.
 
         Raises as `materialise` does, and `ValueError` for a negative `n`.
         """

@@ -1,4 +1,7 @@
-"""What this machine can do, found by doing it: each no comes with its reason and what would make it a yes."""
+"""Find out what this machine can do, by trying it. Each missing feature has a reason and what would provide it.
+
+For namespaces it makes a world, without an event loop, and writes a file in it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ramify.sandboxes import confinement_report
 from ramify.sandboxes.agent.messages import Failed, Link, Ran, Ready, Run, Start, View
-from ramify.sandboxes.agent.mount_server import BIGGEST, Answer, Mount, Order, Over, pack, unpack
+from ramify.sandboxes.agent.mount_server import (
+    BIGGEST,
+    MountOverlays,
+    MountReply,
+    MountRequest,
+    Overlay,
+    pack,
+    unpack,
+)
 from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT
 from ramify.sandboxes.backends.copying import CopyBackend
 from ramify.sandboxes.backends.docker.backend import DockerBackend
@@ -20,7 +30,9 @@ from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.capabilities import Capabilities, flags
 from ramify.sandboxes.errors import BackendUnavailable
 from ramify.sandboxes.host.fork_server_client import PATIENCE_S, end, find_bash, launch
-from ramify.sandboxes.host.scratch import Session
+from ramify.sandboxes.host.scratch import ScratchSession
+from ramify.sandboxes.linux import cgroups, landlock, seccomp
+from ramify.sandboxes.linux.cgroups import Groups
 from ramify.sandboxes.linux.mount_table import MountTable
 
 INSIDE = "/tmp/tree"
@@ -28,10 +40,10 @@ INSIDE = "/tmp/tree"
 
 @dataclass(slots=True)
 class Found:
-    """What came of making a world."""
+    """The result of trying to make a world."""
 
-    failure: str = ""  # "": it works
-    uncovered: list[str] = field(default_factory=list)  # places of the host's that locks and watches reach, and why
+    failure: str = ""  # empty if it works
+    uncovered: list[str] = field(default_factory=list)  # host folders that locks and watches reach, and why
 
 
 def probe(folder: Path, bash: str) -> Found:
@@ -51,14 +63,14 @@ def probe(folder: Path, bash: str) -> Found:
             found.failure = log.read_text(errors="replace").strip() or f"the helper process did not answer: {error}"
     end(process)
     if not found.failure and not (folder / "upper" / "file").exists():
-        found.failure = "what a world wrote did not come to its upper folder"
+        found.failure = "a file that the world wrote is missing in its upper folder"
     return found
 
 
 def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket, found: Found) -> str:
     keeping.settimeout(PATIENCE_S)
-    answer, given = _order(
-        keeping, Mount([str(folder / "lower")], [Over(str(folder / "upper"), str(folder / "work"), "")])
+    answer, given = _ask_mount_server(
+        keeping, MountOverlays([str(folder / "lower")], [Overlay(str(folder / "upper"), str(folder / "work"), "")])
     )
     if answer.error:
         return answer.error
@@ -72,11 +84,11 @@ def _try(folder: Path, bash: str, control: socket.socket, keeping: socket.socket
         return _converse(Link(ours), start, given, found)
 
 
-def _order(keeping: socket.socket, order: Order) -> tuple[Answer, list[int]]:
-    keeping.send(pack(order))
+def _ask_mount_server(keeping: socket.socket, request: MountRequest) -> tuple[MountReply, list[int]]:
+    keeping.send(pack(request))
     data, given, _, _ = socket.recv_fds(keeping, BIGGEST, 1, socket.MSG_CMSG_CLOEXEC)
     answer = unpack(data) if data else None
-    if not isinstance(answer, Answer):
+    if not isinstance(answer, MountReply):
         raise OSError("it hung up")
     return answer, given
 
@@ -98,7 +110,7 @@ def _converse(link: Link, start: Start, given: list[int], found: Found) -> str:
     return ""
 
 
-MOST_UNCOVERED = 8  # places that are named one by one
+MOST_UNCOVERED = 8  # places that are named individually
 OLDEST_KERNEL = (5, 12)  # overlayfs in a user namespace came with 5.11, mount_setattr with 5.12
 REFUSING_FILE_SYSTEMS = frozenset({"overlay", "nfs", "nfs4", "fuse", "9p", "vfat", "ecryptfs"})
 SWITCHES = (
@@ -122,13 +134,33 @@ def namespaces(scratch: Path) -> Capabilities:
         notes=(
             "the host's files are readable inside, except /tmp, /var/tmp, /run and ramify's own",
             *_coverage(found.uncovered),
-            *confinement_report.notes(),
+            *confinement_notes(),
+        ),
+    )
+
+
+def confinement_notes() -> tuple[str, ...]:
+    """One line for each mechanism that a machine may have or lack. Takes about a millisecond."""
+    filtered = seccomp.supported()
+    abi = landlock.version()
+    groups = cgroups.find()
+    return (
+        f"system calls are not filtered: {filtered}" if filtered else "system calls are filtered",
+        (
+            f"Landlock: ABI {abi}"
+            if abi >= landlock.ABI_REFER
+            else f"no Landlock: ABI {abi}, where {landlock.ABI_REFER} (Linux 5.19) is needed"
+        ),
+        (
+            "limits: held by the kernel (control groups) and by each world's agent"
+            if isinstance(groups, Groups)
+            else f"limits: only watched by each world's agent, a few times a second: {groups}"
         ),
     )
 
 
 def _coverage(uncovered: Sequence[str]) -> tuple[str, ...]:
-    """What of the host's files a world sees as they are, where it should see overlays over them."""
+    """Notes on host folders that a world sees directly instead of through an overlay."""
     most = MOST_UNCOVERED if len(uncovered) > MOST_UNCOVERED + 1 else len(uncovered)
     told = [f"locks, leases and watches from inside reach {place}" for place in uncovered[:most]]
     return (*told, *([f"and {len(uncovered) - most} more such places"] if len(uncovered) > most else []))
@@ -145,8 +177,8 @@ def docker() -> Capabilities:
         flags(DockerBackend.missing()),
         reason,
         notes=(
-            "who may use the engine is root on this machine: it is the engine's isolation that worlds have",
-            "without an image, worlds stand on one of this machine's own bash, core utilities and Python",
+            "whoever may use the engine is root on this machine; worlds have the engine's isolation",
+            "without an image, worlds get one with this machine's own bash, core utilities and Python",
         ),
     )
 
@@ -166,12 +198,12 @@ def copy() -> Capabilities:
 
 
 def _try_namespaces(scratch: Path) -> Found:
-    """Whether a world can be made and a command can write a file in it."""
+    """Test whether a world can be made and a command can write a file in it."""
     try:
         bash = find_bash()
     except BackendUnavailable as error:
         return Found(str(error))
-    session = Session(scratch.resolve())
+    session = ScratchSession(scratch.resolve())
     try:
         session.open()
     except OSError as error:
@@ -186,7 +218,7 @@ def _try_namespaces(scratch: Path) -> Found:
 
 
 def _cause(folder: Path) -> str:
-    """What on this machine most likely stands in the way, and what to do about it."""
+    """The most likely obstacle on this machine, and what to do about it."""
     found = []
     version = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
     if version < OLDEST_KERNEL:
@@ -206,5 +238,5 @@ def _cause(folder: Path) -> str:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system that `folder` lies on, as the mount table has it."""
+    """The type of the file system of `folder`, from the mount table."""
     return MountTable.read().of(str(folder)).kind

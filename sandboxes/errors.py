@@ -1,12 +1,12 @@
-"""What can go wrong with a live world. A command that fails is not among them: that is a `RunResult`.
+"""Errors of live worlds. A failing command is not an error, but a `RunResult`.
 
 SandboxError
-├── BackendUnavailable    this machine cannot run that backend; the message names the opt-in that can
-├── Unsupported           the backend runs here, but has not what was asked of it; its flag says why
+├── BackendUnavailable    this machine cannot run that backend; the message names an alternative
+├── Unsupported           the backend runs here but lacks the feature; the message says why
 ├── WorldStartFailed      a world could not be made from its snapshot
-├── WorldDied             the world ended under us (killed, out of memory)
-├── SealFailed            what changed could not be made into a layer
-└── UsedAfterFork         a backend or a world that a forked child has from its parent
+├── WorldDied             the world ended while in use (killed, out of memory)
+├── SealFailed            changes could not be made into a layer
+└── UsedAfterFork         a forked child used a backend or world of its parent
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-TOO_MANY_FILES = "this process may open no more files: raise its limit (ulimit -n), or have fewer worlds at once"
-TOO_MANY_HERE = "this machine may open no more files: raise its limit (fs.file-max), or have fewer worlds at once"
+TOO_MANY_FILES = "this process may open no more files: raise its limit (ulimit -n), or use fewer worlds at once"
+TOO_MANY_HERE = "this machine may open no more files: raise its limit (fs.file-max), or use fewer worlds at once"
 
 
 class SandboxError(Exception):
-    """Anything that a sandbox backend reports."""
+    """Base class of all errors of sandbox backends."""
 
 
 class BackendUnavailable(SandboxError):
@@ -28,10 +28,10 @@ class BackendUnavailable(SandboxError):
 
 
 class Unsupported(SandboxError):
-    """What was asked of a backend is not among its capabilities. Nothing was done."""
+    """The backend lacks a feature that was asked for. Nothing was done."""
 
     def __init__(self, backend: str, feature: str, reason: str) -> None:
-        super().__init__(f"the {backend} backend has not: {feature}. {reason}")
+        super().__init__(f"the {backend} backend lacks the feature '{feature}': {reason}")
         self.backend, self.feature, self.reason = backend, feature, reason
 
 
@@ -44,16 +44,16 @@ class WorldDied(SandboxError):
 
 
 class SealFailed(SandboxError):
-    """What changed in a world could not be made into a layer."""
+    """The changes in a world could not be made into a layer."""
 
 
 class UsedAfterFork(SandboxError):
-    """A backend or a world of another process was used in a forked child of it."""
+    """A forked child used a backend or a world of its parent."""
 
 
 @contextmanager
 def explain_file_limit(raised: type[SandboxError]) -> Iterator[None]:
-    """Where no more files may be opened, say so, and what to do."""
+    """Translate "too many open files" into an error that says what to do."""
     try:
         yield
     except OSError as error:

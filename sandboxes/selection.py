@@ -1,4 +1,4 @@
-"""Which backend a name means. A backend that cannot run here is an error, never quietly another one."""
+"""Open a backend by name. If it cannot run here, that is an error; no other backend is used instead."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ NAMES = ("namespaces", "docker", "copy")
 
 
 def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
-    """The backend called `name`, for `async with`. Blocks for a tenth of a second to see that it works here.
+    """The backend of this name, for `async with`. Blocks for a tenth of a second to check that it works here.
 
-    Raises `BackendUnavailable` with the reason, and `ValueError` for a name that is none.
+    Raises `BackendUnavailable` with the reason, and `ValueError` for an unknown name.
     """
     match name:
         case "namespaces":
@@ -26,7 +26,7 @@ def open_backend(name: str, store: SnapshotStore, scratch: Path) -> Backend:
             if not able.available:
                 raise BackendUnavailable(
                     f"worlds in namespaces cannot be made here: {able.reason}. "
-                    "To run without isolation instead, on copies of the tree, ask for it: --sandbox copy"
+                    "To run without isolation, on copies of the tree, use --sandbox copy"
                 )
             return NamespaceBackend(store, scratch)
         case "docker":

@@ -1,4 +1,4 @@
-"""Worlds whose commands are answered by a script, for tests of what stands on top. The trees are real.
+"""Worlds whose commands are answered by a script, for tests of code above worlds. The trees are real.
 
     def script(tree: Path, command: str) -> Answer:
         if command.startswith("patch "):
@@ -8,9 +8,9 @@
 
     async with ScriptedBackend(store, scratch, script) as backend: ...
 
-Seals, forks and rollbacks do what they do everywhere; there is no shell, so `cd` and `export` mean nothing and a
-snapshot's environment stays as it is. `backend.commands` is what was asked, in order. The fake has every capability,
-for a script can play any (`Answer(limit=Limit.MEMORY)`), but for those that `missing` takes away.
+Seals, forks and rollbacks work as everywhere. There is no shell, so `cd` and `export` have no effect and a snapshot's
+environment stays as it is. `backend.commands` lists the commands in order. The fake has every capability, since a
+script can play any (`Answer(limit=Limit.MEMORY)`), except those in `missing`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from typing import Self
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
-from ramify.sandboxes.capabilities import Capabilities, Feature, check_supported, flags
-from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec
+from ramify.sandboxes.capabilities import Capabilities, Feature, flags
+from ramify.sandboxes.contract import Limit, Repl, RunResult, World, WorldId, WorldSpec, check_supported
 from ramify.sandboxes.errors import Unsupported, WorldDied
 from ramify.sandboxes.host.agent_world import check_command
-from ramify.sandboxes.host.concurrency import fork_all, to_the_end
-from ramify.sandboxes.host.scratch import Session, remove_tree
+from ramify.sandboxes.host.concurrency import finish_before_cancelling, fork_all
+from ramify.sandboxes.host.scratch import ScratchSession, remove_tree
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a scripted command does: ends so, prints this, and edits the tree (a path's new text, None: removed)."""
+    """What a scripted command does: its result, and its edits of the tree (a path's new text; None removes it)."""
 
     exit_code: int = 0
     stdout: str | bytes = b""
     stderr: str | bytes = b""
     edits: Mapping[str, str | None] = field(default_factory=dict)
-    limit: Limit = Limit.NONE  # what ended it
+    limit: Limit = Limit.NONE  # the limit that ended it
 
 
 Script = Callable[[Path, str], Answer] | Mapping[str, Answer]
@@ -49,7 +49,7 @@ Script = Callable[[Path, str], Answer] | Mapping[str, Answer]
 
 
 class ScriptedBackend:
-    """The fake. A command that a mapping does not hold ends with 127, as one that is not installed would."""
+    """The fake backend. A command that a mapping lacks ends with 127, like one that is not installed."""
 
     name = "scripted"
 
@@ -59,7 +59,7 @@ class ScriptedBackend:
         self.store, self.script = store, script
         self.capabilities = Capabilities(self.name, flags(missing or {}))
         self.commands: list[tuple[WorldId, str]] = []
-        self._session = Session(scratch)
+        self._session = ScratchSession(scratch)
         self._worlds: list[ScriptedWorld] = []
 
     async def __aenter__(self) -> Self:
@@ -78,7 +78,7 @@ class ScriptedBackend:
         check_supported(self.capabilities, spec)
         world = ScriptedWorld(self, self._session.folder / uuid.uuid4().hex[:12], snapshot)
         try:
-            await to_the_end(asyncio.to_thread(self.store.materialise, snapshot, world.folder))
+            await finish_before_cancelling(asyncio.to_thread(self.store.materialise, snapshot, world.folder))
         except BaseException:
             await world.close()
             raise

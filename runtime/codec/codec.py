@@ -1,12 +1,12 @@
-"""Values to JSON and back: what crosses a step's boundary and what the journal keeps.
+"""Encode values as JSON and decode them: step arguments and results, and everything else that the journal stores.
 
-JSON's own types stay as they are; everything else becomes `{"$": kind, …}`. No pickle: a stored value can name a
-dataclass, an enum, a pydantic model or another class of data by module and qualified name, never code to run, and
-never a module to import that the program does not import itself (`typenames`). What comes back is equal to what went
-in and of the same type, or `encode` refuses it. Two places that hold one object come back as two equal objects. The
-order of a dict is kept, and is no part of a digest but that of `digest_as_given`.
+JSON's own types stay as they are; everything else becomes `{"$": kind, …}`. There is no pickle: a stored value can
+name a dataclass, an enum, a pydantic model or another data class by module and qualified name. It never names code to
+run, nor a module that the program does not import itself (`type_names`). A decoded value is equal to the original and
+of the same type; otherwise `encode` refuses it. An object that is referenced twice is decoded as two equal objects.
+The order of a dict is kept. It is not part of the digest, except in `digest_as_given`.
 
-`forms` says what each form holds; a form that was written once stays readable.
+`encoder` lists the kinds. A kind that was ever written stays readable.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ T = TypeVar("T")
 
 
 def encode(value: object, what: str = "value") -> str:
-    """JSON of a value, ASCII only. Raises `NotSerialisable`, and nothing else of the value's own doing, naming the
-    place inside the value, which is `what`."""
+    """Return the value as ASCII JSON.
+
+    `what` names the value in errors. Raises `NotSerialisable`, which names the part of the value that cannot be
+    stored; errors that the value's own code raises are wrapped in it.
+    """
     try:
         encoder = Encoder()
         text = _written(encoder, value, what)
@@ -37,8 +40,8 @@ def encode(value: object, what: str = "value") -> str:
         raise
     except RecursionError as error:
         where = holds_itself(value, what)
-        why = f"{where} is a value that it is itself a part of" if where else "it is nested too deeply"
-        mend = "Pass a flat value, with names for what it refers to"
+        why = f"{where} contains itself" if where else "it is nested too deeply"
+        mend = "Pass a flat value, in which names stand for references"
         raise NotSerialisable(f"{what} cannot be kept: {why}. {mend}") from error
     except ValueError as error:  # an integer of thousands of digits
         raise NotSerialisable(f"{what} cannot be kept: {error}") from error
@@ -51,7 +54,7 @@ def _written(encoder: Encoder, value: object, what: str) -> str:
 
 
 def _refuse_unless_same(text: str, value: object, what: str) -> None:
-    """Of a value whose class has a say in what comes back: read it back now, and look."""
+    """Decode and encode again a value whose class may change what is decoded; refuse it if the text differs."""
     try:
         again = _written(Encoder(), decode(text), what)
     except Exception as error:
@@ -61,20 +64,24 @@ def _refuse_unless_same(text: str, value: object, what: str) -> None:
         ) from error
     if again != text:
         raise NotSerialisable(
-            f"{what} cannot be kept: a {type(value).__qualname__} comes back otherwise than it was. Pass plain "
+            f"{what} cannot be kept: a decoded {type(value).__qualname__} differs from the original. Pass plain "
             "values, dataclasses or pydantic models"
         )
 
 
 def decode(text: str) -> Any:
-    """The value that `encode` was given. Raises `NotSerialisable` where its types are not what they were, or lie in
-    a module that the program does not import."""
+    """Return the value that was given to `encode`.
+
+    Raises `NotSerialisable` if a type has changed incompatibly, or lies in a module that the program does not import.
+    """
     return Decoder().decode(json.loads(text))
 
 
 def decode_own(text: str, kind: type[T]) -> T:
-    """As `decode`, of what Ramify itself recorded, as in the row of a model call: a `kind`, of Ramify's own types.
-    Any other is refused, and no type of the user's is looked up: for commands that only look."""
+    """Decode a value that Ramify itself recorded, such as a model call. For commands that only read.
+
+    Only Ramify's own types are looked up, never the user's. Raises `NotSerialisable` if it is not a `kind`.
+    """
     found = Decoder(own, OWN_KINDS).decode(json.loads(text))
     if not isinstance(found, kind):
         raise NotSerialisable(f"a {type(found).__qualname__} is stored where Ramify records a {kind.__qualname__}")
@@ -82,18 +89,19 @@ def decode_own(text: str, kind: type[T]) -> T:
 
 
 def digest_text(text: str) -> str:
-    """sha256, hex, of what `encode` gave, whatever the order of its dicts."""
+    """Return the sha256 (hex) of a text made by `encode`, independent of the order of dict entries."""
     canonical = json.dumps(_canonical(json.loads(text)), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def digest_as_given(text: str) -> str:
-    """The same, of dicts in their order: code may loop over one, and what it makes of it is another result then."""
+    """Like `digest_text`, but dependent on the order of dict entries: code that loops over a dict may compute another
+    result for another order."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def digest(value: object) -> str:
-    """sha256, hex, of a value: equal for equal values of equal types."""
+    """Return the sha256 (hex) of a value: equal for equal values of equal types."""
     return digest_text(encode(value))
 
 

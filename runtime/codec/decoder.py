@@ -1,7 +1,8 @@
-"""The forms in which values are kept, from the side of who reads them: also what earlier versions wrote.
+"""The decoder: the JSON that the journal stores back to values, including what earlier versions wrote.
 
-No code of the stored classes runs where it can be helped: an object is made bare and given its state. Enums are asked
-for their members, pydantic for a model that its own JSON holds (`pydantic`), built-in exceptions for themselves.
+Code of the stored classes runs only if it cannot be avoided: an object is created without `__init__` and gets its
+state. Exceptions are enum lookups, pydantic models that were stored as their own JSON (`pydantic`), and the
+constructors of built-in exceptions.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ import pathlib
 import re
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
-from datetime import date, datetime, time, timedelta, timezone, tzinfo
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from types import FunctionType, NoneType
 from typing import Any, cast
 from uuid import UUID
-from zoneinfo import ZoneInfo
 
-from ramify.runtime.codec.encoder import BASES, IPS, TAG, is_url
+from ramify.runtime.codec.encoder import BASES, IPS, TAG
+from ramify.runtime.codec.object_state import is_url
+from ramify.runtime.codec.times import decode_zone
 from ramify.runtime.codec.type_names import resolve
 from ramify.runtime.errors import NotSerialisable
 
 Find = Callable[[str], Any]
 
-_BARE = 3  # `$`, `t` and `v`: a dataclass with nothing but its fields
+_BARE = 3  # `$`, `t` and `v`: a dataclass with no state besides its fields
 _SCALARS = frozenset((NoneType, bool, int, float, str))
 
 OWN_KINDS = frozenset({"str", "float", "bytes", "tuple", "set", "frozenset", "dict", "path", "dataclass", "enum"})
-"""What Ramify's own records are made of."""
+"""The kinds that occur in Ramify's own records."""
 
 
 class Decoder:
-    """Reads one value. `find`: by which the names of types are looked up; `kinds`: the forms that may be met."""
+    """Decodes one value. `find`: looks up type names. `kinds`: the kinds that are allowed, None for all."""
 
     def __init__(self, find: Find | None = None, kinds: frozenset[str] | None = None) -> None:
         self._find = find
@@ -84,7 +86,7 @@ class Decoder:
 
     def _placed(self, found: Any, value: Any) -> Any:
         if "z" in value:
-            found = found.replace(tzinfo=_zone(value["z"]))
+            found = found.replace(tzinfo=decode_zone(value["z"]))
         return found.replace(fold=1) if value.get("fold") else found
 
     def _path(self, body: Any, _: Any) -> pathlib.Path:
@@ -170,7 +172,7 @@ class Decoder:
     def _dataclass(self, cls: Any, body: Any, value: Any) -> Any:
         if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
             raise _not_any_more(cls, "dataclass")
-        # not through __init__: a field may be init=False, and __post_init__ has had its say already
+        # without __init__: a field may have init=False, and __post_init__ ran before the value was stored
         made: Any = object.__new__(cast(type, cls))
         for name, one in self._fields(cls, body, value, _fields_of(cls), _dataclass_default).items():
             object.__setattr__(made, name, one)
@@ -184,13 +186,15 @@ class Decoder:
         fields: Mapping[str, Any],
         default: Callable[[Any], Any],
     ) -> dict[str, Any]:
-        """The fields of an object, as the class has them now: what it has gained since is given its default."""
+        """Return the fields of an object as the class declares them now; new fields get their default."""
         state = {
             name: one if type(one) in _SCALARS else self.decode(one) for name, one in body.items() if name in fields
         }
         if len(state) < len(body) and not cls.__module__.startswith("ramify."):
             lost = next(name for name in body if name not in fields)
-            raise NotSerialisable(f"a stored {cls.__qualname__} has {lost!r}, which is no field of it any more")
+            raise NotSerialisable(
+                f"a stored {cls.__qualname__} has {lost!r}, which is not a field of the class any more"
+            )
         if len(state) == len(fields):
             return state
         for name in fields.keys() - state.keys() - set(value.get("unset", ())):
@@ -212,7 +216,7 @@ class Decoder:
         state |= {name: self.decode(one) for name, one in value.get("more", {}).items()}
         object.__setattr__(made, "__dict__", state)
         object.__setattr__(made, "__pydantic_fields_set__", set(value.get("set", body)))
-        if cls.__pydantic_root_model__:  # it has no place for the rest
+        if cls.__pydantic_root_model__:  # root models have no extra or private state
             return made
         object.__setattr__(made, "__pydantic_extra__", self.decode(value.get("extra")))
         told: dict[str, Any] | None = self.decode(value.get("private"))
@@ -237,8 +241,8 @@ class Decoder:
 
     def _error(self, cls: Any, body: Any, _: Any) -> Any:
         _is(cls, BaseException, "error")
-        args, state, *more = self._items(body)  # rows of before had those two
-        # not through code of the user's, which may take other arguments than it hands on
+        args, state, *more = self._items(body)  # earlier versions stored only these two
+        # without the user's __init__, which may take other arguments than `args`
         base = next(kind for kind in cls.__mro__ if kind.__module__ == "builtins")
         error = base.__new__(cls, *args)
         base.__init__(error, *args)
@@ -250,20 +254,6 @@ class Decoder:
         if more[1:]:
             error.__cause__ = more[1]
         return error
-
-
-def _zone(told: Mapping[str, Any]) -> tzinfo:
-    if "key" in told:
-        try:
-            return ZoneInfo(told["key"])
-        except Exception as error:
-            raise NotSerialisable(f"a stored time is in the zone {told['key']!r}: {error}") from error
-    if "pydantic" in told:
-        from pydantic_core import TzInfo
-
-        return TzInfo(told["pydantic"])
-    days, seconds, microseconds = told["offset"]
-    return timezone(timedelta(days, seconds, microseconds), *told["name"])
 
 
 @functools.lru_cache(maxsize=1024)
@@ -323,7 +313,7 @@ _READERS: Mapping[str, Callable[[Decoder, Any, Any], Any]] = {
     "time": Decoder._time,
     "timedelta": lambda _, v, __: timedelta(seconds=v),
     "delta": lambda _, v, __: timedelta(*v),
-    "tz": lambda _, v, __: _zone(v),
+    "tz": lambda _, v, __: decode_zone(v),
     "tuple": lambda self, v, _: tuple(self._items(v)),
     "set": lambda self, v, _: set(self._items(v)),
     "frozenset": lambda self, v, _: frozenset(self._items(v)),

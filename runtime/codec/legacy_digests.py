@@ -1,8 +1,8 @@
-"""How earlier versions wrote values, so that what they recorded is met again: a key holds a digest of arguments.
+"""Digests of values as earlier versions of Ramify encoded them, so that their journal keys are found again.
 
-Those versions wrote a pydantic model as its own JSON, a zone as its offset, a duration as seconds, a `fold` not at
-all. Their text still reads (`read_forms`). Where a run's journal knows a value's digest in that form, the run goes on
-under it.
+Journal keys contain a digest of the arguments. Earlier versions encoded a pydantic model as its own JSON, a time zone
+as its offset, a duration as seconds, and left out `fold`. Their texts can still be decoded (`decoder`). If a run's
+journal knows a value by its earlier digest, the run continues with that digest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from uuid import UUID
 
 from ramify.runtime.codec import codec
 from ramify.runtime.codec.encoder import TAG, sort_encoded
+from ramify.runtime.codec.persisted_names import stored_name
 from ramify.runtime.user_code.workflow_loader import canonical_module
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ _SIMPLE: Mapping[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 def digest_in_journal(journal: Journal, value: object, text: str) -> str:
-    """The digest of a value, whose text is `text`, under which this run's journal is to be asked."""
+    """Return the digest by which this run's journal knows a value. `text`: the value as encoded today."""
     now = codec.digest_text(text)
     if not journal.has_digests or journal.has_digest(now) or _CHANGED.search(text) is None:
         return now
@@ -51,11 +52,11 @@ def digest_in_journal(journal: Journal, value: object, text: str) -> str:
 
 
 def _digest_before(value: object) -> str | None:
-    """None where those versions refused the value."""
+    """Return the digest of earlier versions, or None if they refused the value."""
     try:
         text = json.dumps(_encode(value), separators=(",", ":"), ensure_ascii=True)
         return codec.digest_text(text)
-    except Exception:  # noqa: BLE001  whatever a class of the user's raises: it has no such form
+    except Exception:  # noqa: BLE001  a user's class may raise anything: then there is no earlier digest
         return None
 
 
@@ -100,4 +101,4 @@ def _encode_object(value: Any, kind: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _name(kind: Any) -> str:
-    return f"{canonical_module(kind.__module__)}:{kind.__qualname__}"
+    return stored_name(f"{canonical_module(kind.__module__)}:{kind.__qualname__}")

@@ -1,8 +1,8 @@
-"""Whether a declared return type tells already that no result could be kept.
+"""Check from a declared return type whether no result could be stored.
 
-It is asked before an irreversible step begins, and before a run is made: after it, what was done is done. Where the
-declaration leaves it open (no annotation, `Any`, an abstract class, a name that is not there at run time), the result
-itself is looked at when it is there.
+This is checked before an irreversible step begins and before a run is created, because afterwards it is too late. If
+the declaration leaves it open (no annotation, `Any`, an abstract class, a name that exists only for type checkers),
+the result itself is checked later.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, NewType, Union, get_args, get_origin
 
-from ramify.runtime.codec.encoder import BASES, IPS, WRITERS, is_url
+from ramify.runtime.codec.encoder import BASES, IPS, WRITERS
+from ramify.runtime.codec.object_state import is_url
 from ramify.runtime.errors import NotSerialisable
 
 _ITEMS = (list, tuple, set, frozenset, dict, abc.Sequence, abc.Mapping, abc.Set, abc.Collection, abc.MutableMapping)
@@ -39,7 +40,7 @@ _NEVER = (
 
 
 def refuse_unstorable_return(function: Callable[..., Any], what: str) -> None:
-    """Raise `NotSerialisable` where no value of the declared return type could be kept. `what` returns it."""
+    """Raise `NotSerialisable` if no value of the declared return type could be stored. `what`: names the function."""
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return
     if (why := _why_not(function)) is not None:
@@ -54,7 +55,7 @@ def _why_not(function: Callable[..., Any]) -> str | None:
     try:
         declared = typing.get_type_hints(function).get("return")
         return _cannot(declared, frozenset())
-    except Exception:  # noqa: BLE001  an annotation that is no type, or names what is there for type checkers alone
+    except Exception:  # noqa: BLE001  the annotation is not a type, or a name that exists only for type checkers
         return None
 
 
@@ -70,7 +71,7 @@ def _cannot(declared: Any, seen: frozenset[Any]) -> str | None:
         told = [_cannot(each, seen) for each in args if each is not types.NoneType]
         return told[0] if told and all(told) else None
     if origin in _NEVER or declared in _NEVER:
-        return f"{_shown(declared)}, which is no data"
+        return f"{_shown(declared)}, which is not data"
     if origin in _ITEMS:
         return _first(_cannot(each, seen) for each in args if each is not ...)
     if not isinstance(declared, type):
@@ -92,7 +93,7 @@ def _cannot_class(cls: Any, seen: frozenset[Any]) -> str | None:
             name: field.annotation
             for name, field in cls.model_fields.items()
             if hasattr(field.annotation, "get_secret_value") or hasattr(field.annotation, "model_fields")
-        }  # of other fields, pydantic may know how they are written
+        }  # pydantic may be able to write other fields
         return _of_fields(cls, secrets, seen)
     if cls in WRITERS or issubclass(cls, (Enum, BaseException, PurePath, tzinfo, *BASES.values())):
         return None

@@ -1,11 +1,11 @@
-"""Effects on the outside, fenced: what was done is known, and what is not known is never done again unasked.
+"""Irreversible effects: each is recorded before and after, and none with an unknown outcome is repeated silently.
 
-**The big idea.** A journal row says what *was* done. Of a step that reaches outside that is not enough: between the
-moment when it began and its row lies a time in which a crash leaves nobody to say whether it happened. So an intent
-is durable before such a step starts, its result is durable after it, and an intent without a result is *in doubt*.
-A doubt is settled by the first of these that there is: the receiver (the step declares that it honours the
-idempotency key: the same call is sent again, under the same key), the step's own `reconcile` hook (it asks the
-receiver), a person (`ramify approve`). Without any of them the run stops with `EffectInDoubt`.
+**The big idea.** A journal row says what *was* done. That is not enough for a step that acts on the outside world: if
+the process crashes between the step's start and its row, nobody can tell whether the effect happened. So an intent is
+made durable before such a step starts, and its result after it. An intent without a result is *in doubt*. It is
+resolved by the first of these that is available: the step's `reconcile` hook, which asks the receiver; the receiver
+itself, if the step declares that the receiver honours idempotency keys (the same call is sent again under the same
+key); a person (`ramify approve`). If nobody has decided yet, the run stops with `EffectInDoubt`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ from ramify.runtime.records import DOUBTFUL, ROOT, BranchPath, EffectRecord, Eff
 class InFork(StrEnum):
     """What an irreversible step does on a branch of a fork."""
 
-    REFUSE = "refuse"  # it is not done: `EffectRefused`
-    RECORDED = "recorded"  # it gives what it gave for the same arguments, here or where forked from; else as REFUSE
-    LEAVE = "leave"  # it is done, and stays done when its branch is released, unless it can be compensated
+    REFUSE = "refuse"  # raise `EffectRefused`
+    RECORDED = "recorded"  # return the recorded result for equal arguments, of this run or its origin; else REFUSE
+    LEAVE = "leave"  # perform it; when the branch is released, it is compensated if it has a hook, else it stays
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """What a `reconcile` hook gives where the effect took place: the result that the step would have given."""
+    """Returned by a `reconcile` hook if the effect took place. `value`: the result that the step would have
+    returned."""
 
     value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class DidNotHappen:
-    """What a `reconcile` hook gives where it did not: the step is done now."""
+    """Returned by a `reconcile` hook if the effect did not take place: the step is performed now."""
 
 
 Reconcile = Callable[..., Happened | DidNotHappen | Awaitable[Happened | DidNotHappen]]
@@ -58,8 +59,11 @@ Compensate = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """How an irreversible step meets the outside. Hooks are called as `hook(key, **arguments of the step)`,
-    `compensate` as `compensate(key, result, **arguments)`; each may be async and must be safe to repeat."""
+    """How an irreversible step deals with the outside world.
+
+    Ramify calls `reconcile(key, **arguments)` and `compensate(key, result, **arguments)`, with the step's arguments.
+    Both may be async and must be safe to repeat.
+    """
 
     idempotent: bool = False  # the receiver honours the step's idempotency key
     reconcile: Reconcile | None = None
@@ -70,26 +74,26 @@ class Outside:
 KILLED = "the process ended before the step did"
 
 ORDINARY = Outside()
-"""Neither key nor hooks: a doubt is for a person to settle."""
+"""Neither idempotency key nor hooks: a person has to resolve an effect in doubt."""
 
 
 def idempotency_key(run: RunId, key: str) -> str:
-    """The same for every attempt at one effect, in every process that works on the run; no two effects share one."""
+    """Return the idempotency key of an effect: equal for all attempts in all processes, different for each effect."""
     return codec.digest([run, key])[:32]
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """An effect that took place already, its result encoded, and how that is known."""
+class KnownEffect:
+    """An effect that took place before: its encoded result, and how that is known."""
 
     result_json: str
     how: str
-    elsewhere: bool = False  # on another branch: it is not this step's effect
+    elsewhere: bool = False  # the effect of another branch, whose recorded result is used
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The fence around one effect: `open` before it, `done`, `failed` or `doubt` after it."""
+    """Records one effect: call `open` before it, and `done`, `failed` or `doubt` after it."""
 
     journal: Journal
     clock: Callable[[], float]
@@ -100,14 +104,14 @@ class Fence:
     arguments: str  # encoded
     outside: Outside
     op: OpId
-    foreseen: bool = True  # the plan that the run began with has its operation
-    once: bool = False  # the code was changed since, and the operation is called at most once on a branch
-    defaults: frozenset[str] = frozenset()  # the parameters that were not given
+    foreseen: bool = True  # the plan with which the run began contains the operation
+    once: bool = False  # the code was changed since, and a branch calls the operation at most once
+    defaults: frozenset[str] = frozenset()  # the parameters that took their default
 
     @property
     def idempotency_key(self) -> str:
-        """Of the effect at hand. One that was undone and is done anew is another to the receiver, who would answer
-        the old key by what it knows, and do nothing."""
+        """The idempotency key of this effect. An effect that was compensated and is performed again gets a new key:
+        the receiver would answer the old key with its old result and do nothing."""
         before = self.journal.effect(self.key)
         if before is None:
             return idempotency_key(self.run, self.key)
@@ -115,10 +119,12 @@ class Fence:
             return idempotency_key(self.run, before.idempotency_key)
         return before.idempotency_key
 
-    async def open(self) -> Known | None:
-        """Let the effect happen: the intent is durable when this returns None. Its result, where it happened before.
+    async def open(self) -> KnownEffect | None:
+        """Make the intent durable and return None; the effect may then be performed. Return the known result instead
+        if the effect took place before.
 
-        Raises `EffectInDoubt` where nobody knows, and `EffectRefused` on a branch where it may not happen.
+        Raises `EffectInDoubt` if nobody knows whether it did, and `EffectRefused` on a branch where it is not
+        allowed.
         """
         before = self.journal.effect(self.key)
         if before is None and (known := self._in_fork()) is not None:
@@ -151,8 +157,8 @@ class Fence:
                 f"step {self.step!r} is irreversible, and run {self.run} did not record its call at this "
                 f"place. The journal holds an equal effect, with the same arguments, on branch {equal.branch} "
                 f"({equal.status}, its "
-                f"idempotency key is {equal.idempotency_key}), which the workflow has not come to: it may be this "
-                "one, so it is not done again. Bring the code back as it was, or call the step with arguments that "
+                f"idempotency key is {equal.idempotency_key}), which the workflow has not reached: it may be this "
+                "one, so it is not done again. Restore the earlier code, or call the step with arguments that "
                 "tell the two apart",
                 run_id=self.run,
                 key=equal.key,
@@ -160,7 +166,7 @@ class Fence:
         )
 
     def _refuse_other_arguments(self) -> None:
-        """It is the call of an effect that took place, given other arguments by a change of the code."""
+        """Raise `EffectNotMet` if a code change gave other arguments to the call of an effect that took place."""
         for effect in self.journal.unreached_effects_at(self.branch, self.op):
             why = self._why_other(effect) if effect.step == self.step else None
             if why is not None:
@@ -177,7 +183,7 @@ class Fence:
                 )
 
     def _why_other(self, effect: EffectRecord) -> str | None:
-        """None where the difference does not tell that it is the same call."""
+        """Return why this is the recorded call with other arguments; None if it may be another call."""
         before, now = json.loads(effect.args_json), json.loads(self.arguments)
         if before.keys() != now.keys():
             return f"the step took {_listed(before)} then, and takes {_listed(now)} now"
@@ -187,37 +193,38 @@ class Fence:
         return f"the changed code gives {_listed(differ)} another value" if differ and self.once else None
 
     def done(self, result_json: str | None, note: str = "") -> EffectRecord:
-        """The effect with its result, to be committed with the step's row. None: its result cannot be kept."""
+        """Return the effect with its result, to be committed with the step's row. None: the result cannot be
+        stored."""
         return self._changed(EffectStatus.DONE, result_json=result_json, note=note)
 
     def failed(self, error: BaseException) -> EffectRecord:
-        """The step raised: by its own word nothing happened in this attempt."""
+        """Return the effect as failed: the step raised, which means that nothing happened in this attempt."""
         return self._nothing_done(type(error).__name__)
 
     async def doubt(self, why: str) -> None:
         await self.journal.settle(self._changed(EffectStatus.IN_DOUBT, note=why))
 
     async def _take_back(self, before: EffectRecord | None) -> None:
-        """Cancelled as the intent became durable, before the step began: nothing was sent."""
+        """Withdraw the intent of a step that was cancelled before it began: nothing was sent."""
         intent = self.journal.effect(self.key)
         if intent is None or intent is before:
-            return  # it did not become durable
+            return  # the intent did not become durable
         await self.journal.settle(self._nothing_done("cancelled before it began"))
 
     def _nothing_done(self, how: str) -> EffectRecord:
-        """This attempt did nothing. What nobody knew of an earlier one is as it was."""
+        """Return the effect after an attempt that did nothing. If an earlier attempt was in doubt, it still is."""
         intent = self.journal.effect(self.key)
         doubt = "" if intent is None else intent.note
         return self._changed(EffectStatus.IN_DOUBT if doubt else EffectStatus.FAILED, note=doubt or how)
 
-    async def _settle(self, before: EffectRecord) -> Known | None:
+    async def _settle(self, before: EffectRecord) -> KnownEffect | None:
         match before.status:
             case EffectStatus.DONE:
                 if before.result_json is None:
                     return await self._found_again(before)
-                return Known(before.result_json, "done before the step's row was")
+                return KnownEffect(before.result_json, "done before the step's row was")
             case EffectStatus.APPROVED:
-                return Known(before.result_json or "null", "a person said that it happened")
+                return KnownEffect(before.result_json or "null", "a person said that it happened")
             case EffectStatus.INTENDED | EffectStatus.IN_DOUBT:
                 return await self._resolve(before)
             case EffectStatus.FAILED | EffectStatus.AGAIN | EffectStatus.COMPENSATED:
@@ -226,7 +233,7 @@ class Fence:
                 raise AssertionError("a run that went back undoes its effects before it goes on: `ledger.undo`")
 
     def result_lost(self, why: str) -> ResultNotKept:
-        """The error of a step that was done and whose result is not there; it is for the caller to raise."""
+        """Return the error for a step that was performed but whose result is lost; the caller raises it."""
         return ResultNotKept(
             f"step {self.step!r} on branch {self.branch} was done (its idempotency key is {self.idempotency_key}) "
             f"and is not done again, but its result was not kept: {why}. Give the run a result to go on with: "
@@ -236,25 +243,25 @@ class Fence:
             key=self.key,
         )
 
-    async def _found_again(self, before: EffectRecord) -> Known:
-        """Of an effect that was done and whose result was not kept: what its hook says that it was."""
+    async def _found_again(self, before: EffectRecord) -> KnownEffect:
+        """Ask the reconcile hook for the result of an effect that was performed but whose result was not stored."""
         why = before.note.removeprefix("its result was not kept: ")
         if self.outside.reconcile is not None:
             answer = await _call(self.outside.reconcile, self.idempotency_key, **codec.decode(self.arguments))
             if isinstance(answer, Happened):
                 try:
-                    return Known(
+                    return KnownEffect(
                         codec.encode(answer.value, "what its reconcile hook gave"), "its reconcile hook found it"
                     )
                 except NotSerialisable as error:
                     why = str(error)
         raise self.journal.stop(self.result_lost(why))
 
-    async def _resolve(self, before: EffectRecord) -> Known | None:
+    async def _resolve(self, before: EffectRecord) -> KnownEffect | None:
         if self.outside.reconcile is not None:
             answer = await _call(self.outside.reconcile, self.idempotency_key, **codec.decode(self.arguments))
             if isinstance(answer, Happened):
-                return Known(codec.encode(answer.value), "its reconcile hook found it")
+                return KnownEffect(codec.encode(answer.value), "its reconcile hook found it")
             if isinstance(answer, DidNotHappen):
                 return None
             raise TypeError(
@@ -266,7 +273,7 @@ class Fence:
         if before.status is EffectStatus.INTENDED:
             await self.doubt(KILLED)
         doubt = EffectInDoubt(
-            f"nobody knows whether step {self.step!r} on branch {self.branch} happened "
+            f"it is unknown whether the effect of step {self.step!r} on branch {self.branch} happened "
             f"({before.note or KILLED}). Find out (its idempotency key is "
             f"{self.idempotency_key}), then: `ramify approve {self.run} {self.step} --done` (with --result JSON) "
             f"if it did, or `--again` if it did not; then `ramify resume {self.run}`",
@@ -275,7 +282,7 @@ class Fence:
         )
         raise self.journal.stop(doubt)
 
-    def _in_fork(self) -> Known | None:
+    def _in_fork(self) -> KnownEffect | None:
         fenced = self.journal.fenced
         if (self.branch == ROOT and not fenced) or self.outside.in_fork is InFork.LEAVE:
             return None
@@ -289,17 +296,17 @@ class Fence:
                 )
             if same is not None:
                 where = f"on branch {same.branch}" + (f" of run {same.run_id}" if same.run_id != self.run else "")
-                return Known(same.result_json or "null", f"recorded {where}", elsewhere=True)
+                return KnownEffect(same.result_json or "null", f"recorded {where}", elsewhere=True)
         missing = "; nothing is recorded for these arguments" if self.outside.in_fork is InFork.RECORDED else ""
         if self.branch == ROOT:
             raise EffectRefused(
-                f"step {self.step!r} is irreversible, and run {self.run} was forked from another to see what would "
-                "have happened: fork it `--for-real` to let it happen, or say with in_fork= what it is to do"
+                f"step {self.step!r} is irreversible, and run {self.run} is a fork of another run, made to see what "
+                "would have happened: fork it with `--for-real` to perform such steps, or set the step's in_fork="
                 f"{missing}"
             )
         raise EffectRefused(
-            f"step {self.step!r} is irreversible and was called on branch {self.branch}, which may be thrown away: "
-            f"call it after the winner is adopted, or say with in_fork= what it is to do there{missing}"
+            f"step {self.step!r} is irreversible and was called on branch {self.branch}, which may be discarded: "
+            f"call it after the winner is adopted, or set the step's in_fork={missing}"
         )
 
     def _blank(self) -> EffectRecord:
@@ -314,7 +321,7 @@ class Fence:
             idempotency_key=self.idempotency_key,
             args_json=self.arguments,
             intended_at=self.clock(),
-            note="" if before is None or not doubtful else before.note or KILLED,  # of the attempt before
+            note="" if before is None or not doubtful else before.note or KILLED,  # of the previous attempt
             attempt=1 if before is None else before.attempt + 1,
         )
 
@@ -328,18 +335,18 @@ def _listed(names: Iterable[str]) -> str:
 
 
 async def compensate(journal: Journal, effect: EffectRecord, hook: Compensate, clock: Callable[[], float]) -> None:
-    """Undo one effect by its step's hook. Killed half way, it is called again: a hook must be safe to repeat.
+    """Undo one effect with its step's `compensate` hook. After a kill the hook is called again.
 
-    A result that was not kept is None to it. Raises `CompensationFailed` where the hook does.
+    The hook gets None for a result that was not stored. Raises `CompensationFailed` if the hook raises.
     """
     arguments = codec.decode(effect.args_json)
     try:
         await _call(hook, effect.idempotency_key, codec.decode(effect.result_json or "null"), **arguments)
     except Exception as error:
         raise CompensationFailed(
-            f"the compensate hook of step {effect.step!r} raised {type(error).__name__}: {error}; what the step did "
-            f"outside stands (idempotency key {effect.idempotency_key}). Mend the cause, then: "
-            f"`ramify resume {effect.run_id}` undoes it before it goes on",
+            f"the compensate hook of step {effect.step!r} raised {type(error).__name__}: {error}; the effect of the "
+            f"step is not undone (idempotency key {effect.idempotency_key}). Fix the cause, then: "
+            f"`ramify resume {effect.run_id}` undoes it before it continues",
             run_id=effect.run_id,
         ) from error
     await journal.settle(replace(effect, status=EffectStatus.COMPENSATED, settled_at=clock()))

@@ -1,4 +1,4 @@
-"""What a person does with a run that stands still: settle a doubt, go back to a checkpoint."""
+"""What a person can do with a stopped run: record the outcome of an effect in doubt, or go back to a checkpoint."""
 
 from __future__ import annotations
 
@@ -46,10 +46,14 @@ async def approve(
     *,
     clock: Callable[[], float],
 ) -> EffectRecord:
-    """Say what became of an effect in doubt: APPROVED, with the result that the step would have given, or AGAIN.
+    """Record the outcome of an effect in doubt, and return it.
 
-    `step` is the step's name, or the beginning of the effect's idempotency key. Raises `RunNotFound`,
-    `AmbiguousRef`, and `RunLocked` while a process works on the run.
+    step: the step's name, or a prefix of the effect's idempotency key.
+    verdict: APPROVED if the effect happened, AGAIN if it did not and is to be performed.
+    result_json: the encoded result that the step would have returned.
+    clock: returns Unix seconds.
+
+    Raises `RunNotFound`, `AmbiguousRef`, and `RunLocked` while a process works on the run.
     """
     async with hold_run(locks, store, run):
         effect = _doubtful(await store.effects(run), step, run)
@@ -66,7 +70,7 @@ def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRe
     doubts = [e for e in found if e.status in DOUBTFUL or e.lacks_result] or found
     if not doubts:
         raise RunNotFound(
-            f"run {run} has no effect of step {step!r} in doubt: `ramify effects {run}` lists what it did outside"
+            f"run {run} has no effect of step {step!r} in doubt: `ramify effects {run}` lists its effects"
         )
     if len(doubts) > 1:
         listed = ", ".join(f"{e.idempotency_key[:8]} on {e.branch}" for e in doubts)
@@ -75,10 +79,10 @@ def _doubtful(ledger: Sequence[EffectRecord], step: str, run: RunId) -> EffectRe
 
 
 async def go_back(services: Services, record: RunRecord, to: CheckpointRecord, steps: Mapping[str, StepDef]) -> None:
-    """Take a run back to one of its root branch's checkpoints: what it did later counts as not done.
+    """Take a run back to a checkpoint of its root branch: later operations count as not done.
 
-    Effects done since are to be compensated where their step has a hook: `undo` does it. The others stay done, and
-    their recorded results are what a resume sees. All of it is one transaction. The rows stay to be read.
+    Later effects whose steps have a compensate hook are marked for `undo`. The others stay done, and a resume sees
+    their recorded results. All of this is one transaction. The undone rows stay in the database, to be read.
     """
     if to.branch != ROOT or to.run_id != record.id:
         raise RunError(f"checkpoint {to.id} is not on the root branch of run {record.id}: name one that is")
@@ -96,10 +100,10 @@ async def go_back(services: Services, record: RunRecord, to: CheckpointRecord, s
 
 
 async def undo(services: Services, record: RunRecord, steps: Mapping[str, StepDef]) -> None:
-    """Compensate what a run did outside after the checkpoint that it went back to, the last first.
+    """Compensate the effects that a run performed after the checkpoint to which it went back, last first.
 
-    To be called before the run goes on: killed half way, or where a hook raised (`CompensationFailed`), the next call
-    does the rest.
+    Call this before the run continues. After a kill, or after an error in a hook (`CompensationFailed`), the next
+    call does the rest.
     """
     if not _recalled(await services.store.effects(record.id)):
         return
@@ -122,8 +126,8 @@ async def undo(services: Services, record: RunRecord, steps: Mapping[str, StepDe
                 hook = _step_of(effect, steps).outside.compensate
                 if hook is None:
                     raise RunError(
-                        f"step {effect.step!r} of run {record.id} is to be undone and has no compensate hook any "
-                        f"more: give it one, then `ramify resume {record.id}`"
+                        f"the effect of step {effect.step!r} of run {record.id} is to be undone, but the step has no "
+                        f"compensate hook any more: give it one, then `ramify resume {record.id}`"
                     )
                 await compensate(journal, effect, hook, services.clock)
         finally:
@@ -137,8 +141,8 @@ def _recalled(ledger: Sequence[EffectRecord]) -> list[EffectRecord]:
 def _step_of(effect: EffectRecord, steps: Mapping[str, StepDef]) -> StepDef:
     if effect.step not in steps:
         raise RunError(
-            f"step {effect.step!r} did something outside after that checkpoint, and is not found in the workflow's "
-            "module, so nobody knows how to undo it: import the step there"
+            f"step {effect.step!r} performed an effect after that checkpoint, and is not found in the workflow's "
+            "module, so its compensate hook is unknown: import the step there"
         )
     return steps[effect.step]
 
@@ -150,7 +154,7 @@ async def _restore(
     ops: Sequence[OpRecord],
     recalled: Sequence[EffectRecord],
 ) -> None:
-    """The rows after the checkpoint are undone, and one says where the run stands now: one transaction."""
+    """In one transaction, mark the rows after the checkpoint as undone and record a checkpoint that equals it."""
     llm = await services.store.llm(record.id)
     seq = max([row.seq for row in ops] + [row.seq for row in llm] + [to.seq]) + 1
     now = services.clock()

@@ -1,11 +1,10 @@
-"""What things cost: fitted from what was recorded, one observation at a time, and held against what came of it.
+"""A cost model for forking, restoring, recomputing and flushing, fitted online from the journal.
 
-Four operations: forking a live world, restoring a snapshot without one, computing again, flushing what was sealed.
-Each is a line, seconds = a + b * size, by least squares with exponential forgetting (Haykin, Adaptive Filter Theory,
-chapter 10: here of two coefficients, so in closed form). Computing again has a line for each step.
+Each of the four costs is a line, seconds = a + b * size, fitted by least squares with exponential forgetting (Haykin,
+Adaptive Filter Theory, chapter 10; with two coefficients it has a closed form). Recomputation has one line per step.
 
-A choice is written into its row: what was chosen, what that was predicted to take, what it took, and what the
-alternative was predicted to take. `regrets` reads them back.
+Each decision is recorded in its row: the choice, its predicted and actual seconds, and the predicted seconds of the
+alternative. `regrets` reads these decisions back.
 """
 
 from __future__ import annotations
@@ -18,10 +17,12 @@ from ramify.compiler.plan import OpKind
 from ramify.runtime.records import OpRecord, OpStatus
 
 FORGET = 0.98
-"""The weight of all earlier observations at each new one: the last fifty or so count."""
+"""The factor by which each new observation discounts the earlier ones; about the last fifty count."""
 
 
 class Cost(StrEnum):
+    """The operations whose cost is predicted."""
+
     FORK = "fork"  # size: layers
     RESTORE = "restore"  # size: layers
     RECOMPUTE = "recompute"  # size: none; one line for each step
@@ -29,8 +30,8 @@ class Cost(StrEnum):
 
 
 @dataclass(slots=True)
-class Line:
-    """seconds = a + b * size, of weighted observations."""
+class CostLine:
+    """The line seconds = a + b * size through weighted observations."""
 
     weight: float = 0.0
     x: float = 0.0  # weighted sums
@@ -49,7 +50,8 @@ class Line:
             setattr(self, name, FORGET * getattr(self, name) + value)
 
     def predict(self, size: float) -> float | None:
-        """None before the first observation; the mean where all had one size. Never negative."""
+        """Return the predicted seconds, never negative: None before the first observation, the mean if all
+        observations had the same size."""
         if self.weight == 0:
             return None
         mean_x, mean_y = self.x / self.weight, self.y / self.weight
@@ -60,20 +62,20 @@ class Line:
 
 @dataclass(slots=True)
 class CostModel:
-    """The lines, by operation and name (a step's, for RECOMPUTE)."""
+    """The fitted lines, by operation and name. Only RECOMPUTE has names: those of steps."""
 
-    _lines: dict[tuple[Cost, str], Line] = field(default_factory=dict)
+    _lines: dict[tuple[Cost, str], CostLine] = field(default_factory=dict)
 
     def observe(self, cost: Cost, seconds: float, *, size: float = 0.0, name: str = "") -> None:
-        self._lines.setdefault((cost, name), Line()).observe(size, seconds)
+        self._lines.setdefault((cost, name), CostLine()).observe(size, seconds)
 
     def predict(self, cost: Cost, *, size: float = 0.0, name: str = "") -> float | None:
-        """Seconds; None where nothing like it was seen."""
+        """Return the predicted seconds, or None without an observation."""
         line = self._lines.get((cost, name))
         return None if line is None else line.predict(size)
 
     def learn(self, rows: Iterable[OpRecord]) -> CostModel:
-        """From a journal's rows, in their order."""
+        """Add the observations in journal rows, in their order."""
         for row in rows:
             if row.status is OpStatus.DONE:
                 self._learn(row)
@@ -93,14 +95,14 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One decision: seconds, None where nothing was known to predict from."""
+    """A decision between two operations. Seconds are None if there was nothing to predict from."""
 
     chose: str
     predicted_s: float | None
-    instead_s: float | None  # what the alternative was predicted to take
+    instead_s: float | None  # predicted for the alternative
 
     def attrs(self, took_s: float) -> dict[str, str]:
-        """For the row of what was chosen."""
+        """Return the decision as attributes for the row of the chosen operation."""
         return {"chose": self.chose, "took_ms": _ms(took_s)} | {
             name: _ms(value)
             for name, value in (("predicted_ms", self.predicted_s), ("instead_ms", self.instead_s))
@@ -110,7 +112,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Regret:
-    """A decision beside its outcome, of the row `seq`."""
+    """A recorded decision and its outcome, from the row `seq`."""
 
     seq: int
     what: str
@@ -121,12 +123,12 @@ class Regret:
 
     @property
     def regret_s(self) -> float:
-        """What the alternative, by its prediction, would have saved; none where it would have cost more."""
+        """Return the seconds that the alternative would have saved by its prediction, at least 0."""
         return 0.0 if self.instead_s is None else max(0.0, self.took_s - self.instead_s)
 
 
 def regrets(rows: Iterable[OpRecord]) -> list[Regret]:
-    """Every decision that the rows hold, in their order."""
+    """Return all decisions in the rows, in their order."""
     found = []
     for row in rows:
         took = seconds_of(row.attrs, "took_ms")
@@ -137,7 +139,7 @@ def regrets(rows: Iterable[OpRecord]) -> list[Regret]:
 
 
 def seconds_of(attrs: Mapping[str, str], name: str) -> float | None:
-    """An attribute in milliseconds, as seconds."""
+    """Return a millisecond attribute in seconds, or None if it is missing."""
     return float(attrs[name]) / 1000 if name in attrs else None
 
 

@@ -1,7 +1,7 @@
-"""What a gateway has learnt of a workflow, as the compiler asks for it where nothing was recorded here.
+"""Estimates from a gateway, for workflows of which no runs are recorded on this machine.
 
-A gateway sees calls, from wherever they come, and no operations: it knows the stages of a run and when each is due,
-and nothing else that a plan is made by.
+A gateway sees the model calls of all machines, but no other operations. So it knows the stages of a workflow and when
+each is due, and nothing else that the compiler asks for.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ramify.compiler.plan import OpId, StagePlan
 from ramify.serving.errors import LLMRejected, LLMTimeout, LLMUnavailable
 from ramify.serving.protocol import wire
 
-_PATIENCE_S = 10.0  # for all of it: a byte now and then is no answer
-_MOST_BYTES = 256 * 1024  # several times what so many stages with the longest numbers take
-_MOST_STAGES = 256  # what stages say goes out as tags of each call, and these hold no more,
-_MOST = 1e9  # nor a number above this
-_NOWHERE = OpId("")  # whose calls they are, a gateway does not know
+_PATIENCE_S = 10.0  # for the whole answer
+_MOST_BYTES = 256 * 1024  # several times the size of the longest valid answer
+_MOST_STAGES = 256  # the limit of the tags that carry stages
+_MOST = 1e9  # the largest number that a tag can carry
+_NOWHERE = OpId("")  # a gateway does not know the operations that make the calls
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayEstimates:
-    """`recorded`, and the stages of `learnt` where it has none."""
+    """The recorded estimates, with the gateway's stages (`learnt`) if no stages were recorded."""
 
     recorded: Estimates
     learnt: tuple[StagePlan, ...]
@@ -63,14 +63,16 @@ class GatewayEstimates:
 def gateway_stages(
     workflow: str, gateway: str, *, key: str | None = None, transport: httpx.AsyncBaseTransport | None = None
 ) -> tuple[StagePlan, ...]:
-    """The stages that the gateway at that base URL expects of a run of the workflow by this name; none where it knows
-    of none. Raises LLMUnavailable where it cannot be asked, LLMTimeout where it takes too long, LLMRejected where it
-    is no gateway or wants a key, ValueError for what is no base URL."""
+    """Return the stages that the gateway at that base URL expects of the workflow; empty if it knows none.
+
+    Raises `LLMUnavailable` if the gateway cannot be reached, `LLMTimeout` if it takes too long, `LLMRejected` if it
+    is no gateway or requires a key, and `ValueError` if the URL is invalid.
+    """
     root = wire.api_root(gateway)
     shown, key = wire.redacted(root), (key or "").strip()
     asked = _asked(root + wire.HISTORY_PATH, workflow, key, transport, trust_env=not wire.is_loopback(root))
     try:
-        with ThreadPoolExecutor(1) as beside:  # a loop of its own, where one may run here
+        with ThreadPoolExecutor(1) as beside:  # a thread with its own event loop: one may be running here
             answer = beside.submit(asyncio.run, asked).result()
     except httpx.InvalidURL as error:
         raise ValueError(f"{shown!r} is no base URL: {error}") from error
@@ -79,10 +81,10 @@ def gateway_stages(
     except httpx.HTTPError as error:
         raise LLMUnavailable(f"no gateway answers at {shown}: {error or type(error).__name__}") from error
     if len(answer.content) > _MOST_BYTES:
-        said = f"{shown} is no gateway: what it answered is longer than {_MOST_BYTES} bytes, which no history is"
+        said = f"{shown} is no gateway: its answer is longer than {_MOST_BYTES} bytes, which no history is"
         raise LLMRejected(said, status=answer.status_code)
     if answer.status_code >= 500:
-        said = f"the gateway at {shown} cannot say now what it has learnt ({answer.status_code}): try again"
+        said = f"the gateway at {shown} cannot give its history now ({answer.status_code}): try again"
         raise LLMUnavailable(said)
     if answer.status_code != 200:
         raise LLMRejected(
@@ -96,14 +98,14 @@ def gateway_stages(
             raise TypeError("no list of stages")
         return tuple(_stage(stage) for stage in stages)
     except (wire.Malformed, KeyError, TypeError, ValueError, OverflowError) as error:
-        said = f"{shown} is no gateway: what it answered is no history"
+        said = f"{shown} is no gateway: its answer is no history"
         raise LLMRejected(said, status=answer.status_code) from error
 
 
 async def _asked(
     url: str, workflow: str, key: str, transport: httpx.AsyncBaseTransport | None, *, trust_env: bool
 ) -> httpx.Response:
-    """The answer, no further than it is sure to be none. Raises TimeoutError, httpx's errors."""
+    """Return the answer; stop reading when it is too long. Raises `TimeoutError` and httpx's errors."""
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
     async with (
         asyncio.timeout(_PATIENCE_S),

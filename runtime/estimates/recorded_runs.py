@@ -1,4 +1,4 @@
-"""What recorded runs say of a workflow, as the compiler asks for it (`ramify.compiler.estimates.Estimates`)."""
+"""Estimates from recorded runs, as the compiler asks for them (`ramify.compiler.estimates.Estimates`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpId, OpKind, StagePlan
-from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, Volatile
+from ramify.fork_engine.snapshot_keys import DEFAULT_VOLATILE, VolatileGlobs
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.runtime.codec import codec
@@ -29,11 +29,11 @@ FILES = "wrote_files"  # a JSON list
 CHANNELS = "wrote_channels"  # one a line
 
 MOST = 16
-"""Paths of one row. A step that changed more says nothing of which: the plan has no use for a list of thousands."""
+"""The number of paths that a row records at most. A step that changed more files records none."""
 
 
 def files_written(snapshots: SnapshotStore, before: Snapshot, after: Snapshot) -> dict[str, str]:
-    """Attributes of a row; none where no one layer says it."""
+    """Return the row attributes that list the files a step wrote; empty if the step did not add exactly one layer."""
     if after.layers[:-1] != before.layers or not after.layers:
         return {}
     paths = snapshots.layer_files(after.layers[-1])
@@ -41,7 +41,7 @@ def files_written(snapshots: SnapshotStore, before: Snapshot, after: Snapshot) -
 
 
 def written(rows: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
-    """All that rows of one step say: files, channels."""
+    """Return everything that the rows of one step list, by kind: "files" and "channels"."""
     found: dict[str, set[str]] = {}
     for attrs in rows:
         if FILES in attrs:
@@ -52,23 +52,24 @@ def written(rows: Iterable[Mapping[str, str]]) -> dict[str, tuple[str, ...]]:
 
 
 LATEST = 10
-"""Runs of a workflow that are looked at, the newest first."""
+"""The number of runs of a workflow that are read, newest first."""
 
 RECENT = 100
-"""Among how many runs, the newest of any workflow, these are looked for."""
+"""The number of newest runs, of any workflow, among which these are searched."""
 
 MOST_STAGES = 200
-"""Of one run, in their order: what the tag `plan_rest` can hold."""
+"""The number of stages per run that are read: as many as the tag `plan_rest` can hold."""
 
-_VOLATILE = Volatile(DEFAULT_VOLATILE)
+_VOLATILE = VolatileGlobs(DEFAULT_VOLATILE)
 
 LEARN_AFTER = 3
-"""Finished runs before a plan is made by them: of fewer, one odd run is the median."""
+"""The number of finished runs that are required before plans use them: with fewer, one unusual run is the median."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallStage:
-    """Model calls that were made at once: `calls` of them, and the seconds until the last had answered."""
+    """Model calls that were made at once: their number, mean prompt tokens, median output tokens, and the seconds
+    until the last was answered."""
 
     op: OpId
     calls: int
@@ -79,8 +80,8 @@ class CallStage:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What a run's plan was compiled from: digests of the workflow and of its steps; and which step an operation
-    runs."""
+    """The code that a run's plan was compiled from: digests of the workflow and its steps, and the step of each
+    operation."""
 
     workflow: str
     steps: Mapping[str, str]
@@ -88,15 +89,17 @@ class Code:
 
     @classmethod
     def of(cls, plan_json: str) -> Code:
-        """Not by `Plan.from_json`, which takes ten times as long and refuses the plans of earlier versions."""
+        """Read a plan. `Plan.from_json` would take ten times as long and refuse the plans of earlier versions."""
         plan = json.loads(plan_json)
         steps = {step["name"]: step["code_digest"] for step in plan["steps"]}
         return cls(plan["code_digest"], steps, {op["id"]: op["step"] for op in plan["ops"]})
 
 
 class RecordedEstimates:
-    """The medians of what was recorded; None of what was not. `codes`: what each run was compiled from; a run without
-    an entry counts for whatever code there is."""
+    """Medians over recorded rows; None for what was not recorded.
+
+    `codes`: the code of each run. A run without an entry counts for any code.
+    """
 
     def __init__(
         self,
@@ -138,7 +141,7 @@ class RecordedEstimates:
         ops, llm, codes = self._recorded
 
         def holds(run: RunId, step: str | None, *, placed: bool) -> bool:
-            """`placed`: what was recorded is of a place in the workflow, and not of the step wherever it stands."""
+            """`placed`: the row belongs to a place in the workflow, not to the step wherever it is called."""
             code = codes.get(run)
             if code is None:
                 return True
@@ -154,7 +157,7 @@ class RecordedEstimates:
         ).on(self._workspace)
 
     def on(self, workspace: str | Path | None) -> RecordedEstimates:
-        """The same, for runs that begin with the files of that folder."""
+        """Return the same estimates, for runs that begin with the files of that folder."""
         same = copy(self)
         same._workspace = None if workspace is None else Path(workspace).expanduser()
         return same
@@ -178,7 +181,7 @@ class RecordedEstimates:
         )
 
     def stages(self) -> tuple[StagePlan, ...]:
-        """Medians over the runs, of as many stages as each of them had: a longer run's others may not come."""
+        """Return median stages over the runs, as many as the shortest run had: later stages may not come."""
         return tuple(_middle(same) for same in zip(*self._ways, strict=False))
 
     def width(self, fork: OpId) -> int | None:
@@ -192,16 +195,16 @@ class RecordedEstimates:
 
     def begins_without(self, path: str) -> bool:
         if path in _VOLATILE:
-            return False  # of such a path a merge keeps one side
+            return False  # a merge keeps one side of such a path
         if self._workspace is None:
             return True
-        parents = list(Path(path).parents)[:-1]  # below a link, the file has another name
+        parents = list(Path(path).parents)[:-1]  # below a symbolic link the file has another path
         linked = any((self._workspace / parent).is_symlink() for parent in parents)
         return not linked and not os.path.lexists(self._workspace / path)
 
 
 def call_stages(llm: Iterable[LLMRecord]) -> list[CallStage]:
-    """The stages of runs, in the order in which each began."""
+    """Return the stages of the recorded model calls, in the order in which they began."""
     together: dict[tuple[RunId, OpId, object], list[LLMRecord]] = defaultdict(list)
     for row in llm:
         if row.reused_from is None:
@@ -224,7 +227,7 @@ def _stage(rows: Sequence[LLMRecord]) -> CallStage:
 
 
 def _ways(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StagePlan]]:
-    """Each run's stages in their order, up to the first that was not asked of the model, or not by this code."""
+    """Return the stages of each run in order, up to the first stage without calls that reached the model."""
     spans: dict[RunId, list[float]] = defaultdict(list)
     for row in ops:
         spans[row.run_id] += (row.started_at, row.ended_at)
@@ -239,7 +242,7 @@ def _ways(ops: Iterable[OpRecord], llm: Iterable[LLMRecord]) -> list[list[StageP
 
 def _way(rows: Mapping[int, Sequence[LLMRecord]], began: float, ended: float) -> list[StagePlan]:
     found: list[StagePlan] = []
-    at = began  # when the latest stage so far was over; stages of branches may overlap
+    at = began  # when the last stage so far ended; stages of branches may overlap
     while len(found) in rows and len(found) < MOST_STAGES:
         same = rows[len(found)]
         stage, start = _stage(same), min(row.started_at for row in same)
@@ -262,13 +265,13 @@ def _middle(same: Sequence[StagePlan]) -> StagePlan:
 
 
 async def observed(store: RunStore | Reader, workflow: str, *, but: RunId | None = None) -> RecordedEstimates:
-    """From the latest runs of that workflow, one of them left out if wanted."""
+    """Return estimates from the latest runs of a workflow. `but`: a run to leave out."""
     return await _observed(store, [run for run in await _latest(store, workflow) if run.id != but])
 
 
 async def learned(store: RunStore | Reader, workflow: str, workspace: str | Path | None = None) -> RecordedEstimates:
-    """What the next plan of that workflow is made by: its latest finished runs, or nothing while they are few. The
-    `workspace` is what it will begin with."""
+    """Return the estimates for the next plan of a workflow: from its latest finished runs, empty while they are few.
+    `workspace`: the folder with which the next run begins."""
     runs = [run for run in await _latest(store, workflow) if run.status is RunStatus.DONE]
     return (await _observed(store, runs if len(runs) >= LEARN_AFTER else ())).on(workspace)
 

@@ -1,4 +1,4 @@
-"""Starting, resuming and ending runs of the decorator front end."""
+"""Start, resume and end runs of workflows that are written with the decorators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ramify.runtime.estimates.cost_model import CostModel
 from ramify.runtime.events import Event, Noticed, RunEnded, RunStarted
 from ramify.runtime.execution.model_calls import LLMCalls, LLMProvider
 from ramify.runtime.execution.prefix_hints import send_prefix_hint
-from ramify.runtime.execution.question_waits import Asked
+from ramify.runtime.execution.question_waits import AnswersNeeded
 from ramify.runtime.execution.questions import asking_of, waiting
 from ramify.runtime.execution.run import Run, RunScope
 from ramify.runtime.execution.streaming import outcome
@@ -52,20 +52,20 @@ from ramify.runtime.user_code.fork_guard import InOneProcess
 from ramify.runtime.user_code.scope import entered
 from ramify.runtime.user_code.workflow_loader import register_target
 from ramify.runtime.worlds.gc_pins import Pins
-from ramify.runtime.worlds.recovery import Made, Recovery
+from ramify.runtime.worlds.recovery import Recovery, StateOrigin
 from ramify.runtime.worlds.world_pool import Branch, WorldPool
 from ramify.sandboxes.contract import Backend, WorldSpec
 
 DEFAULT_MOUNT = Path("/tmp/workspace")
-"""Where the tree stands in the worlds of a run that has no workspace."""
+"""The mount point of the world's files if the run has no workspace."""
 
 _CHANGE = OpId("change")
-_LISTEN_S = 0.25  # how often a run looks whether somebody wants it stopped
+_LISTEN_S = 0.25  # seconds between two checks for `ramify cancel`
 
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What runs are made of. Opened and closed by the caller; shared by all its runs."""
+    """The services that runs use. The caller opens and closes them; all of its runs share them."""
 
     store: RunStore
     snapshots: SnapshotStore
@@ -75,13 +75,13 @@ class Services:
     clock: Callable[[], float]
     emit: Callable[[Event], None]
     settings: Settings
-    check_reuse: float = 0.0  # the share of what is taken over that is computed again and compared
-    reuse_answers: bool = False  # equal model calls have equal answers, at any temperature
+    check_reuse: float = 0.0  # the share of reuse hits that are recomputed and compared, 0 to 1
+    reuse_answers: bool = False  # reuse the answers of equal model calls at any temperature
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """The plan with which a run goes on after its code was changed, and what is said of that in its journal."""
+    """The plan with which a run continues after a change of its code, and what the journal records about that."""
 
     plan: Plan
     summary: str
@@ -89,7 +89,7 @@ class Adoption:
 
 
 Adopt = Callable[[Sequence[OpRecord], Sequence[LLMRecord], Sequence[EffectRecord]], Adoption]
-"""Makes it of what the run has recorded by then. Raises `WorkflowChanged`."""
+"""Makes an `Adoption` from the recorded rows, model calls and effects. Raises `WorkflowChanged`."""
 
 
 def new_run_id() -> RunId:
@@ -98,7 +98,7 @@ def new_run_id() -> RunId:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A run to be started: what, on which folder, with which arguments."""
+    """A run to start: its plan, arguments, workspace folder and deadline."""
 
     plan: Plan
     args: tuple[Any, ...]
@@ -110,10 +110,13 @@ class Launch:
 
 
 async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[Skipped, ...]]:
-    """Import the workspace and write the run's first rows. From here on it can be resumed."""
+    """Import the workspace and write the run's first rows, after which it can be resumed.
+
+    Returns the run's row, and the files that a snapshot cannot hold.
+    """
     args_json = codec.encode([list(launch.args), launch.kwargs], f"workflow {launch.plan.name!r}: arguments")
     workspace = launch.workspace.expanduser().resolve() if launch.workspace else None
-    async with Pins(services.locks).held():  # until the run names what is imported
+    async with Pins(services.locks).held():  # until a row names the imported snapshot
         imported = await asyncio.to_thread(_import, services, workspace)
         base = imported.snapshot
         now = services.clock()
@@ -138,7 +141,7 @@ async def create(services: Services, launch: Launch) -> tuple[RunRecord, tuple[S
 
 
 def _import(services: Services, workspace: Path | None) -> Imported:
-    if workspace is not None:  # which may hold the database: no command is to read it
+    if workspace is not None:  # it may contain the database, which commands must not see
         return services.snapshots.import_tree(workspace, without=services.store.address.files)
     with tempfile.TemporaryDirectory(prefix="ramify-empty-") as empty:
         return services.snapshots.import_tree(Path(empty))
@@ -154,14 +157,17 @@ async def drive(
     code: Mapping[str, str] = MappingProxyType({}),
     adopt: Adopt | None = None,
 ) -> Any:
-    """Run the workflow to its end, from wherever its journal stands. Raises `RunFailed` or `StepFailed`.
+    """Run the workflow from the end of its journal to its end, and return its result.
 
-    `new_deadline_s`: a new deadline from now. `code`: the digests of steps that have changed since the plan was made:
-    what they do now is not taken for what they did. `adopt`: gives the plan of changed code, which is the run's own
-    from then on. Raises `RunWaiting` where the workflow asks what nobody has answered.
+    skipped: workspace files that the first snapshot does not hold, for observers.
+    new_deadline_s: a new deadline, in seconds from now.
+    code: digests of steps that changed since the plan was made; their recorded results are not reused.
+    adopt: makes the plan of changed code, which replaces the run's plan.
+
+    Raises `RunFailed` or `StepFailed`, and `RunWaiting` if the workflow asks a question that is not answered yet.
     """
     async with hold_run(services.locks, services.store, record.id):
-        waited = record.status is RunStatus.WAITING  # so whatever had failed by then was caught
+        waited = record.status is RunStatus.WAITING  # then the workflow caught all failures recorded so far
         record, resumed = await _reopen(services, record, new_deadline_s)
         ops = await services.store.ops(record.id)
         llm = await services.store.llm(record.id)
@@ -195,7 +201,7 @@ async def drive(
             worlds=WorldPool(services.backend, world_spec(record)),
             calls=LLMCalls(record, plan, journal, services.llm, services.clock, _answers(services, record, reuse)),
             clock=services.clock,
-            root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[Made(base, "the workspace")]),
+            root=Branch(ROOT, base, checkpoint_id(record.id, 0), made=[StateOrigin(base, "the workspace")]),
             reuse=reuse,
             recovery=recovery,
             costs=CostModel().learn(ops),
@@ -208,7 +214,7 @@ async def drive(
             answered = {row.op_id for row in llm}
             return await _unless_cancelled(_call(run, function, services, answered), services, record.id)
         finally:
-            journal.close()  # before the lock is let go: from then on the run may be another process's
+            journal.close()  # before the lock is released: then another process may work on the run
             await run.worlds.close()
             run.reuse.close()
             recovery.close()
@@ -217,7 +223,7 @@ async def drive(
 async def _adopted(
     services: Services, record: RunRecord, ops: list[OpRecord], llm: Sequence[LLMRecord], made: Adoption
 ) -> tuple[RunRecord, list[OpRecord]]:
-    """The run with another plan, and the journal that says so."""
+    """Replace the run's plan, and record that in the journal. Returns the new row of the run and its journal."""
     seq = 1 + max([row.seq for row in ops] + [call.seq for call in llm], default=0)
     now = services.clock()
     row = OpRecord(
@@ -239,7 +245,7 @@ async def _adopted(
 
 
 def was_changed(plan: Plan, ops: Iterable[OpRecord]) -> bool:
-    """Whether a change of a run's code was accepted since it began; blocks under `patched` are none."""
+    """Whether a code change was accepted since the run began. Code under `ramify.patched` does not count."""
     accepted = any(row.op_id == _CHANGE and "patches" not in row.attrs for row in ops)
     return accepted or any(op.attrs.get(ADDED) == ACCEPTED for op in plan.ops)  # before it was forked
 
@@ -250,7 +256,7 @@ def _with_code(plan: Plan, code: Mapping[str, str]) -> Plan:
 
 
 def reuse_of(services: Services, record: RunRecord, journal: Journal) -> Reuse:
-    """The reuse of one run. Close it with the run."""
+    """Return the `Reuse` of one run. Close it when the run ends."""
     seen = world_fingerprint(world_spec(record), services.settings.sandbox)
     model = model_of(record, services.settings)
     check = Sampler(services.check_reuse)
@@ -263,8 +269,8 @@ def _answers(services: Services, record: RunRecord, reuse: Reuse) -> Answers:
 
 
 async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, run: RunId) -> Any:
-    """Await `work`, and stop it where `ramify cancel` asks for that."""
-    take_cancel_request(services.locks, run)  # one that came too late for the process before us
+    """Await `work`; cancel it if `ramify cancel` is called for the run."""
+    take_cancel_request(services.locks, run)  # drop a request that came too late for an earlier process
     task = asyncio.ensure_future(work)
     asked = False
     try:
@@ -275,17 +281,17 @@ async def _unless_cancelled(work: Coroutine[Any, Any, Any], services: Services, 
             ):
                 asked = True
                 task.cancel()
-    except BaseException:  # cancelled, or no database to ask
+    except BaseException:  # we are cancelled, or the database fails
         task.cancel()
         await asyncio.wait({task})
         raise
     if asked and task.cancelled():
-        raise RunCancelled(f"run {run} was cancelled: `ramify resume {run}` goes on with it", run_id=run)
+        raise RunCancelled(f"run {run} was cancelled: `ramify resume {run}` continues it", run_id=run)
     return task.result()
 
 
 async def _reopen(services: Services, record: RunRecord, new_deadline_s: float | None) -> tuple[RunRecord, bool]:
-    """The run's row, running again; and whether it had stopped."""
+    """Set the run to RUNNING. Returns its row, and whether it had stopped before."""
     if new_deadline_s is not None:
         record = replace(record, deadline_s=record.consumed_s + new_deadline_s)
     resumed = record.status is not RunStatus.RUNNING
@@ -298,7 +304,7 @@ async def _reopen(services: Services, record: RunRecord, new_deadline_s: float |
 
 
 def mixing(record: RunRecord, settings: Settings) -> Settings | None:
-    """What is to be kept of a run that goes on with another model than it began with; None where it does not."""
+    """Return new settings for a run that continues with another model than before; None if the model is the same."""
     goes_on = settings.whom == record.settings.whom
     return None if goes_on or record.settings.mixed else replace(record.settings, mixed=True)
 
@@ -314,14 +320,14 @@ async def _call(run: Run, function: Callable[..., Any], services: Services, answ
         result = codec.decode(result_json)
     except BaseException as error:
         await asyncio.shield(_stopped(run, error, services))
-        if isinstance(run.journal.stopped, Asked):
+        if isinstance(run.journal.stopped, AnswersNeeded):
             raise waiting(run, run.journal.stopped) from None
         if isinstance(error, Exception):
             raise _failure(run, error) from error
         raise
     await run.settle(ROOT)
     if left:
-        said = "left by those who waited, so cancelled as the workflow returned"
+        said = "steps that nobody waited for any more were cancelled when the workflow returned"
         services.emit(Noticed(run.record.id, f"{said}: {_each(str(row.step) for row in left)}"))
     _tell_left_aside(run, services, ended=True)
     _tell_doubts(run, services)
@@ -341,11 +347,11 @@ async def _outcome(run: Run, function: Callable[..., Any], args: Sequence[Any], 
 
 
 async def _stopped(run: Run, error: BaseException, services: Services) -> None:
-    """The workflow did not come to its end: stop what it left running, and write down why."""
+    """End a run whose workflow did not return: stop its running steps, and record why it ended."""
     await run.settle(ROOT)
     _tell_left_aside(run, services, ended=False)
     unasked: Sequence[str] = ()
-    if isinstance(run.journal.stopped, Asked) and run.asking is not None:
+    if isinstance(run.journal.stopped, AnswersNeeded) and run.asking is not None:
         status, why, unasked = RunStatus.WAITING, "", run.asking.not_met
     elif isinstance(error, asyncio.CancelledError):
         status, why = RunStatus.CANCELLED, "cancelled"
@@ -359,14 +365,14 @@ def _tell_left_aside(run: Run, services: Services, *, ended: bool) -> None:
     left = run.journal.unused_results(ended=ended)
     if left:
         said = _each(f"{row.step} ({why})" for row, why in left)
-        services.emit(Noticed(run.record.id, f"recorded, but left aside: {said}"))
+        services.emit(Noticed(run.record.id, f"recorded results that were not used: {said}"))
 
 
 def _tell_doubts(run: Run, services: Services) -> None:
-    """What a workflow went on from by itself, as from a step whose time was up."""
+    """Report effects in doubt after which the workflow went on by itself, for example after a step's timeout."""
     doubts = [one.step for one in run.journal.effects_under(ROOT) if one.status in DOUBTFUL]
     if doubts:
-        services.emit(Noticed(run.record.id, f"nobody knows whether this happened outside: {_each(doubts)}"))
+        services.emit(Noticed(run.record.id, f"effects with an unknown outcome: {_each(doubts)}"))
 
 
 def _each(names: Iterable[str]) -> str:
@@ -376,9 +382,9 @@ def _each(names: Iterable[str]) -> str:
 def _failure(run: Run, error: Exception) -> RunError:
     hint = (
         f"The run is kept (`ramify show {run.record.id}`). If the cause lies outside the code, "
-        f"`ramify resume {run.record.id}` goes on from here. After a change of the code, add --show-changes first"
+        f"`ramify resume {run.record.id}` continues from here. After a change of the code, add --show-changes first"
     )
-    if isinstance(error, EffectInDoubt | ResultNotKept):  # to resume before a person has said it only asks again
+    if isinstance(error, EffectInDoubt | ResultNotKept):  # resuming before a person decides fails in the same way
         hint = f"The run is kept: `ramify effects {run.record.id}` lists what it did outside"
     where = getattr(error, "__ramify_step__", None)
     shown = f"{type(error).__name__}: {error}"
@@ -390,18 +396,18 @@ def _failure(run: Run, error: Exception) -> RunError:
 
 
 def _awaited_twice(error: Exception) -> str:
-    """Python's own words for it name neither the place nor the mend."""
+    """Return a hint for a coroutine that was awaited twice: Python's message names neither the place nor the fix."""
     if not isinstance(error, RuntimeError) or str(error) != "cannot reuse already awaited coroutine":
         return ""
     at = traceback.extract_tb(error.__traceback__)[-1]
     return (
-        f"\n{site_file(at.filename)}:{at.lineno}: what a step or a model call gave is awaited a second time. "
-        "Await it once and keep its result, or hand it to `asyncio.create_task`: a task may be awaited again"
+        f"\n{site_file(at.filename)}:{at.lineno}: the awaitable of a step or a model call is awaited a second time. "
+        "Await it once and keep its result, or pass it to `asyncio.create_task`: a task may be awaited again"
     )
 
 
 def world_spec(record: RunRecord) -> WorldSpec:
-    """Worlds look like this machine, with this process's Python first on the path, and none of its secrets."""
+    """Return how the run's worlds look inside: this machine, with this process's Python first in PATH, no secrets."""
     here = Path(sys.executable).parent
     path = os.pathsep.join([str(here), os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")])
     env = {"PATH": path, "LANG": os.environ.get("LANG", "C.UTF-8"), "TERM": "dumb", "PYTHONDONTWRITEBYTECODE": "1"}

@@ -1,4 +1,4 @@
-"""Forking a branch into copy-on-write worlds, running steps on them, and merging what is worth keeping."""
+"""Fork a branch into copy-on-write worlds, run steps on them, and merge a branch back (`fork`, `map`, `adopt`)."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from ramify.runtime.records import BranchPath, EffectStatus, OpRecord
 from ramify.runtime.user_code.call_sites import CallSite, call_site
 from ramify.runtime.user_code.scope import current_scope, entered
 from ramify.runtime.user_code.worker_threads import run_loop_of_thread, start_on_run_loop
-from ramify.runtime.worlds.recovery import Made
+from ramify.runtime.worlds.recovery import StateOrigin
 from ramify.runtime.worlds.world_pool import Branch as Line
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 Strategy = Literal["fail", "ours", "theirs", "union"] | Resolver
-"""What becomes of a conflict: `MergeStrategy` says what the words mean. A function is asked for each (`Resolver`); it
-is called in a thread, and again where a lost merge is made again, so it must answer alike."""
+"""How a merge resolves conflicts. `MergeStrategy` explains the words. A function (`Resolver`) is called for each
+conflict, in a thread; it is called again if the merge has to be recomputed, so it must be deterministic."""
 
 
 class HasStep(Protocol):
-    """What `map` and `run` take: a function under `@step`."""
+    """A function under `@step`, as `map` and `run` take it."""
 
     @property
     def definition(self) -> StepDef: ...
 
 
 class Fork(Generic[T]):
-    """`async with fork(items) as branches`: one branch an item; on the way out the worlds are released. In a
-    workflow that is not async: `with fork(items) as branches`."""
+    """`async with fork(items) as branches`: makes one branch per item, and releases the worlds at the end of the
+    block. In a workflow that is not async: `with fork(items) as branches`."""
 
     def __init__(self, scope: RunScope, items: Sequence[T], site: CallSite) -> None:
         refuse_inside_step("fork() was called")
@@ -53,8 +53,8 @@ class Fork(Generic[T]):
         encoded = codec.encode(self._items, f"fork() at {site.where}: its items")
         self._digest = digest_in_journal(scope.run.journal, self._items, encoded)
         self._key = scope.run.journal.key(scope.branch.path, self.op.id, self._digest[:16])
-        self._place = ""  # "op.place": names the children, apart from those of the operation's other forks here
-        self.base: Line = scope.branch  # as it stands where the children begin
+        self._place = ""  # "op.place": prefix of the children's names, unique among the forks of this operation here
+        self.base: Line = scope.branch  # the parent's state at which the children begin
         self._branches: list[Branch[T]] | None = None
 
     async def __aenter__(self) -> Branches[T]:
@@ -70,7 +70,9 @@ class Fork(Generic[T]):
                 self._place = codec.decode(row.result_json or "{}")["place"]
                 if row.snapshot_out != parent.snapshot.id:
                     sealed = await run.recovery.get(row.snapshot_out, "")
-                    parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
+                    parent.stands(
+                        StateOrigin(sealed, "what the fork sealed", refused="the plan seals nothing before it")
+                    )
             else:
                 self._place = f"{self.op.id}.{run.journal.next_place(parent.path, self.op.id)}"
                 await self._perform(parent)
@@ -82,16 +84,16 @@ class Fork(Generic[T]):
             self._branches.append(Branch(self, self._scope, line, index, item))
         return Branches(self._branches)
 
-    if not TYPE_CHECKING:  # a type checker is to refuse them itself
+    if not TYPE_CHECKING:  # type checkers report these mistakes themselves
 
         def __getattr__(self, name: str) -> NoReturn:
-            raise AttributeError(f"{self._unentered()} Its {name!r} is asked for")
+            raise AttributeError(f"{self._unentered()} The code reads its {name!r}")
 
         def __iter__(self) -> NoReturn:
-            raise TypeError(f"{self._unentered()} It is gone through as a list is")
+            raise TypeError(f"{self._unentered()} The code iterates over it")
 
         def __await__(self) -> NoReturn:
-            raise TypeError(f"{self._unentered()} It is awaited")
+            raise TypeError(f"{self._unentered()} The code awaits it")
 
     def _unentered(self) -> str:
         where = self.__dict__.get("_where", "")
@@ -106,14 +108,14 @@ class Fork(Generic[T]):
         _waited("a fork was left", lambda: self.__aexit__(kind, error, trace))
 
     async def _perform(self, parent: Line) -> None:
-        """A fork costs nothing but this row: the children's worlds are mounted when a step first needs them."""
+        """Record the fork. It costs only this row: the children's worlds are mounted when a step first needs them."""
         run = self._scope.run
         begun = run.clock()
         before = parent.snapshot.id
         if parent.unsealed and parent.world is not None:
-            # the plan seals nothing before this fork, but children can only stand on a sealed state
+            # the plan has no seal before this fork, but children can only start from a sealed state
             sealed = await parent.world.seal(flush=False)
-            parent.stands(Made(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
+            parent.stands(StateOrigin(sealed, "what the fork sealed", refused="the plan seals nothing before it"))
             parent.unsealed = False
         count = len(self._items)
         await run.journal.record(
@@ -146,10 +148,10 @@ class Fork(Generic[T]):
             await run.worlds.drop(branch.line)
         await run.worlds.end_ready(self._scope.branch.path)
         if (kind is not None and not issubclass(kind, Exception)) or run.journal.stopped is not None:
-            return  # cancelled, or stopped: the run goes on from here another time
+            return  # cancelled or stopped: a resume continues from here
         release = run.plan.release_of(self.op) or self.op
         key = f"{self._key}|RELEASE"
-        for branch in branches:  # also where it was left before: by an error, and what was resumed did more since
+        for branch in branches:  # also after an earlier exit by an error: the resumed run may have done more since
             if not branch.adopted:
                 await self._compensate(branch.line.path)
         if run.journal.served(key) is not None:
@@ -171,7 +173,7 @@ class Fork(Generic[T]):
         )
 
     async def _compensate(self, branch: BranchPath) -> None:
-        """Undo what a branch that is thrown away did outside, the last first, where its steps say how."""
+        """Undo the effects of a discarded branch, last first, if their steps have compensate hooks."""
         run = self._scope.run
         for effect in reversed(run.journal.effects_under(branch)):
             step = run.steps.get(effect.step)
@@ -180,16 +182,16 @@ class Fork(Generic[T]):
 
 
 def _listed(items: Iterable[T], site: CallSite) -> list[T]:
-    """Raises `TypeError` for what has no items, or none in an order that a resumed run would see again."""
+    """Return the items as a list. Raises `TypeError` for sets, whose order changes between processes, and for objects
+    that are not iterable."""
     if isinstance(items, set | frozenset):
         raise TypeError(
-            f"{site.where}: fork() was given a set, whose order is another one in the next process: give it "
-            "`sorted(...)`"
+            f"{site.where}: fork() was given a set, whose order differs in the next process: give it `sorted(...)`"
         )
     if not isinstance(items, Iterable):
         raise TypeError(
             f"{site.where}: fork() was given a {type(items).__name__}: give it a list with an item for each branch "
-            "(what is async has to be awaited before)"
+            "(await an async value first)"
         )
     return list(items)
 
@@ -197,11 +199,11 @@ def _listed(items: Iterable[T], site: CallSite) -> list[T]:
 def _check_step(step: object, site: CallSite) -> None:
     if not hasattr(step, "definition"):
         name = getattr(step, "__qualname__", repr(step))
-        raise TypeError(f"{site.where}: branches run steps, and {name} is none: put @step on it")
+        raise TypeError(f"{site.where}: branches run steps, and {name} is not a step: put @step on it")
 
 
 class Branch(Generic[T]):
-    """One branch of a fork: its item, and what can be done on its world."""
+    """One branch of a fork: its item, and the operations on its world."""
 
     def __init__(self, fork: Fork[T], scope: RunScope, line: Line, index: int, item: T) -> None:
         self._fork = fork
@@ -222,7 +224,7 @@ class Branch(Generic[T]):
     def begin(
         self, step: HasStep, site: CallSite, args: tuple[Any, ...], kwargs: Mapping[str, Any] = MappingProxyType({})
     ) -> Awaitable[Any]:
-        """As `run`, called from elsewhere than the user's own line."""
+        """Like `run`, for callers that took the user's call site themselves."""
         _check_step(step, site)
         what = f"step {step.definition.name!r} was started on a branch"
         refuse_inside_step(what)
@@ -230,8 +232,8 @@ class Branch(Generic[T]):
         return start_on_run_loop(what, lambda: begin_step(self.scope, step.definition, op, args, dict(kwargs)))
 
     def enter(self) -> Entered[T]:
-        """`async with branch.enter()`: steps, forks and model calls inside apply to this branch. In a workflow that
-        is not async: `with branch.enter()`."""
+        """`async with branch.enter()`: steps, forks and model calls in the block apply to this branch. In a workflow
+        that is not async: `with branch.enter()`."""
         return Entered(self)
 
     @property
@@ -243,7 +245,7 @@ class Branch(Generic[T]):
         return self.merge_in(call_site(), strategy)
 
     def merge_in(self, site: CallSite, strategy: Strategy) -> Awaitable[None]:
-        """As `adopt`, called from elsewhere than the user's own line."""
+        """Like `adopt`, for callers that took the user's call site themselves."""
         refuse_inside_step("adopt() was called")
         asked = MergeStrategy(strategy) if isinstance(strategy, str) else strategy
         op = self.parent.run.op(OpKind.MERGE, site)
@@ -267,8 +269,8 @@ class Branch(Generic[T]):
         self.adopted = True
 
     def _refuse_what_was_undone(self) -> None:
-        """An error left the fork, so the branch was thrown away and its effects undone; a resumed run would take
-        their results from the journal, and the branch with them."""
+        """Raise `EffectUndone` if effects of this branch were undone, because an error left the fork. A resumed run
+        would otherwise adopt their recorded results."""
         run, mine = self.parent.run, {self.line.path, *self.line.adopted}
         undone = [
             effect
@@ -277,18 +279,18 @@ class Branch(Generic[T]):
         ]
         if undone:
             raise EffectUndone(
-                f"branch {self.path} cannot be adopted: what step {undone[0].step!r} did on it was undone when an "
-                "error left the fork, and its recorded result says that it is done. `ramify log "
+                f"branch {self.path} cannot be adopted: the effect of step {undone[0].step!r} was undone when an "
+                "error left the fork, but its recorded result says that it is done. `ramify log "
                 f"{run.record.id}` shows the checkpoints: `ramify resume {run.record.id} --from` one before the fork "
-                "does the branch anew"
+                "runs the branch again"
             )
 
     async def _merge(self, op: PlanOp, key: str, strategy: MergeStrategy | Resolver) -> None:
         run, parent = self.parent.run, self.parent.branch
         begun, before, theirs_at = run.clock(), parent.snapshot.id, self.line.snapshot.id
-        for line in (parent, self.line):  # a plan may have left a side unsealed: a merge needs both frozen
+        for line in (parent, self.line):  # a plan may leave a side unsealed, but a merge needs snapshots of both
             if line.unsealed and line.world is not None:
-                sealed = Made(
+                sealed = StateOrigin(
                     await line.world.seal(flush=False),
                     "what the merge sealed",
                     refused="the plan seals nothing there",
@@ -333,11 +335,11 @@ class Branch(Generic[T]):
         )
 
     async def _three(self, ours: Snapshot) -> tuple[Snapshot, Snapshot, Snapshot]:
-        """Base, ours and theirs as they can be merged: what is lost of them is made again."""
+        """Return base, ours and theirs for the merge; lost snapshots are recomputed."""
         worlds = self.parent.run.worlds
         return await worlds.state(self._fork.base), ours, await worlds.state(self.line)
 
-    def _made(self, merged: Snapshot, strategy: MergeStrategy | Resolver) -> Made:
+    def _made(self, merged: Snapshot, strategy: MergeStrategy | Resolver) -> StateOrigin:
         run = self.parent.run
 
         async def again(ours: Snapshot) -> Snapshot:
@@ -346,11 +348,11 @@ class Branch(Generic[T]):
                 lambda: asyncio.to_thread(run.snapshots.merge, *three, strategy=strategy)
             )
 
-        return Made(merged, f"the merge of {self.line.path}", again)
+        return StateOrigin(merged, f"the merge of {self.line.path}", again)
 
 
 class Entered(Generic[T]):
-    """What `branch.enter()` gives: a context, in which the branch is the current one."""
+    """The context manager of `branch.enter()`: inside it the branch is the current one."""
 
     def __init__(self, branch: Branch[T]) -> None:
         self._branch = branch
@@ -375,14 +377,14 @@ class Entered(Generic[T]):
 
 
 def _waited(what: str, begin: Callable[[], Awaitable[R]]) -> R:
-    """For `with` in a function that has a thread of its own."""
+    """Do async work for a plain `with`, in a function that runs in its own thread."""
     if run_loop_of_thread() is None:
         raise TypeError(f"{what} by `with` in async code: write `async with`")
-    return start_on_run_loop(what, begin)  # type: ignore[return-value]  # there it is the result itself
+    return start_on_run_loop(what, begin)  # type: ignore[return-value]  # in a thread this is the result itself
 
 
 def _said(strategy: MergeStrategy | Resolver) -> str:
-    """A strategy's name, for keys: equal in a resumed run."""
+    """Return the strategy's name for journal keys: equal in a resumed run."""
     if isinstance(strategy, MergeStrategy):
         return strategy.value
     return (
@@ -392,7 +394,7 @@ def _said(strategy: MergeStrategy | Resolver) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T, R]):
-    """What a step gave on one branch. `error` is set, and `value` is not, where it raised."""
+    """The result of a step on one branch. If the step raised, `error` is set and `value` raises it."""
 
     branch: Branch[T]
     _value: R | None = None
@@ -408,7 +410,7 @@ class Outcome(Generic[T, R]):
 
     @property
     def value(self) -> R:
-        """The step's result. Raises the step's own error where there is none."""
+        """The step's result. Raises the step's error if it failed."""
         if self.error is not None:
             raise self.error
         return self._value  # type: ignore[return-value]  # None is a legal result
@@ -417,7 +419,7 @@ class Outcome(Generic[T, R]):
         return self.branch.enter()
 
     def adopt(self, *, strategy: Strategy = "fail") -> Awaitable[None]:
-        """As `Branch.adopt`."""
+        """Like `Branch.adopt`."""
         return self.branch.merge_in(call_site(), strategy)
 
 
@@ -425,10 +427,10 @@ class Outcomes(list[Outcome[T, R]]):
     """The outcomes of `map`, in the order of the items."""
 
     def best(self, key: Callable[[R], Any]) -> Outcome[T, R]:
-        """The outcome with the greatest `key(value)`, the first of equals. Raises `ValueError` where all failed, and
-        where there was nothing to fork for."""
+        """Return the outcome with the greatest `key(value)`, the first of equals. Raises `ValueError` if all branches
+        failed or there are none."""
         if not self:
-            raise ValueError("there is no best branch of none: the fork was given no items; fork over some")
+            raise ValueError("there is no best branch: the fork was given no items")
         good = [o for o in self if o.error is None]
         if not good:
             raise ValueError(f"no branch has a result: all {len(self)} failed")
@@ -457,9 +459,9 @@ class Branches(Generic[T]):
         concurrency: int | None = None,
         errors: Literal["raise", "return"] = "raise",
     ) -> Awaitable[Outcomes[T, Any]]:
-        """Run `step(item, *extra)` on every branch, `concurrency` at a time (default: one a core).
+        """Run `step(item, *extra)` on every branch, `concurrency` at a time (default: one per core).
 
-        Waits for all. `errors="raise"` then raises the first failed branch's error, by index.
+        Waits for all branches. `errors="raise"` then raises the error of the first failed branch, by index.
         """
         site, width = call_site(), concurrency or os.cpu_count() or 1
         _check_step(step, site)
@@ -477,7 +479,7 @@ async def _map(
         async with gate:
             try:
                 return Outcome(branch, await branch.begin(step, site, (branch.item, *extra)))
-            except Exception as error:  # noqa: BLE001  handed back, and raised below unless asked for
+            except Exception as error:  # noqa: BLE001  returned, or raised below
                 return Outcome(branch, error=error)
 
     async with asyncio.TaskGroup() as group:
@@ -491,7 +493,8 @@ async def _map(
 
 
 def refuse_inside_step(what: str) -> None:
-    """A step is one operation on one world: it neither forks nor merges nor starts others elsewhere."""
+    """Raise `NotInARun` inside a step: a step is one operation on one world, and cannot fork, merge or start
+    steps."""
     scope = current_scope(what)
     if isinstance(scope, RunScope) and scope.step is not None:
         raise NotInARun(f"{what} inside step {scope.step.name!r}: do it in the workflow")

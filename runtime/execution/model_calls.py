@@ -1,4 +1,4 @@
-"""Model calls: journalled one by one, tagged with what is left of the workflow's deadline, sent as one stage."""
+"""Model calls of a run: sent in stages, tagged with the remaining deadline, and journalled one by one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ramify.serving.protocol.tags import SLOTags
 from ramify.serving.types import ChatRequest, ChatResult
 
 LLMProvider = Callable[[], Awaitable[LLMClient]]
-"""Gives the run's client, starting an engine where there is none yet."""
+"""Returns the run's client; starts an engine first if none runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """Calls that are made at once. `siblings`: all ask one prompt, which an engine need read only once."""
+    """Calls that are made at once. `siblings`: all have the same prompt, which an engine needs to read only once."""
 
     index: int
     width: int
@@ -31,7 +31,7 @@ class _Stage:
 
 
 class LLMCalls:
-    """The model calls of one run. A stage is the calls that are made at once; it waits for all of them."""
+    """Makes the model calls of one run. A stage is a set of calls that are made at once; it waits for all of them."""
 
     def __init__(
         self,
@@ -42,19 +42,20 @@ class LLMCalls:
         clock: Callable[[], float],
         answers: Answers | None = None,
     ) -> None:
-        self._answers = answers  # None: every call is asked of the model
+        self._answers = answers  # None: no reuse, every call goes to the model
         self._record = record
         self._plan = plan
         self._journal = journal
         self._provider = provider
         self._clock = clock
         self._stage = 0
-        self.under_way = 0  # stages that have begun and not ended
+        self.under_way = 0  # number of stages in progress
 
     def stage(
         self, requests: list[ChatRequest], *, op_id: OpId, place: str, branch: BranchPath, step_key: str | None
     ) -> Awaitable[list[ChatResult]]:
-        """Results in the order of the requests. Raises the first `LLMError`; what did succeed is journalled."""
+        """Return an awaitable of the results, in the order of the requests. It raises the first `LLMError`; the calls
+        that succeeded are journalled."""
         index, self._stage = self._stage, self._stage + 1
         digests = [codec.digest(request) for request in requests]
         rows = [
@@ -75,7 +76,7 @@ class LLMCalls:
         return self._send_all(requests, rows, index)
 
     def deadline_left(self) -> float | None:
-        """Seconds, negative where it is past; None without a deadline."""
+        """Return the seconds until the deadline, negative if it has passed; None without a deadline."""
         if self._record.deadline_s is None:
             return None
         return self._record.deadline_s - self._journal.consumed_s()
@@ -99,7 +100,7 @@ class LLMCalls:
         if (known := self._journal.served_llm(row.key)) is not None:
             result: ChatResult = codec.decode(known.result_json)
             return result
-        if row.step_key is None:  # a step that has begun goes on: its effect may have happened
+        if row.step_key is None:  # not inside a step: a step that has begun may go on, its effect may have happened
             self._journal.refuse_when_stopped()
         self._refuse_when_late()
         client = await self._provider()
@@ -148,7 +149,7 @@ class LLMCalls:
         return result
 
     def tags(self) -> SLOTags:
-        """Of a call that a step makes by a client of its own: the run's deadline, and no place among its stages."""
+        """Return the tags for calls that a step makes with its own client: the run's deadline, but no stage."""
         left = self.deadline_left()
         at = None if left is None else self._clock() + max(0.0, left)
         return SLOTags(
@@ -183,8 +184,9 @@ class LLMCalls:
         )
 
     def _stage_left(self, index: int) -> float | None:
-        """Seconds until this stage is due by its share φ of the deadline, 0 where that is past; None without a
-        deadline, or under a plan without stages. One that the plan does not expect has its part of the time left."""
+        """Return the seconds until this stage is due, by its share φ of the deadline: 0 if that has passed, None
+        without a deadline or if the plan has no stages. A stage that the plan does not expect gets a part of the time
+        left."""
         left = self.deadline_left()
         if self._record.deadline_s is None or left is None or STAGES not in self._plan.passes:
             return None
@@ -194,7 +196,7 @@ class LLMCalls:
         return max(0.0, left) / self._still(index)
 
     def _still(self, index: int) -> int:
-        """Among how many stages, this one and later ones, the time left is split where none was measured: as many as
-        the code says, and where it does not say, one more than there have been by the end of this one."""
+        """Return among how many stages, this one included, the time left is divided if none was measured: the number
+        in the code, or, if the code does not tell, one more than there will have been after this stage."""
         known = self._plan.stages
         return known - index if known is not None and known > index else index + 2

@@ -1,7 +1,7 @@
-"""Prefix hints: while a run's first steps work, an idle engine reads what its first model call will begin with.
+"""Prefix hints: while a run's first steps execute, an idle engine reads the beginning of its first model call.
 
-No operation of the journal, since it has no result: nobody waits for it, it ends with the run, and a failure costs
-nothing and is told to observers only.
+A hint has no result, so it is no operation of the journal. Nobody waits for it, it ends with the run, and a failure
+is only reported to observers.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def send_prefix_hint(
     provider: LLMProvider,
     emit: Callable[[Event], None],
 ) -> None:
-    """Begin to send what the plan of a run that begins says. `answered`: the operations of which the journal holds
-    model calls, which are not asked again."""
+    """Start sending the plan's prefix hint. `answered`: operations whose model calls are in the journal; they are not
+    called again, so they need no hint."""
     op = next((op for op in run.plan.ops if PREFIX in op.attrs), None)
     if op is None or op.id in answered:
         return
@@ -45,28 +45,28 @@ async def _send(
     begun = run.clock()
     try:
         why = await _read_ahead(op.attrs[PREFIX], function, provider)
-    except ServingError as error:  # the call itself will say so, if it comes to that
+    except ServingError as error:  # the model call itself will report it
         why = str(error)
-    except Exception as error:  # noqa: BLE001  a module may hold objects that raise where they are looked at
+    except Exception as error:  # noqa: BLE001  objects of a user's module may raise when they are inspected
         why = f"{type(error).__name__}: {error}"
     emit(PrefixHinted(run.record.id, op.id, why, run.clock() - begun))
 
 
 async def _read_ahead(prefix: Mapping[str, Any], function: Callable[..., Any], provider: LLMProvider) -> str:
-    """Why it was not read, "" where it was."""
+    """Send the hint. Returns why the engine did not read it, "" if it did."""
     messages: list[Message] = []
     for said in prefix["messages"]:
         text = _text_of(said, function)
         if text is None:
             shown = f"{said['name'] or 'a literal'} of {said['module']}"
-            return f"{shown} is not the text that the plan was made of"
+            return f"{shown} is not the text from which the plan was made"
         messages.append(Message(said["role"], text))
     client = await provider()
     return await client.hint(messages, model=prefix["model"])
 
 
 def _text_of(said: Mapping[str, str], function: Callable[..., Any]) -> str | None:
-    """The text of the plan's digest, where the plan says that it stands."""
+    """Return the text with the plan's digest, from the place that the plan names; None if it has changed."""
     plain: Any = inspect.unwrap(function)
     module = sys.modules.get(said["module"])
     home: Mapping[str, object] = {} if module is None else vars(module)
@@ -86,7 +86,7 @@ def _named(name: str, home: Mapping[str, object]) -> Iterator[object]:
 
 
 def _literals(home: Mapping[str, object]) -> Iterator[object]:
-    """In the functions of a module."""
+    """Yield the constants in the functions of a module."""
     todo: list[CodeType] = []
     for value in home.values():
         if callable(value) and not isinstance(value, type):

@@ -1,11 +1,11 @@
-"""The questions that one process of a run has met: which of them wait for a person, and when the run waits with them.
+"""Tasks of a run that wait for a person's answer, and when the run itself stops to wait.
 
-A question without an answer parks its task. The other tasks of the workflow go on: steps that have begun are not
-stopped, and further questions are met. When nothing of the run works any more, every parked task gets `Asked`, which
-unwinds the workflow, and the run waits with all of its questions. An answer that a person stores meanwhile is picked
-up, and its task goes on.
+A question without an answer suspends its task. The other tasks of the workflow continue: running steps are not
+stopped, and more questions may be asked. When nothing in the run makes progress any more, every suspended task gets
+`AnswersNeeded`, which unwinds the workflow, and the run ends in the state WAITING with all open questions. If a
+person answers before that, the task of that question continues.
 
-An answer is bound to the key of its question, so the order in which a replay meets the questions does not matter.
+An answer is bound to the key of its question, so the order in which a replay reaches the questions does not matter.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 LOOK_S = 0.25
-"""How often a run that works while it asks looks for answers."""
+"""Seconds between two looks for answers in the database, while other tasks of the run make progress."""
 BUSY_S = 0.02
-"""How often it looks whether it still works."""
+"""Seconds between two checks whether the run still makes progress."""
 SETTLE_S = 0.05
-"""How long nothing of a run may happen before it waits, where its workflow has several tasks: one of them may be in
-a pause of its own, which nobody else knows of."""
+"""Seconds without progress before the run stops to wait, if its workflow has several tasks. One of them may be in an
+`asyncio.sleep` of its own, which the runtime cannot see."""
 UNWIND_S = 1.0
-"""How long a workflow that was told to stop may do nothing before it is cancelled."""
-_TURNS = 5  # of the event loop, in which a task that was woken begins what it does next
+"""Seconds without progress before a workflow that was asked to stop is cancelled."""
+_TURNS = 5  # turns of the event loop within which a resumed task starts its next operation
 
 
-class Asked(BaseException):
-    """Unwinds the workflow. Not an `Exception`: a workflow's own handlers are not meant for it."""
+class AnswersNeeded(BaseException):
+    """Unwinds the workflow. Not an `Exception`, so that the workflow's own `except Exception` does not catch it."""
 
     def __init__(self, keys: Collection[str] = ()) -> None:
         self.keys = tuple(keys)
@@ -36,12 +36,14 @@ class Asked(BaseException):
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What `Asking` needs of its run.
+class RunCallbacks:
+    """The functions of a run that `QuestionWaits` calls.
 
-    `works`: whether an operation of the run is under way. `pulse`: a value that changes with each operation. `stop`:
-    nothing new begins from now on; gives the reason, which may be an earlier one. `look`: the answers stored so far.
-    `waits_on`: called once where other steps go on while questions wait.
+    works: returns whether an operation of the run is in progress.
+    pulse: returns a value that changes with each operation.
+    stop: prevents new operations and returns the reason, which may be an earlier one.
+    look: returns the answers that are stored so far, by key.
+    waits_on: is called once, with the keys, if other steps continue while questions are open.
     """
 
     works: Callable[[], bool]
@@ -51,11 +53,14 @@ class Surroundings:
     waits_on: Callable[[Collection[str]], None]
 
 
-class Asking:
-    """`answers`: by key, encoded. `asked`: the keys of questions that earlier processes of the run asked, and nobody
-    had answered when this process began."""
+class QuestionWaits:
+    """The questions of one run in this process.
 
-    def __init__(self, around: Surroundings, *, answers: Mapping[str, str], asked: Collection[str]) -> None:
+    answers: encoded answers, by the key of the question.
+    asked: keys of questions that earlier processes of the run asked and that were open when this process began.
+    """
+
+    def __init__(self, around: RunCallbacks, *, answers: Mapping[str, str], asked: Collection[str]) -> None:
         self._around = around
         self._answers = dict(answers)
         self._before = frozenset(asked)
@@ -67,25 +72,27 @@ class Asking:
         self._told = False
 
     def begin(self) -> None:
-        """The workflow's function is about to be called in the current task."""
+        """Call this in the task that will run the workflow function, right before it."""
         self._main = asyncio.current_task()
 
     def answer(self, key: str) -> str | None:
-        """What a person answered to the question, if anybody has; the question is met."""
+        """Return the encoded answer to the question, or None. EvictionMarks the question as reached in this
+        process."""
         self._met.add(key)
         return self._answers.get(key)
 
     def is_new(self, key: str) -> bool:
-        """Whether no process of the run has written down that it asks this."""
+        """Whether no process of the run has recorded this question yet."""
         return key not in self._before
 
     @property
     def not_met(self) -> list[str]:
-        """Questions of earlier processes that this one did not come to."""
+        """Keys of questions that earlier processes asked and this process did not reach."""
         return sorted(self._before - self._met)
 
     async def wait(self, key: str) -> str:
-        """Park this task until a person answers. Raises `Asked`, or what else the run stops with."""
+        """Suspend this task until a person answers; return the encoded answer. Raises `AnswersNeeded`, or the error
+        that stops the run."""
         future = asyncio.get_running_loop().create_future()
         self._parked[key], self._tasks[key] = future, asyncio.current_task()
         if self._watch is None:
@@ -97,7 +104,7 @@ class Asking:
             del self._parked[key], self._tasks[key]
 
     async def end(self) -> None:
-        """The workflow is over, whatever its questions. Call it before the run's rows are closed."""
+        """Cancel all waiting tasks: the workflow has ended. Call this before the journal is closed."""
         for future in self._parked.values():
             future.cancel()
         watch, self._watch = self._watch, None
@@ -105,14 +112,14 @@ class Asking:
             watch.cancel()
             await asyncio.wait({watch})
 
-    # Below: the task that watches
+    # The watching task
 
     async def _until_nothing_works(self) -> None:
         try:
             await self._watching()
         except asyncio.CancelledError:
             raise
-        except Exception as error:  # noqa: BLE001  the database is gone: who waits must not wait for ever
+        except Exception as error:  # noqa: BLE001  for example a lost database: the waiting tasks must hear of it
             self._raise(error)
         finally:
             self._watch = None
@@ -124,7 +131,7 @@ class Asking:
             if await self._nothing_works():
                 if await self._answered():
                     continue
-                self._raise(self._around.stop(Asked(self._parked)))
+                self._raise(self._around.stop(AnswersNeeded(self._parked)))
                 await self._unwound()
                 return
             if self._around.works() and not self._told:
@@ -146,8 +153,8 @@ class Asking:
         return bool(self._parked) and not self._around.works() and self._state() == before
 
     async def _unwound(self) -> None:
-        """`end` cancels this. A workflow that comes to no end by itself waits for what a task of its own would have
-        done, as for a queue whose worker asked: it is cancelled."""
+        """Cancel a workflow that does not end by itself, for example because it waits for a queue whose worker task
+        was unwound. `end` cancels this coroutine."""
         while self._main is not None:
             before = self._state()
             await asyncio.sleep(UNWIND_S)
@@ -158,7 +165,7 @@ class Asking:
         return self._around.pulse(), tuple(self._parked)
 
     async def _answered(self) -> bool:
-        """Whether somebody answered a question that waits: its task goes on."""
+        """Resume the tasks whose questions were answered; return whether there were any."""
         found = await self._around.look()
         self._answers.update(found)
         answered = [key for key in self._parked if key in found]
@@ -172,13 +179,13 @@ class Asking:
         for key, future in self._parked.items():
             if future.done():
                 continue
-            future.set_exception(Asked(error.keys) if isinstance(error, Asked) else error)
+            future.set_exception(AnswersNeeded(error.keys) if isinstance(error, AnswersNeeded) else error)
             task = self._tasks[key]
             if task is not None:
                 task.add_done_callback(_heard)
 
 
 def _heard(task: asyncio.Task[Any]) -> None:
-    """Nobody need await a task that a question ended: the run says so itself."""
+    """Retrieve the task's exception, so that asyncio does not log it: the run reports it."""
     if not task.cancelled():
         task.exception()

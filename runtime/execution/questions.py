@@ -1,9 +1,9 @@
-"""Asking a person in the middle of a workflow: the run waits, and goes on when the question is answered.
+"""Ask a person in the middle of a workflow (`ramify.interrupt`): the run waits until the question is answered.
 
-The question is a row of the journal (ASKED), the answer the row that is honoured ever after (DONE). What a person
-answers is stored beside the journal, under the question's key (`inbox`), and becomes that row when a process of the
-run meets the question. Between the two nothing of the run needs to live: its process ends, and a resume meets the
-same question at the same place.
+The question is a journal row with the status ASKED. The answer is stored under the question's key (`inbox`), and
+becomes a journal row with the status DONE when a process of the run reaches the question. In between no process of
+the
+run needs to exist: a resume reaches the same question at the same place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ramify.runtime.codec import codec
 from ramify.runtime.codec.legacy_digests import digest_in_journal
 from ramify.runtime.errors import RunWaiting
 from ramify.runtime.events import Noticed
-from ramify.runtime.execution.question_waits import Asked, Asking, Surroundings
+from ramify.runtime.execution.question_waits import AnswersNeeded, QuestionWaits, RunCallbacks
 from ramify.runtime.execution.run import Run, RunScope, new_row, seal_before
 from ramify.runtime.journal.inbox import OpenQuestion, as_question, listed, unanswered_rows
 from ramify.runtime.records import AnswerRecord, OpRecord, OpStatus, RunId
@@ -25,7 +25,7 @@ from ramify.runtime.user_code.call_sites import CallSite
 
 
 def begin_asking(scope: RunScope, question: Any, site: CallSite) -> Awaitable[Any]:
-    """Give out the question's key now, in program order, and return what asks it."""
+    """Take the question's key now, in program order, and return the awaitable that asks it."""
     op = scope.run.op(OpKind.INTERRUPT, site)
     encoded = codec.encode(question)
     key = scope.run.journal.key(
@@ -38,7 +38,7 @@ async def _ask(scope: RunScope, op: OpId, key: str, question: str) -> Any:
     run = scope.run
     assert run.asking is not None, "a run of the decorators"
     async with run.busy():
-        async with scope.branch.lock:  # the process may be about to end: what stands is not to be done again
+        async with scope.branch.lock:  # the process may end now: seal, so that no finished step has to run again
             await seal_before(scope, key)
         answer = run.asking.answer(key)
         if (known := run.journal.served(key)) is not None:
@@ -70,8 +70,8 @@ def _row(scope: RunScope, op: OpId, key: str, question: str, result: str, status
     )
 
 
-def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Sequence[AnswerRecord]) -> Asking:
-    """How a run asks, from its journal and the answers that people have stored. Fills `run.questions`."""
+def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Sequence[AnswerRecord]) -> QuestionWaits:
+    """Make the run's object for open questions, from its journal and the stored answers. Fills `run.questions`."""
     rows = [row for row in ops if row.kind is OpKind.INTERRUPT]
     run.questions.update((row.key, row) for row in unanswered_rows(rows))
 
@@ -83,19 +83,19 @@ def asking_of(run: Run, store: RunStore, ops: Sequence[OpRecord], answers: Seque
         run.recovery.emit(
             Noticed(
                 run.record.id,
-                f"asks, while its other steps go on:\n{said}\nAnswer by `ramify answer ID JSON`",
+                f"asks, while its other steps continue:\n{said}\nAnswer with `ramify answer ID JSON`",
             )
         )
 
-    return Asking(
-        Surroundings(run.works, lambda: run.journal.pulse, run.journal.stop, look, waits_on),
+    return QuestionWaits(
+        RunCallbacks(run.works, lambda: run.journal.pulse, run.journal.stop, look, waits_on),
         answers={one.key: one.answer_json for one in answers},
         asked=run.questions,
     )
 
 
-def waiting(run: Run, asked: Asked) -> RunWaiting:
-    """What the run ends with, naming every question that it waits for."""
+def waiting(run: Run, asked: AnswersNeeded) -> RunWaiting:
+    """Return the error with which the run ends, which lists every open question."""
     questions = [as_question(row) for key, row in run.questions.items() if key in asked.keys]
     return run_waiting(run.record.id, questions)
 
@@ -104,12 +104,12 @@ def run_waiting(run: RunId, questions: Sequence[OpenQuestion]) -> RunWaiting:
     first = questions[0].question
     if len(questions) == 1:
         said = (
-            f"run {run} asks: {first}\nAnswer it by `ramify resume {run} --answer JSON`, or without going on by "
+            f"run {run} asks: {first}\nAnswer it with `ramify resume {run} --answer JSON`, or without resuming with "
             f"`ramify answer {questions[0].id} JSON`"
         )
     else:
         said = (
             f"run {run} asks {len(questions)} questions:\n{listed(questions)}\n"
-            f"Answer them by `ramify resume {run} --answer ID=JSON`, where --answer may be repeated"
+            f"Answer them with `ramify resume {run} --answer ID=JSON`; --answer may be repeated"
         )
     return RunWaiting(said, question=first, run_id=run, questions=questions)

@@ -1,13 +1,17 @@
-"""One run of a plan under the decorators: the workflow function is replayed, the journal answers for what is done.
+"""A run of a workflow under the decorators: the workflow function is replayed, and the journal answers for the past.
 
-**The big idea.** A workflow is plain Python. The runtime never looks inside it while it runs; it only hears of
-the calls that cross a boundary: a step, a fork, a merge, a model call. Each of them is an operation of the plan,
-has a key that says where it stands in the workflow, and is done at most once per key and state: a call whose key the
-journal knows, on a branch that stands where the recorded one began, gets the recorded result and moves its branch to
-the recorded snapshot; any other call is performed, its world sealed where the plan says SEAL, and both committed in
-one transaction before the workflow sees the result. What it sees is always the recorded value, decoded.
-So a run that was killed anywhere is resumed by calling the workflow again: it rushes through what is recorded,
-mounting nothing, and goes on where the record ends.
+**The big idea.** A workflow is plain Python. The runtime does not look inside it while it runs. It only sees the
+calls
+that cross a boundary: a step, a fork, a merge, a model call. Each of these calls is an operation of the plan and has
+a key, its place in the workflow. It is performed at most once per key and state:
+
+- If the journal has the key, and the branch is in the state where the recorded call began, the call returns the
+  recorded result, and the branch moves to the recorded snapshot.
+- Otherwise the call is performed, its world is sealed if the plan has a SEAL there, and both are committed in one
+  transaction before the workflow sees the result. The workflow always sees the decoded recorded value.
+
+So a run that was killed at any point is resumed by calling the workflow function again: it passes the recorded
+operations quickly, without mounting a world, and continues where the journal ends.
 """
 
 from __future__ import annotations
@@ -29,20 +33,20 @@ from ramify.runtime.records import ROOT, BranchPath, OpRecord, OpStatus, RunReco
 from ramify.runtime.reuse.reuse import Reuse
 from ramify.runtime.user_code.call_sites import CallSite, find_op
 from ramify.runtime.user_code.sandbox import Sandbox
-from ramify.runtime.user_code.task_waits import LEFT, Begun, Waits
-from ramify.runtime.worlds.recovery import Made, Recovery
+from ramify.runtime.user_code.task_waits import LEFT, BegunStep, TaskWaits
+from ramify.runtime.worlds.recovery import Recovery, StateOrigin
 from ramify.runtime.worlds.world_pool import Branch, WorldPool
 from ramify.sandboxes.errors import SandboxError
 from ramify.serving.types import ChatRequest, ChatResult
 
 if TYPE_CHECKING:
-    from ramify.runtime.execution.question_waits import Asking
+    from ramify.runtime.execution.question_waits import QuestionWaits
     from ramify.runtime.execution.step_call import StepDef
 
 
 @dataclass(eq=False, slots=True)
 class Run:
-    """Everything that the operations of one run share."""
+    """The state that the operations of one run share."""
 
     record: RunRecord
     plan: Plan
@@ -55,31 +59,31 @@ class Run:
     reuse: Reuse
     recovery: Recovery
     costs: CostModel = field(default_factory=CostModel)
-    # the steps that were called, by name: their hooks outlive the call
+    # the steps that were called, by name: their compensate hooks are needed later
     steps: dict[str, StepDef] = field(default_factory=dict)
-    # how it asks a person (None: its front end has a way of its own), and the rows of open questions, by their keys
-    asking: Asking | None = None
+    # open questions (None: the front end handles them itself), and the rows of open questions by key
+    asking: QuestionWaits | None = None
     questions: dict[str, OpRecord] = field(default_factory=dict)
-    # a step failed in an earlier process of this run: whatever stands unsealed is sealed before the next step
+    # a step failed in an earlier process of this run: unsealed changes are sealed before the next step
     careful: bool = False
-    # a change of its code was accepted since it began
+    # a code change was accepted since the run began
     was_changed: bool = False
-    # the tasks in which steps run at this moment, by the branch that they run on
+    # the tasks that run steps at this moment, with their branches
     working: dict[asyncio.Task[Any], BranchPath] = field(default_factory=dict)
 
-    # the steps that were begun and are not done, by their keys
-    begun: dict[str, Begun] = field(default_factory=dict)
-    # which of their tasks somebody waited for, and the rows of those that were stopped after they were left
-    waits: Waits = field(default_factory=Waits)
+    # the steps that were called and have not ended, by key
+    begun: dict[str, BegunStep] = field(default_factory=dict)
+    # which of their tasks somebody waited for, and the rows of abandoned steps that were stopped
+    waits: TaskWaits = field(default_factory=TaskWaits)
     left: list[OpRecord] = field(default_factory=list)
-    # operations under way that are neither steps nor model calls
+    # the number of operations in progress that are neither steps nor model calls
     at_work: int = 0
-    # the tasks that make worlds ready while the model thinks, and send what it is to read ahead
+    # the tasks that prefork worlds during model calls, and that send prefix hints
     ahead: set[asyncio.Task[None]] = field(default_factory=set)
 
     @asynccontextmanager
     async def busy(self) -> AsyncIterator[None]:
-        """An operation is under way in this block: the run does not end with its open questions meanwhile."""
+        """Mark an operation as in progress: the run does not stop for its open questions meanwhile."""
         self.at_work += 1
         try:
             yield
@@ -87,7 +91,7 @@ class Run:
             self.at_work -= 1
 
     def works(self) -> bool:
-        """Whether an operation is under way: one that ends by itself, and waits for no person."""
+        """Whether an operation is in progress that does not wait for a person."""
         steps = any(begun.started and not begun.ended for begun in self.begun.values())
         return steps or self.at_work > 0 or self.calls.under_way > 0
 
@@ -95,24 +99,26 @@ class Run:
         return find_op(self.plan, kind, site, step)
 
     def seal_op(self, op: PlanOp) -> PlanOp | None:
-        """The SEAL that the plan puts after an operation; a graph break seals under its own name."""
+        """Return the SEAL that the plan puts after an operation, or None. A graph break is its own SEAL."""
         if op.kind is OpKind.BREAK:
             return op if op.attrs.get("seal", True) else None
         return self.plan.after(op, OpKind.SEAL)
 
     async def end_abandoned_steps(self) -> list[OpRecord]:
-        """The workflow has returned: stop the steps that it waited for and left, where another one failed or a time
-        was up. Their rows, to be told of. Raises `NotAwaited` for those that nobody ever waited for; one that the
-        workflow cancelled is none."""
+        """After the workflow has returned, stop the steps that it stopped waiting for, for example because another
+        step failed or a timeout passed. Returns their rows.
+
+        Raises `NotAwaited` for steps that nobody ever waited for. Steps that the workflow cancelled do not count.
+        """
         mine = asyncio.current_task()
         while self.begun:
-            await asyncio.sleep(0)  # what was cancelled before it began ends, and what has a task begins
+            await asyncio.sleep(0)  # lets cancelled steps end and scheduled steps begin
             left = [begun for begun in self.begun.values() if not begun.ended]
             stopping = {begun.task for begun in left if begun.task is not None and begun.task.cancelling()}
             running = [begun for begun in left if begun.started and begun.task not in stopping]
             forgotten = [begun for begun in running if not self.waits.for_step(begun, mine)]
             if not stopping and not running:
-                forgotten = left  # never begun: whoever was to begin them would have by now
+                forgotten = left  # coroutines that nobody awaited
             if forgotten:
                 self._refuse(forgotten)
             for task in {begun.task for begun in running if begun.task is not None}:
@@ -125,18 +131,18 @@ class Run:
             await self.journal.record(row)
         return self.left
 
-    def _refuse(self, forgotten: list[Begun]) -> NoReturn:
+    def _refuse(self, forgotten: list[BegunStep]) -> NoReturn:
         names = ", ".join(sorted({begun.step.__qualname__ for begun in forgotten}))
         for begun in forgotten:
             if not begun.started:
                 begun.step.close()
         raise NotAwaited(
-            f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and what it "
-            "did is not kept. Await it, or begin it in an asyncio.TaskGroup or an asyncio.gather, or cancel it"
+            f"the workflow returned while {names} had not ended: nobody awaited it, so it is stopped, and its "
+            "changes are lost. Await it, start it in an asyncio.TaskGroup or an asyncio.gather, or cancel it"
         )
 
     async def settle(self, under: BranchPath) -> None:
-        """Stop the steps that still run on a branch or below it: the block that they belong to is left."""
+        """Stop the steps that still run on a branch or below it, because their block has ended."""
         mine = asyncio.current_task()
         late = [
             task
@@ -154,7 +160,7 @@ class Run:
 
 
 def start_prefork(scope: RunScope, op: PlanOp) -> None:
-    """Perform the plan's PREFORK of this operation, which is about to wait for the model: nobody waits for it."""
+    """Start the plan's PREFORK for this operation, which is about to wait for the model, in the background."""
     prefork = scope.run.plan.prefork(op.id)
     if prefork is None:
         return
@@ -166,7 +172,7 @@ def start_prefork(scope: RunScope, op: PlanOp) -> None:
 
 
 async def _make_ready(scope: RunScope, prefork: PlanOp, key: str) -> None:
-    """A failure is a row for people to read: the fork itself makes its worlds then, and says what is wrong."""
+    """Fork the worlds. A failure is only recorded: the fork operation makes its worlds itself and reports errors."""
     run, branch, width = scope.run, scope.branch, int(prefork.attrs["width"])
     begun, snapshot = run.clock(), branch.snapshot.id
     row = new_row(
@@ -183,11 +189,11 @@ async def _make_ready(scope: RunScope, prefork: PlanOp, key: str) -> None:
 
 
 async def seal_before(scope: RunScope, key: str) -> None:
-    """Record the branch's state in front of an operation that the plan does not foresee there.
+    """Seal the branch's state before an operation that the plan does not expect there.
 
-    A plan leaves a SEAL out only where the next thing to happen to the world is a step whose failure nobody catches.
-    Where something else comes, which the compiler did not see, the SEAL is taken late, under the plan's catch-all.
-    `key` is the operation's. The caller holds the branch's lock.
+    A plan omits a SEAL only if the next operation on the world is a step whose failure is not caught. If another
+    operation follows, which the compiler did not see, the SEAL is made up for, under the plan's catch-all operation.
+    `key`: the key of that operation. The caller holds the branch's lock.
     """
     run, branch = scope.run, scope.branch
     key = f"{key}|BEFORE"
@@ -206,11 +212,11 @@ async def seal_before(scope: RunScope, key: str) -> None:
         branch.unsealed = False
     else:
         return
-    branch.stands(Made(sealed, "what was sealed late", refused="the plan seals nothing there"))
+    branch.stands(StateOrigin(sealed, "what was sealed late", refused="the plan seals nothing there"))
 
 
 def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -> OpRecord:
-    """A row of the scope's branch, done now."""
+    """Return a new DONE row for the scope's branch, which ends now."""
     blank = OpRecord(
         run_id=scope.run.record.id,
         seq=0,
@@ -226,7 +232,7 @@ def new_row(scope: RunScope, kind: OpKind, op: OpId, key: str, **changes: Any) -
 
 @dataclass(frozen=True, slots=True)
 class StepFrame:
-    """The step that runs, for what is called inside it."""
+    """The step that is running, for calls inside it."""
 
     name: str
     key: str
@@ -237,7 +243,7 @@ class StepFrame:
 
 @dataclass(frozen=True, slots=True)
 class RunScope:
-    """The scope of the decorators: a branch of a run, and the step in it if there is one."""
+    """The scope of a workflow under the decorators: a branch of a run, and the running step if there is one."""
 
     run: Run
     branch: Branch
@@ -248,7 +254,7 @@ class RunScope:
         return self.step.sandbox if self.step else None
 
     def call_llm(self, requests: list[ChatRequest], site: CallSite, method: str) -> Awaitable[list[ChatResult]]:
-        """Not a coroutine function: keys are given out at the call, in program order."""
+        """Return the awaitable of one stage of model calls. Keys are taken at the call, in program order."""
         if self.step is not None:
             op, place = self.step.op, f"{self.step.key}|a{self.step.attempt}"
         else:
@@ -268,7 +274,8 @@ _OP = OpId("patched")
 
 
 def is_patched(scope: RunScope, name: str) -> bool:
-    """On the run's loop."""
+    """Whether the branch runs the new code of `ramify.patched(name)`. Answered once per branch and its forks, and
+    recorded: a run that has recorded operations beyond this point keeps the old code. Call it on the run's loop."""
     journal, path = scope.run.journal, scope.branch.path
     for branch in _and_above(path):
         key = _key(branch, name)

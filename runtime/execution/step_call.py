@@ -1,4 +1,4 @@
-"""A step that was called, and how its code is run."""
+"""Steps: their definition, a call of a step, and how its code is run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ramify.runtime.worlds.gc_pins import Ground
 
 @dataclass(frozen=True, slots=True)
 class StepDef:
-    """A step as its decorator describes it."""
+    """A step as declared by its decorator."""
 
     name: str
     function: Callable[..., Any]
@@ -34,24 +34,26 @@ class StepDef:
     reuse: bool = False
     retry: int = 0
     timeout: float | None = None
-    outside: Outside = ORDINARY  # of an irreversible step: how it meets the outside
+    outside: Outside = ORDINARY  # for irreversible steps: idempotency, hooks, behaviour in forks
 
 
 def bind(step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments by name, defaults filled in, the world left out: what the result depends on."""
+    """Return the arguments by name, with defaults and without the sandbox: what the result depends on."""
     return bind_with_defaults(step, args, kwargs)[0]
 
 
 def bind_with_defaults(
     step: StepDef, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """As `bind`, and the names of the parameters whose values are the defaults."""
+    """Like `bind`; also return the names of the parameters that took their default."""
     signature = _signature(step.function, step.sandbox_parameter)
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
         mend = (
-            "" if "'self'" not in str(error) else "; a step is no method: make it a function, or hand it the object"
+            ""
+            if "'self'" not in str(error)
+            else "; a step cannot be a method: make it a function and pass the object"
         )
         raise BadArguments(f"step {step.name}{signature}: {error}{mend}") from None
     given = set(bound.arguments)
@@ -66,7 +68,7 @@ def _signature(function: Callable[..., Any], left_out: str | None = None) -> ins
 
 
 async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A step called inside a step is part of it: no key and no seal of its own, and so no fence either."""
+    """Call a step inside another step. It is part of the outer step: it has no journal key, seal or effect fence."""
     outer = current_scope("a step")
     if step.effect is Effect.IRREVERSIBLE and isinstance(outer, RunScope) and outer.step is not None:
         planned = outer.run.steps.get(outer.step.name)
@@ -79,7 +81,7 @@ async def call_inline(step: StepDef, face: Sandbox | None, args: tuple[Any, ...]
 
 
 async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | None) -> Any:
-    """Call the step's function with its arguments by name and its world: an async one here, others in a thread."""
+    """Call the step's function with its arguments and its sandbox: coroutine functions here, others in a thread."""
     if inspect.iscoroutinefunction(step.function):
         if step.sandbox_parameter is not None:
             arguments[step.sandbox_parameter] = face
@@ -90,7 +92,7 @@ async def call_step(step: StepDef, arguments: dict[str, Any], face: Sandbox | No
 
 
 def _call_bound(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
-    """Call with arguments by name, positional-only and variadic parameters included."""
+    """Call with arguments by name; supports positional-only and variadic parameters."""
     signature = _signature(function)
     bound = signature.bind_partial()
     bound.arguments.update({name: arguments[name] for name in signature.parameters if name in arguments})
@@ -102,17 +104,17 @@ class StepTimeout(TimeoutError):
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """A step that was called: where, with what, and under which key."""
+class StepCall:
+    """A call of a step: its scope, arguments and journal key."""
 
     scope: RunScope
     step: StepDef
     op: PlanOp
     key: str
     args_digest: str
-    arguments: str  # encoded: each attempt gets its own copy
-    defaults: frozenset[str] = frozenset()  # the parameters that were not given
-    aside: bool = False  # it only reads, in a world of its own on its branch's snapshot
+    arguments: str  # encoded: each attempt decodes its own copy
+    defaults: frozenset[str] = frozenset()  # the parameters that took their default
+    aside: bool = False  # it only reads, in a separate world on its branch's snapshot
 
     def fence(self) -> Fence | None:
         if self.step.effect is not Effect.IRREVERSIBLE:
@@ -125,7 +127,7 @@ class Pending:
 
     @property
     def is_once(self) -> bool:
-        """Whether its code was changed since the run began, and its operation is called at most once on a branch."""
+        """Whether the run's code was changed since it began, and a branch calls this operation at most once."""
         origin = self.op.origin
         return self.scope.run.was_changed and origin is not None and not origin.repeats
 
@@ -135,17 +137,17 @@ class Pending:
 
     @property
     def seal_key(self) -> str:
-        """Of the SEAL that follows it."""
+        """The key of the SEAL that follows the step."""
         return f"{self.key}|SEAL"
 
 
-async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> tuple[str, Any]:
-    """The result as the journal keeps it, and as a resumed run would see it."""
-    step = pending.step
+async def run_attempt(call: StepCall, face: Sandbox | None, attempt: int) -> tuple[str, Any]:
+    """Run the step's code once. Returns the encoded result, and the decoded one, which a resumed run would see."""
+    step = call.step
     limit = asyncio.timeout(step.timeout)
     try:
         async with limit:
-            value = await run_code(pending, face, attempt)
+            value = await run_code(call, face, attempt)
     except TimeoutError as error:
         if limit.expired():
             raise StepTimeout(f"step {step.name!r} took longer than its timeout of {step.timeout:g} s") from error
@@ -153,14 +155,14 @@ async def run_attempt(pending: Pending, face: Sandbox | None, attempt: int) -> t
     finally:
         if face is not None:
             face.end()
-    return _kept(pending, value)
+    return _kept(call, value)
 
 
-def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
-    """Raises `ResultNotKept` of an irreversible step: whatever went wrong with its result, it was done."""
-    fence = pending.fence()
+def _kept(call: StepCall, value: Any) -> tuple[str, Any]:
+    """Encode the result. Raises `ResultNotKept` for an irreversible step, because its effect has happened."""
+    fence = call.fence()
     try:
-        result_json = codec.encode(value, f"step {pending.step.name!r}: its result")
+        result_json = codec.encode(value, f"step {call.step.name!r}: its result")
         return result_json, codec.decode(result_json)
     except Exception as error:
         if fence is None:
@@ -168,15 +170,15 @@ def _kept(pending: Pending, value: Any) -> tuple[str, Any]:
         raise fence.result_lost(str(error)) from error
 
 
-async def run_code(pending: Pending, face: Sandbox | None, attempt: int) -> Any:
-    scope = replace(pending.scope, step=StepFrame(pending.step.name, pending.key, pending.op, face, attempt))
-    pending.scope.run.journal.forget_place(f"{pending.key}|a{attempt}")
+async def run_code(call: StepCall, face: Sandbox | None, attempt: int) -> Any:
+    scope = replace(call.scope, step=StepFrame(call.step.name, call.key, call.op, face, attempt))
+    call.scope.run.journal.forget_place(f"{call.key}|a{attempt}")
     with entered(scope):
-        return await call_step(pending.step, codec.decode(pending.arguments), face)
+        return await call_step(call.step, codec.decode(call.arguments), face)
 
 
-def reusable_commands(pending: Pending, attempt: int, ground: Ground) -> ReusableCommands:
+def reusable_commands(call: StepCall, attempt: int, ground: Ground) -> ReusableCommands:
     def blank(kind: OpKind, op: OpId, key: str) -> OpRecord:
-        return new_row(pending.scope, kind, op, key)
+        return new_row(call.scope, kind, op, key)
 
-    return ReusableCommands(pending.scope.run, f"{pending.key}|a{attempt}", pending.op.id, blank, ground)
+    return ReusableCommands(call.scope.run, f"{call.key}|a{attempt}", call.op.id, blank, ground)

@@ -1,15 +1,16 @@
-"""A run that goes on from the middle of another: what would have happened otherwise.
+"""Fork a run: start a new run from a checkpoint of an existing one.
 
-A fork of a run is a run of its own, whose journal is the other's up to one checkpoint. Nothing is performed to make
-one and no file is copied: its rows name the same snapshots. Resumed, it is served what it has, and does the rest.
-What it then does outside is fenced as on a branch (`ramify.runtime.effects.fence.InFork`), unless it is forked for real:
-the run that it came from may have sent that mail already.
+The new run has its own id, and a copy of the other run's journal up to the checkpoint. Forking executes nothing and
+copies no files, since the copied rows name the same snapshots. When the fork is resumed, the journal answers for the
+copied part and the rest is executed. Irreversible steps are then restricted as on a branch (`InFork`), because the
+original run may have performed the same effect already. `for_real` lifts that restriction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ramify.compiler.plan import OpId, OpKind
 from ramify.fork_engine.types import Snapshot, SnapshotId
@@ -27,20 +28,22 @@ from ramify.runtime.records import (
     RunStatus,
     checkpoint_id,
 )
-from ramify.runtime.store import RunStore
+
+if TYPE_CHECKING:
+    from ramify.runtime.store import RunStore
 
 FORKED = "forked"
-"""The key of the row that tells which run this one was forked from; most runs have none."""
+"""The key of the row that names the run from which this run was forked. Only forked runs have one."""
 
 
 def ancestor_runs(ops: Iterable[OpRecord]) -> list[RunId]:
-    """The runs that a run comes from, as far as its rows tell, the nearest first."""
+    """Return the ids of the runs that this run was forked from, nearest first."""
     forks = [row for row in ops if row.key == FORKED]
     return [RunId(row.attrs["from_run"]) for row in reversed(forks)]
 
 
 def journal_as_of(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:
-    """The journal as it stood when the row numbered `seq` was the last: what was undone later is done in it."""
+    """Return the journal as of row `seq`: rows that were undone only later have the status DONE in it."""
     back = {row.seq: row.attrs["to"] for row in ops if row.kind is OpKind.RESTORE and "to" in row.attrs}
     if not back:
         return [row for row in ops if row.seq <= seq]
@@ -56,14 +59,20 @@ def journal_as_of(ops: Sequence[OpRecord], seq: int) -> list[OpRecord]:
 
 
 _NAMED = ("theirs_checkpoint", "checkpoint", "to")
-"""Attributes of a row that name a checkpoint of its run."""
+"""Row attributes whose value is a checkpoint id of the row's own run."""
 
 _HAPPENED = (EffectStatus.DONE, EffectStatus.APPROVED, EffectStatus.COMPENSATING, EffectStatus.COMPENSATED)
 
 
 @dataclass(frozen=True, slots=True)
 class ForkedRun:
-    """What a fork begins with. `journal`: that of the run which it comes from; `here`: where the fork stands."""
+    """The start of a forked run.
+
+    run: the new run's row.
+    journal: the rows of the original run.
+    names: checkpoint ids of the original run to those of the new one.
+    here: the checkpoint at which the new run begins.
+    """
 
     run: RunRecord
     journal: Sequence[OpRecord]
@@ -71,12 +80,12 @@ class ForkedRun:
     here: CheckpointRecord
 
     def name(self, checkpoint: str) -> CheckpointId:
-        """What a checkpoint of the other run is called in this one."""
+        """Return the new run's id for a checkpoint of the original run."""
         return self.names.get(CheckpointId(checkpoint), CheckpointId(checkpoint))
 
 
 ThreadCopy = Callable[[ForkedRun], Awaitable[str]]
-"""Copies the LangGraph thread of the run; the new one's name."""
+"""Copies the LangGraph thread of the run and returns the new thread's id."""
 
 
 async def fork_run(
@@ -91,12 +100,15 @@ async def fork_run(
     for_real: bool = False,
     thread: ThreadCopy | None = None,
 ) -> RunRecord:
-    """Write down a run that stands where `record` stood at checkpoint `at`, to be resumed; its row.
+    """Record a new run that continues from checkpoint `at` of the run `record`, and return its row. Resume it to run.
 
-    `edited`: another state of the world for it, in place of the checkpoint's; `theirs`: what was merged into that, if
-    it was. `for_real`: irreversible steps are done
-    as in any run. `thread`: for the run of a LangGraph thread, whose state is not in the journal alone; it is called
-    before anything is written. Raises `RunError` where the checkpoint is another run's, or that is missing.
+    clock: returns Unix seconds.
+    edited: a snapshot to use in place of the checkpoint's.
+    theirs: the checkpoint that was merged into `edited`, if any.
+    for_real: perform irreversible steps as in an ordinary run.
+    thread: copies the thread of a LangGraph run, whose state is not only in the journal. Called before any write.
+
+    Raises `RunError` if the checkpoint belongs to another run, or if a LangGraph run has no thread to copy.
     """
     if at.run_id != record.id:
         raise RunError(
@@ -104,7 +116,7 @@ async def fork_run(
         )
     if record.frontend != DECORATORS and (record.thread_id is None or thread is None):
         raise RunError(
-            f"run {record.id} is a LangGraph graph's, which kept no checkpoints: compile it with "
+            f"run {record.id} belongs to a LangGraph graph that kept no checkpoints: compile the graph with "
             "checkpointer=ramify.graph.saver(), and invoke it with a thread_id"
         )
     ops, llm = await store.ops(record.id), await store.llm(record.id)
@@ -147,9 +159,9 @@ async def fork_run(
 
 
 def merge_base(ours: Iterable[CheckpointRecord], theirs: Iterable[CheckpointRecord]) -> SnapshotId | None:
-    """The latest state that both descend from; None where there is none. Each side: a checkpoint and its ancestry.
+    """Return the latest snapshot that both sides descend from, or None. Each side is a checkpoint with its ancestors.
 
-    By snapshot, not by checkpoint: forked runs name the states that they share alike.
+    Compares snapshots, not checkpoints: forked runs share snapshots but have checkpoint ids of their own.
     """
     shared = {one.snapshot_id for one in theirs}
     common = [one for one in ours if one.snapshot_id in shared]
@@ -157,7 +169,7 @@ def merge_base(ours: Iterable[CheckpointRecord], theirs: Iterable[CheckpointReco
 
 
 def _standing_at(rows: Sequence[OpRecord], at: CheckpointRecord, edited: Snapshot) -> list[OpRecord]:
-    """The rows with another state in place of the checkpoint's: in the row that made it, and in those since."""
+    """Replace the checkpoint's snapshot by `edited`, in the row that made it and in the rows that kept it."""
     changed: dict[int, OpRecord] = {}
     latest_first = [row for row in reversed(rows) if row.branch == at.branch]
     for row, before in zip(latest_first, [*latest_first[1:], None], strict=False):
@@ -196,7 +208,7 @@ def _said(
     *,
     for_real: bool,
 ) -> OpRecord:
-    """The row that tells where this run comes from, and how it meets the outside."""
+    """Return the row that records which run this one was forked from, and whether for real."""
     return OpRecord(
         run_id=stands.run_id,
         seq=seq,
@@ -215,7 +227,7 @@ def _said(
 
 
 def _here(stands: CheckpointRecord, said: OpRecord, theirs: CheckpointRecord | None) -> CheckpointRecord:
-    """Where the fork begins, under a name of its own."""
+    """Return the checkpoint at which the fork begins, under an id of the new run."""
     return replace(
         stands,
         id=checkpoint_id(stands.run_id, said.seq),
@@ -227,6 +239,6 @@ def _here(stands: CheckpointRecord, said: OpRecord, theirs: CheckpointRecord | N
 
 
 def _effects(ledger: Iterable[EffectRecord], new: RunId, done: set[str]) -> list[EffectRecord]:
-    """Those whose steps are done in the fork too, with the keys under which they happened. The attempts before them
-    stay with the run that made them."""
+    """Copy the effects whose steps are done in the fork too, under their original idempotency keys. Earlier attempts
+    stay with the original run."""
     return [replace(one, run_id=new, attempt=1) for one in ledger if one.key in done and one.status in _HAPPENED]

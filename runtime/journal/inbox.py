@@ -1,10 +1,11 @@
-"""What waits for a person: the open questions of runs, and how an answer gets to the one that it is for.
+"""The inbox: open questions of runs, and how an answer is matched to its question.
 
-A question is known by the journal key of the place that asks it, which holds its branch, its operation, the digest of
-its text and how often the same was asked there. People see a short id made of run and key. A question whose text has
-changed has another key, and takes no answer that was given to the old one.
+A question is identified by its journal key: branch, operation, digest of the question, and occurrence. People see a
+short id that is computed from run and key. If the text of a question changes, its key changes, and answers to the old
+text do not count.
 
-An answer is one row, bound to that key, and durable before the run goes on. The first answer to a question stands.
+An answer is one row, bound to the key of its question, and durable before the run continues. The first answer to a
+question counts.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ if TYPE_CHECKING:
     from ramify.runtime.store import RunStore
 
 INTERRUPT_KEY = "interrupt|"
-"""What the key of an interrupt of a LangGraph thread begins with; its id follows, and how many answers its task took
-before."""
+"""Prefix of the key of a LangGraph interrupt. The interrupt's id follows, and the number of answers that its task
+took before."""
 VOID = "|void|"
-"""What stands in the key of an answer that counts no more: its run went back, or its interrupt took it."""
-_SHORTEST = 4  # characters of an id
+"""Part of the key of a void answer: its run went back to before the question, or its interrupt has consumed it."""
+_SHORTEST = 4  # characters of an abbreviated id
 _LENGTH = 8
 NAMED = re.compile(rf"([0-9a-f]{{{_LENGTH}}}|[0-9a-f]{{32}})=", re.ASCII)
-"""What an answer begins with that names its question; 32 characters: LangGraph's own id of an interrupt."""
+"""Prefix of an answer that names its question: our id, or LangGraph's id of an interrupt with 32 characters."""
 
 
 def question_id(run: RunId, key: str) -> str:
-    """The name of a question for people: the same in every process and every replay."""
+    """Return the id of a question that people see: equal in every process and every replay."""
     return hashlib.sha256(f"{run}|{key}".encode("utf-8", "surrogatepass")).hexdigest()[:_LENGTH]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenQuestion:
-    """A question that waits for its answer. `native`: LangGraph's id, where an interrupt of a thread asks."""
+    """A question that waits for an answer. `native`: LangGraph's id if it is an interrupt of a thread."""
 
     run_id: RunId
     key: str
-    question_json: str  # codec
-    asked_at: float
-    summary: str = ""  # its first line
+    question_json: str  # encoded by codec
+    asked_at: float  # Unix seconds
+    summary: str = ""  # the first line of the question
     branch: BranchPath = ROOT
     native: str | None = None
 
@@ -60,18 +61,18 @@ class OpenQuestion:
 
     @property
     def question(self) -> Any:
-        """What was asked. Imports the classes of its value."""
+        """The question's value. Reading it imports the classes of that value."""
         return codec.decode(self.question_json)
 
 
 def as_question(row: OpRecord) -> OpenQuestion:
-    """From the journal's row that asks."""
+    """Return the open question of a journal row."""
     return OpenQuestion(row.run_id, row.key, row.result_json or "null", row.ended_at, row.summary, row.branch)
 
 
 def unanswered_rows(rows: Iterable[OpRecord], answers: Iterable[AnswerRecord] = ()) -> list[OpRecord]:
-    """The rows that ask what nobody has answered, in the order in which it was asked. Of a run that went back to
-    before an answer, the question is open again."""
+    """Return the rows of unanswered questions, in the order in which they were asked. If a run went back to before an
+    answer, its question is open again."""
     found = list(rows)
     closed = {(row.run_id, row.key) for row in found if row.status is OpStatus.DONE}
     closed |= {(one.run_id, one.key) for one in answers}
@@ -83,14 +84,14 @@ def unanswered_rows(rows: Iterable[OpRecord], answers: Iterable[AnswerRecord] = 
 
 
 def named_answer(text: str) -> tuple[str | None, str]:
-    """Of an answer as it is typed, `ID=VALUE` or `VALUE`: the id, None where there is none, and the value."""
+    """Split an answer `ID=VALUE` or `VALUE`, as typed, into the id (or None) and the value."""
     found = NAMED.match(text)
     return (None, text) if found is None else (found[1], text[found.end() :])
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Answers to questions of one run, encoded: by id, or one for the only question that is open."""
+    """Encoded answers to questions of one run: by question id, or one for the only open question."""
 
     by_id: Mapping[str, str]
     to_the_only: str | None = None
@@ -101,7 +102,7 @@ class Given:
 
 
 class Inbox:
-    """The questions of one run: `ever` asked, `open` now, and what was answered."""
+    """The questions of one run: all that were ever asked, those that are open, and the answers."""
 
     def __init__(
         self, run: RunId, ever: Sequence[OpenQuestion], open: Sequence[OpenQuestion], answers: Sequence[AnswerRecord]
@@ -112,19 +113,19 @@ class Inbox:
 
     @classmethod
     def of_interrupts(cls, run: RunId, asked: Sequence[OpenQuestion], answers: Sequence[AnswerRecord]) -> Inbox:
-        """Of a LangGraph thread, from its interrupts as its checkpoints have them."""
+        """Make the inbox of a LangGraph thread from the interrupts in its checkpoints."""
         given = {one.key for one in answers}
         return cls(run, asked, [one for one in asked if one.key not in given], answers)
 
     @property
     def answers(self) -> dict[str, str]:
-        """What was answered, encoded, by key."""
+        """The encoded answers, by the key of the question."""
         return {key: one.answer_json for key, one in self._answers.items()}
 
     @classmethod
     def of_rows(cls, run: RunId, rows: Sequence[OpRecord], answers: Sequence[AnswerRecord]) -> Inbox:
-        """From the journal's rows of that kind. One that was recorded DONE without an answer of its own was answered
-        through an earlier version of Ramify."""
+        """Make the inbox from journal rows of kind INTERRUPT. A DONE row without an answer row was answered through
+        an earlier version of Ramify."""
         interrupts = [row for row in rows if row.kind is OpKind.INTERRUPT]
         first: dict[str, OpRecord] = {}
         for row in interrupts:
@@ -141,7 +142,8 @@ class Inbox:
         return cls(run, [as_question(row) for row in first.values()], [as_question(row) for row in asked], known)
 
     def bound(self, given: Given, now: float, by: str) -> list[AnswerRecord]:
-        """The answers, each bound to its question. Raises `AlreadyAnswered`, `SeveralQuestions`, `RunNotFound`."""
+        """Return the answers as rows, each bound to its question. Raises `AlreadyAnswered`, `AmbiguousRef`,
+        `SeveralQuestions` and `RunNotFound`."""
         keys = {self.question(id).key: text for id, text in given.by_id.items()}
         if len(keys) < len(given.by_id):
             raise AmbiguousRef(f"run {self.run}: one question was given two answers")
@@ -155,28 +157,28 @@ class Inbox:
     def _only(self) -> OpenQuestion:
         if len(self.open) > 1:
             raise SeveralQuestions(
-                f"run {self.run} waits for {len(self.open)} answers, and this one does not say which it is:\n"
+                f"run {self.run} has {len(self.open)} open questions, and this answer does not name one:\n"
                 f"{listed(self.open)}\nName the question: `ramify resume {self.run} --answer ID=JSON`",
                 questions=self.open,
             )
         if not self.open:
             if self._answers:
                 last = max(self._answers.values(), key=lambda one: one.answered_at)
-                raise self.answered(last, f"run {self.run} waits for no answer: ")
-            raise RunError(f"run {self.run} waits for no answer: resume it without one")
+                raise self.answered(last, f"run {self.run} has no open question: ")
+            raise RunError(f"run {self.run} has no open question: resume it without an answer")
         return self.open[0]
 
     def knows(self, id: str, *, whole: bool = False) -> bool:
-        """Whether the run has asked a question of that id, or, unless `whole`, of one that begins so."""
+        """Whether the run has asked a question with that id or, unless `whole`, with an id that begins with it."""
         return bool(self._named(id, whole=whole))
 
     def question(self, id: str) -> OpenQuestion:
-        """The question of that id. Raises `RunNotFound` and `AmbiguousRef`."""
+        """Return the question with that id or unique prefix. Raises `RunNotFound` and `AmbiguousRef`."""
         found = self._named(id, whole=True) or self._named(id)
         if len(found) > 1:
             raise AmbiguousRef(f"several questions of run {self.run} begin with {id!r}: write more of it")
         if not found:
-            waiting = f"It waits for:\n{listed(self.open)}" if self.open else "It waits for no answer"
+            waiting = f"It waits for:\n{listed(self.open)}" if self.open else "It has no open question"
             raise RunNotFound(f"run {self.run} has asked no question {id!r}. {waiting}")
         return found[0]
 
@@ -186,23 +188,23 @@ class Inbox:
         return [one for one in self._ever.values() if one.id.startswith(id) or id == one.native]
 
     def answered(self, before: AnswerRecord, why: str = "") -> AlreadyAnswered:
-        """The error for who comes second."""
+        """Return the error for a second answer to a question."""
         question = self._ever[before.key]
         asked = f" ({question.summary})" if question.summary else ""
         when = f", on {_instant(before.answered_at)}" if before.answered_at else ""
         by = f", by {before.answered_by}" if before.answered_by else ""
         return AlreadyAnswered(
             f"{why}question {question.id}{asked} of run {self.run} was answered already{when}{by}, "
-            f"with {_short(before.answer_json)}. That answer stands: `ramify resume {self.run}` goes on with it",
+            f"with {_short(before.answer_json)}. That answer stands: `ramify resume {self.run}` continues with it",
             question_id=question.id,
-            read_answer=partial(_value, before.answer_json),  # not now: who only answers imports nothing
+            read_answer=partial(_value, before.answer_json),  # decoded on demand: it may import the user's modules
             answered_at=before.answered_at or None,
             answered_by=before.answered_by,
         )
 
 
 def listed(questions: Iterable[OpenQuestion]) -> str:
-    """A line for each: its id, and how its text begins."""
+    """Return one line per question: its id and its summary."""
     return "\n".join(f"  {one.id}  {one.summary}" for one in questions)
 
 
@@ -211,8 +213,8 @@ async def inbox_of(store: RunStore, run: RunId) -> Inbox:
 
 
 async def store_answers(store: RunStore, inbox: Inbox, given: Given, *, clock: Callable[[], float], by: str) -> None:
-    """Make answers durable: all of them, or none. Raises `AlreadyAnswered` where another person was first, besides
-    what `Inbox.bound` raises."""
+    """Store answers durably: all of them or none. Raises `AlreadyAnswered` if somebody else was first, and what
+    `Inbox.bound` raises."""
     bound = inbox.bound(given, clock(), by)
     if (before := await store.put_answers(inbox.run, bound)) is not None:
         raise inbox.answered(before)
@@ -223,7 +225,7 @@ def _instant(value: float) -> str:
 
 
 def _value(encoded: str) -> object:
-    """As JSON says it where the classes of the value are not here."""
+    """Decode a value; return its JSON if its classes cannot be imported."""
     try:
         return codec.decode(encoded)
     except Exception:  # noqa: BLE001  whatever the import of a class raises

@@ -1,7 +1,7 @@
-"""A run's journal in memory: what is served from it, and the one place that commits to it.
+"""A run's journal in memory: it answers for recorded operations, and it is the only place that commits new ones.
 
-A row's key is its place in the workflow: branch, plan operation, digest of the arguments, and which occurrence of
-these three it is. It holds nothing of the run or of time, so a resumed or repeated run meets the same keys.
+The key of a row is its place in the workflow: branch, plan operation, digest of the arguments, and the number of the
+occurrence of these three. It contains neither the run's id nor a time, so a resumed run computes the same keys.
 """
 
 from __future__ import annotations
@@ -46,26 +46,28 @@ from ramify.runtime.store.run_committer import JOIN_NEXT_COMMIT_S, AnnouncedComm
 from ramify.runtime.worlds.world_pool import Branch
 
 RAISED = "raised"
-"""The attribute of a FAILED row that holds its error, where that can be kept."""
+"""The attribute of a FAILED row that holds its encoded error, if that can be encoded."""
 
 
 class Durable(Enum):
-    """When rows have to be durable. Those of a run are so in the order in which they were recorded."""
+    """When rows have to be durable. The rows of a run become durable in the order in which they were recorded."""
 
-    NOW = auto()  # before the caller goes on
-    NEXT_STEP = auto()  # before the run's next step begins (`settled`): they share the commit of a checkpoint to come
-    NEXT_ROW = auto()  # with the next row: whoever resumes without them makes the same ones
+    NOW = auto()  # before the caller continues
+    NEXT_STEP = auto()  # before the run's next step begins (`settled`), to share the commit of the next checkpoint
+    NEXT_ROW = auto()  # with the next row: a run that is resumed without these rows makes equal ones
 
 
 LINGER_S = {Durable.NEXT_STEP: JOIN_NEXT_COMMIT_S, Durable.NEXT_ROW: 0.5}
 
 
 class Journal:
-    """Serves what the run did already, and records what it does now.
+    """Answers for what the run did before, and records what it does now.
 
-    `flush` puts all sealed layers on disk; it is called before rows that name a snapshot are durable. `caught`: rows
-    of failures after which the workflow is known to have gone on. `elsewhere`: effects of the runs that this one was
-    forked from, the nearest first.
+    ops, llm, effects: the recorded rows of the run.
+    elsewhere: effects of the runs from which this run was forked, nearest first.
+    caught: rows of failures that the workflow is known to have caught.
+    flush: puts all sealed layers on disk; it is called before rows that name a snapshot become durable.
+    clock: returns Unix seconds. timer: returns monotonic seconds.
     """
 
     def __init__(
@@ -93,30 +95,30 @@ class Journal:
         self._begun = timer()
         self._ops = {row.key: row for row in ops if row.status is OpStatus.DONE}
         self._before = {row.key: row for row in self._ops.values() if row.kind is OpKind.RUN and row.step is not None}
-        self._asked: set[str] = set()  # keys that were given out
-        self._earlier = _keys_of(ops, llm, effects)  # what processes before this one recorded, and on which branch
+        self._asked: set[str] = set()  # keys that this process has reached
+        self._earlier = _keys_of(ops, llm, effects)  # keys that earlier processes recorded, with their branches
         self._places_before = {key.rpartition("|")[0] for key in self._earlier}
-        self._met_astray: set[str] = set()  # rows that were met, but in another state than theirs
+        self._met_astray: set[str] = set()  # keys that were reached, but in another state than the recorded one
         self._computed = {row.lineage_key: row for row in self._ops.values() if row.lineage_key is not None}
         self._llm = {row.key: row for row in llm}
         self._caught = {row.key: row for row in caught}
         self._effects = {effect.key: effect for effect in effects}
-        self._unmet: dict[str, dict[str, None]] = {}  # of these, by branch and operation: keys not given out yet
+        self._unmet: dict[str, dict[str, None]] = {}  # keys of effects not reached yet, by branch and operation
         for key in self._effects:
             self._unmet.setdefault("|".join(key.split("|")[:2]), {})[key] = None
         self._elsewhere = elsewhere
         self._recorded = {row.args_digest for row in ops if row.args_digest}
-        forks = [row for row in ops if row.key == FORKED]  # also where the run has since gone back to before it
+        forks = [row for row in ops if row.key == FORKED]  # whatever their status: the run may have gone back
         self.fenced = bool(forks) and forks[-1].attrs.get("for_real") != "yes"
-        """Whether the whole run is to meet the outside as a branch of a fork does."""
+        """Whether irreversible steps of the whole run are restricted as on a branch of a fork."""
         self.stopped: BaseException | None = None
-        """Why nothing new begins and the run ends, whoever caught that: an effect of which nobody knows whether it
-        happened, a wrong hit (decision 005), questions that wait for a person (decision 075)."""
+        """Why nothing new begins and the run ends, even if the workflow caught the error: an effect in doubt, a wrong
+        reuse hit (decision 005), or open questions (decision 075)."""
         self._seq = max(max((row.seq for row in ops), default=0), max((row.seq for row in llm), default=0))
         self._occurrences: Counter[str] = Counter()
         self._places: Counter[tuple[BranchPath, OpId]] = Counter()
         self._over = False
-        self._lost: BaseException | None = None  # why rows that nobody waited for are not there
+        self._lost: BaseException | None = None  # why rows that nobody waited for were not committed
         self._soon: dict[asyncio.Future[None], Durable] = {}
         self._last_sealed: dict[BranchPath, int] = {}
         for row in ops:
@@ -124,12 +126,12 @@ class Journal:
             if seals and row.snapshot_out is not None and row.status is not OpStatus.UNDONE:
                 self._last_sealed[row.branch] = row.seq
             if (theirs := row.attrs.get("theirs_branch")) is not None and row.status is not OpStatus.UNDONE:
-                self._last_sealed[BranchPath(theirs)] = row.seq  # a merge freezes the branch that it takes in
+                self._last_sealed[BranchPath(theirs)] = row.seq  # a merge seals the branch that it merges
             if row.kind is OpKind.FORK and row.status is OpStatus.DONE:
                 self._places[row.branch, row.op_id] += 1
 
     def key(self, *parts: str) -> str:
-        """A key for this place, told apart from earlier calls at the same place. Call it in program order."""
+        """Return the key of the next call at this place. Call it in program order: the occurrences are counted."""
         place = "|".join(parts)
         occurrence = self._occurrences[place]
         self._occurrences[place] += 1
@@ -139,23 +141,23 @@ class Journal:
         return key
 
     def forget_place(self, *parts: str) -> None:
-        """A step starts again: its inner keys count from nought."""
+        """Reset the occurrence counters inside a step that starts again."""
         prefix = "|".join(parts)
         for place in [p for p in self._occurrences if p.startswith(prefix)]:
             del self._occurrences[place]
 
     def next_place(self, branch: BranchPath, op: OpId) -> int:
-        """Which of the forks of that operation on that branch the next new one is."""
+        """Return the number of the next fork of that operation on that branch."""
         place = self._places[branch, op]
         self._places[branch, op] += 1
         return place
 
     def served(self, key: str, at: Snapshot | None = None) -> OpRecord | None:
-        """The recorded outcome of an operation, where it still holds.
+        """Return the recorded row of an operation if it is still valid, else None.
 
-        It holds where the branch stands `at` the state that the operation began in: another order of the calls
-        before it leads to another state, and then it is done again. A step that changed a world which no later
-        snapshot of its branch holds has to run again, too.
+        It is valid if the branch is `at` the snapshot at which the operation began. Another order of earlier calls
+        leads to another state, and then the operation is performed again. A step that changed a world must also run
+        again if no later snapshot of its branch contains the change.
         """
         row = self._ops.get(key)
         if row is None:
@@ -170,8 +172,8 @@ class Journal:
         return row
 
     def unused_results(self, *, ended: bool) -> list[tuple[OpRecord, str]]:
-        """The steps of earlier processes whose results this one did not take, and why. `ended`: the workflow has
-        returned, so that what it did not ask for it does not ask for any more."""
+        """Return the recorded steps whose results this process did not use, and why. `ended`: the workflow has
+        returned, so steps that it has not reached count as unused."""
         fresh = {tuple(key.split("|")[:2]) for key in self._asked - self._before.keys()}
         found = []
         for key, row in self._before.items():
@@ -183,66 +185,67 @@ class Journal:
         return found
 
     def failed(self, key: str, at: Snapshot | None = None) -> Exception | None:
-        """What an operation raised, and the workflow caught, where that still holds and can be raised again."""
+        """Return the recorded error of an operation, which the workflow caught, if it is still valid and can be
+        decoded."""
         row = self._caught.get(key)
         if row is None or RAISED not in row.attrs or (at is not None and row.snapshot_in not in (None, at.id)):
             return None
         try:
             error = codec.decode(row.attrs[RAISED])
-        except Exception:  # noqa: BLE001  its class is another one by now: the step says for itself what it raises
+        except Exception:  # noqa: BLE001  its class has changed: let the step run and raise its error itself
             return None
         self._emit(OpDone(row, replayed=True))
         return error if isinstance(error, Exception) else None
 
     @property
     def pulse(self) -> tuple[int, int]:
-        """Changes with each operation that is met or recorded."""
+        """A value that changes with each operation that is reached or recorded."""
         return len(self._asked), self._seq
 
     def stop(self, why: BaseException) -> BaseException:
-        """Have the run end with this error, or with the first that was said; it is for the caller to raise."""
+        """Make the run end with this error, or with an earlier one. Returns the error, for the caller to raise."""
         self.stopped = self.stopped or why
         return why
 
     def refuse_when_stopped(self) -> None:
-        """Before something new begins. Raises what the run was stopped with."""
+        """Raise the error that stopped the run, if any. Call this before a new operation begins."""
         if self.stopped is not None:
             raise self.stopped
 
     @property
     def has_digests(self) -> bool:
-        """Whether earlier processes recorded anything that was given arguments."""
+        """Whether earlier processes recorded any digests of arguments."""
         return bool(self._recorded or self._effects)
 
     def has_digest(self, digest: str) -> bool:
-        """Whether earlier processes recorded something under that digest of its arguments."""
+        """Whether earlier processes recorded an operation with that digest of its arguments."""
         if digest in self._recorded:
             return True
-        return any(digest[:16] in key for key in self._effects)  # one that was begun has no row yet
+        return any(digest[:16] in key for key in self._effects)  # an effect that was begun may have no row yet
 
     def has_place(self, *parts: str) -> bool:
         """Whether earlier processes recorded a call at that place (see `key`)."""
         return "|".join(parts) in self._places_before
 
     def knows(self, key: str) -> bool:
-        """Whether an operation of that key was done, in whatever state."""
+        """Whether the operation with that key was performed, in whatever state."""
         return key in self._ops
 
     def changed(self, key: str) -> bool:
-        """Whether an operation of that key was done, and may have changed its world."""
+        """Whether the operation with that key was performed and may have changed its world."""
         row = self._ops.get(key)
         return row is not None and row.snapshot_out != row.snapshot_in
 
     def computed(self, lineage_key: str) -> OpRecord | None:
-        """A row of this run that did the work of that key, or took it over."""
+        """Return a row of this run with that lineage key, computed or reused; None if there is none."""
         return self._computed.get(lineage_key)
 
     def row(self, key: str) -> OpRecord:
-        """A DONE row of this run by its key."""
+        """Return the DONE row with that key."""
         return self._ops[key]
 
     def checkpoint_of(self, row: OpRecord) -> CheckpointId:
-        """The checkpoint that a recorded row made."""
+        """Return the id of the checkpoint that a recorded row made."""
         return checkpoint_id(self._run.id, row.seq)
 
     def served_llm(self, key: str) -> LLMRecord | None:
@@ -252,11 +255,11 @@ class Journal:
         return row
 
     def called_model(self, step_key: str) -> bool:
-        """Whether that step made model calls, answered in whatever way."""
+        """Whether that step made model calls, including reused ones."""
         return any(row.step_key == step_key for row in self._llm.values())
 
     def consumed_s(self) -> float:
-        """Seconds of the deadline used by this run so far, over all processes that worked on it."""
+        """Return the seconds of the deadline that the run has used, over all processes that worked on it."""
         return self._run.consumed_s + self._timer() - self._begun
 
     async def record(
@@ -268,16 +271,17 @@ class Journal:
     ) -> None:
         """Commit rows, the checkpoint that the last of them made, and an effect's result, in one transaction.
 
-        `checkpoint` is (branch, snapshot, label); the branch's position moves on once it is durable, or is to be.
+        `checkpoint` is (branch, snapshot, label); the branch's position is updated when the commit is durable, or
+        queued.
         """
         if durable is not Durable.NOW:
-            assert effect is None, "an effect's result is durable before anybody sees it"
+            assert effect is None, "an effect's result must be durable at once"
             self._record_soon(rows, checkpoint, durable)
             return
         await finish_despite_cancel(self._record(rows, checkpoint, effect))
 
     async def settled(self) -> None:
-        """Return when the rows that `NEXT_STEP` was said of are durable. Raises why one of them is not."""
+        """Return when all rows recorded with `NEXT_STEP` are durable. Raises the error if one of them failed."""
         while waiting := [one for one, durable in self._soon.items() if durable is Durable.NEXT_STEP]:
             await asyncio.wait(waiting)
         self._refuse_what_does_not_follow()
@@ -288,7 +292,7 @@ class Journal:
         checkpoint: tuple[Branch, Snapshot, str] | None,
         effect: EffectRecord | None,
     ) -> None:
-        """Not to be cancelled half way: what the database holds and what this object knows move on together."""
+        """Commit, then update this object. Must not be cancelled in between, or the two would differ."""
         numbered, made = self._numbered(rows, checkpoint)
         ledger = [] if effect is None else [self._settled(effect)]
         await self._store.commit(
@@ -356,7 +360,7 @@ class Journal:
         self, rows: Sequence[OpRecord], checkpoint: tuple[Branch, Snapshot, str] | None
     ) -> Callable[[], None] | None:
         names_layers = checkpoint is not None or any(
-            row.snapshot_out is not None and row.kind is not OpKind.COMMAND  # what is lost of these is run again
+            row.snapshot_out is not None and row.kind is not OpKind.COMMAND  # commands are run again if they are lost
             for row in rows
         )
         return self._flush if names_layers else None
@@ -366,8 +370,8 @@ class Journal:
 
     @contextmanager
     def ending(self, branch: BranchPath) -> Iterator[None]:
-        """A step on that branch has ended, and its row is about to be recorded: seal inside, `flush=False`, and
-        record. Rows that are ready meanwhile wait a little, to be committed with it."""
+        """Announce the row of a step that has ended: seal with `flush=False` and record the row inside this block.
+        Rows of other branches that become ready meanwhile wait a little, to share the commit."""
         with self._store.coming() as coming:
             self._coming[branch] = coming
             try:
@@ -376,24 +380,29 @@ class Journal:
                 del self._coming[branch]
 
     def _next_seq(self) -> int:
-        """Given out once: where a commit fails, its numbers stay unused."""
+        """Return the next sequence number. The numbers of a failed commit stay unused."""
         self._seq += 1
         return self._seq
 
     def effect(self, key: str) -> EffectRecord | None:
-        """What the ledger says of the effect of that step."""
+        """Return the effect of the step with that key, or None."""
         return self._effects.get(key)
 
     def effect_like(self, step: str, args_json: str) -> EffectRecord | None:
-        """An effect that was done by the same step with the same arguments, in this run or one that it comes from."""
+        """Return a DONE effect of the same step with the same arguments, in this run or the runs it was forked
+        from."""
         every = chain(self._effects.values(), self._elsewhere)
         same = (e for e in every if (e.step, e.args_json) == (step, args_json))
         return next((e for e in same if e.status is EffectStatus.DONE), None)
 
     def unreached_effect(self, key: str, step: str, args_json: str) -> EffectRecord | None:
-        """An effect of this run that took place, or may have, by the same step with the same arguments, and that the
-        workflow did not come to again in this process. Calls of one place come in order, so that another one of the
-        place of `key` is none. What a run did after another was forked from it is that one's to do for itself."""
+        """Return an effect of the same step with the same arguments that took place, or may have, and that the
+        workflow has not reached in this process; None if there is none.
+
+        Effects at the place of `key` do not count, since the calls of one place come in order. Effects of the run
+        from
+        which this run was forked do not count either: the fork performs its own.
+        """
         place = key.rpartition("|")[0]
         for effect in self._effects.values():
             if (effect.step, effect.args_json) != (step, args_json) or effect.status not in HAPPENED:
@@ -403,34 +412,34 @@ class Journal:
         return None
 
     def unreached_effects_at(self, branch: BranchPath, op: OpId) -> Iterator[EffectRecord]:
-        """Effects of one operation on one branch that took place, or may have, and that the workflow did not come to
-        again in this process: it gave the operation other arguments."""
+        """Yield the effects of one operation on one branch that took place, or may have, and that the workflow has
+        not reached in this process, because it gave the operation other arguments."""
         found = (self._effects[key] for key in self._unmet.get(f"{branch}|{op}", ()))
         return (effect for effect in found if effect.status in HAPPENED)
 
     def unreached_step_at(self, branch: BranchPath, op: OpId) -> bool:
-        """Whether earlier processes recorded a step of that operation on that branch, with arguments that the
-        workflow did not give it again in this process."""
+        """Whether earlier processes recorded a step of that operation on that branch with other arguments than in
+        this process."""
         rows = (row for key, row in self._before.items() if key not in self._asked)
         return any((row.branch, row.op_id) == (branch, op) for row in rows)
 
     def is_replayed(self, branch: BranchPath) -> bool:
-        """Whether earlier processes recorded something on a branch, or below it, that was not asked for yet."""
+        """Whether earlier processes recorded operations on a branch, or below it, that are not reached yet."""
         below = f"{branch}/"
         found = (key for key, there in self._earlier.items() if there == branch or there.startswith(below))
         return any(key not in self._asked for key in found)
 
     def record_with_next(self, row: OpRecord) -> None:
-        """As `record` with `Durable.NEXT_ROW`, not to be awaited."""
+        """Like `record` with `Durable.NEXT_ROW`, for code that cannot await."""
         self._record_soon((row,), None, Durable.NEXT_ROW)
 
     def effects_under(self, branch: BranchPath) -> list[EffectRecord]:
-        """What was done on a branch and below it, in the order of the intents."""
+        """Return the effects on a branch and below it, in the order of their intents."""
         below = f"{branch}/"
         return [e for e in self._effects.values() if e.branch == branch or e.branch.startswith(below)]
 
     async def settle(self, effect: EffectRecord) -> None:
-        """Make durable what is known of an effect."""
+        """Commit the new status of an effect."""
         await self.record(effect=effect)
 
     def _settled(self, effect: EffectRecord) -> EffectRecord:
@@ -452,25 +461,25 @@ class Journal:
         self._emit(LLMDone(numbered))
 
     def close(self) -> None:
-        """Nothing is recorded after this: another process may work on the run from now on."""
+        """Refuse all further records: another process may work on the run from now on."""
         self._over = True
 
     def _refuse_when_over(self) -> None:
         if self._over:
-            raise BranchReleased(f"run {self._run.id} is over in this process: nothing more is recorded for it")
+            raise BranchReleased(f"run {self._run.id} has ended in this process: nothing more is recorded for it")
         self._refuse_what_does_not_follow()
 
     def _refuse_what_does_not_follow(self) -> None:
-        """Nothing stands in the journal after rows that are not there."""
+        """Raise the error of a failed commit: no row may follow rows that are missing."""
         if self._lost is not None:
             raise self._lost
 
     async def finish(self, update: RunUpdate, *, unasked: Sequence[str] = ()) -> None:
-        """The run's own row, last. `unasked`: the keys of questions that are not open any more."""
+        """Commit the final update of the run's own row. `unasked`: keys of questions that are not open any more."""
         touched = self._touch()
         update = replace(update, consumed_s=touched.consumed_s, updated_at=touched.updated_at)
         await self._store.commit(self._run.id, unasked=unasked, update=update)
-        while self._soon:  # committed before, or with it: only their futures are to be heard
+        while self._soon:  # their rows were committed before this one or with it; wait for the callbacks
             await asyncio.wait(list(self._soon))
         self._refuse_what_does_not_follow()
 
@@ -500,14 +509,14 @@ _MET = (OpKind.RUN, OpKind.FORK, OpKind.MERGE, OpKind.INTERRUPT)
 def _keys_of(
     ops: Sequence[OpRecord], llm: Sequence[LLMRecord], effects: Sequence[EffectRecord]
 ) -> dict[str, BranchPath]:
-    """The keys that a replay of these rows gives out."""
+    """Return the keys that a replay of these rows reaches, with their branches."""
     found = {row.key: row.branch for row in ops if row.kind in _MET and row.status in (OpStatus.DONE, OpStatus.ASKED)}
     found |= {call.key: call.branch for call in llm if call.step_key is None}
     return found | {effect.key: effect.branch for effect in effects if effect.status in HAPPENED}
 
 
 def base_checkpoint(run: RunId, snapshot: Snapshot, at: float) -> CheckpointRecord:
-    """The workspace as it was when the run began."""
+    """Return the first checkpoint of a run: its workspace. `at`: Unix seconds."""
     return CheckpointRecord(
         id=checkpoint_id(run, 0),
         run_id=run,

@@ -1,14 +1,14 @@
-"""Names for runs, checkpoints and snapshots, with git's habits.
+"""References to runs, checkpoints and snapshots, in a syntax like git's.
 
     @                the newest run
-    3f2a             a run by its id or a unique prefix of four characters and more: its latest root checkpoint
-    3f2a:o7.0.3      a branch of it, by its path or the end of it: that branch's latest checkpoint
+    3f2a             a run by its id or a unique prefix of at least four characters: its latest root checkpoint
+    3f2a:o7.0.3      a branch of the run, by its path or the end of its path: the branch's latest checkpoint
     3f2a:base        the workspace as it was when the run began
-    3f2a~2           two checkpoints earlier (at a branch's beginning it goes on where the branch was forked)
+    3f2a~2           two checkpoints earlier (before the beginning of a branch come those of its parent)
     c41d…, 9b0e…     a checkpoint or a snapshot by its id or a unique prefix
 
-Runs win over checkpoints, and these over snapshots, where a prefix would fit several kinds.
-Pure: it is handed what it resolves against.
+If a prefix fits several kinds, runs come first, then checkpoints, then snapshots. The functions are pure: the caller
+passes the rows.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ _REF = re.compile(r"(?P<name>[^:~]+)(?::(?P<branch>[^:~]+))?(?:~(?P<back>\d*))?"
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """What a text says, before anything is looked up."""
+    """A parsed reference, not yet resolved."""
 
     text: str
     name: str  # "@", or an id or its beginning
-    branch: str | None = None  # "base", or the end of a branch's path
+    branch: str | None = None  # "base", or a suffix of a branch's path
     back: int = 0
 
     @property
     def is_whole_run(self) -> bool:
-        """Whether it could name a run as such, and not one state of it."""
+        """Whether it can mean a whole run, not only one state of it."""
         return self.branch is None and self.back == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A state: its snapshot, and the checkpoint and run where the name led through them."""
+    """A resolved state: its snapshot, and the checkpoint and run if the reference named them."""
 
     snapshot: SnapshotId
     checkpoint: CheckpointRecord | None = None
@@ -56,16 +56,16 @@ class Place:
 
 
 def parse(text: str) -> Ref:
-    """Raises `RunNotFound` for a text that cannot be a name."""
+    """Parse a reference. Raises `RunNotFound` if the text is not one."""
     found = _REF.fullmatch(text)
     if found is None:
-        raise RunNotFound(f"{text!r} is no name of a run or checkpoint: write RUN, RUN:BRANCH, RUN:base, RUN~N or @")
+        raise RunNotFound(f"{text!r} does not name a run or checkpoint: write RUN, RUN:BRANCH, RUN:base, RUN~N or @")
     back = found["back"]
     return Ref(text, found["name"], found["branch"], 0 if back is None else int(back or 1))
 
 
 def find_run(ref: Ref, runs: Sequence[RunRecord]) -> RunRecord | None:
-    """The run that the name means, None where no run fits. `runs` newest first. Raises `AmbiguousRef`."""
+    """Return the run that the reference names, or None. `runs`: newest first. Raises `AmbiguousRef`."""
     if ref.name == NEWEST:
         if not runs:
             raise RunNotFound("there are no runs yet: start one with `ramify run FILE.py:NAME`")
@@ -81,10 +81,13 @@ def resolve(
     checkpoints: Sequence[CheckpointRecord],
     snapshots: Iterable[SnapshotId] = (),
 ) -> Place:
-    """The state that `text` names.
+    """Return the state that `text` names.
 
-    `runs` newest first; `checkpoints` of the run that the name means, or of all runs where it means none.
-    Raises `RunNotFound`, saying what to try, and `AmbiguousRef`, listing the candidates.
+    runs: all runs, newest first.
+    checkpoints: those of the named run, or of all runs if the reference names no run.
+    snapshots: ids to search if no run or checkpoint fits.
+
+    Raises `RunNotFound`, which says what to try, and `AmbiguousRef`, which lists the candidates.
     """
     ref = parse(text)
     run = find_run(ref, runs)
@@ -110,7 +113,7 @@ def _advice(ref: Ref) -> str:
 
 
 def _fitting(ref: Ref, names: Iterable[Name]) -> Name | None:
-    """The one name that is the ref's, or begins with it."""
+    """Return the name that equals the reference, or the only one that begins with it; None if there is none."""
     found = [name for name in names if name.startswith(ref.name)]
     exact = [name for name in found if name == ref.name]
     if exact:
@@ -128,7 +131,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _on_branch(ref: Ref, run: RunRecord, mine: Sequence[CheckpointRecord]) -> CheckpointRecord:
-    """The latest checkpoint of the branch that the ref names."""
+    """Return the latest checkpoint of the branch that the reference names."""
     if ref.branch == BASE:
         chosen = [one for one in mine if one.seq == 0]
     else:

@@ -1,7 +1,7 @@
-"""What a result can depend on beside arguments and world: the code around a step, and the machine under the world.
+"""Fingerprints of what a result depends on besides arguments and world: the user's code, and the machine.
 
-Both are prints: digests that change when the thing may have changed. A print that changes without need costs a miss;
-one that stays when it should not would cost a wrong hit, so in doubt these change (`docs/decisions/021`).
+A fingerprint is a digest that changes if the thing may have changed. An unnecessary change costs a reuse miss; a
+missed change would cause a wrong hit. So in doubt a fingerprint changes (`docs/decisions/021`).
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ _PACKAGES = ("site-packages", "dist-packages")
 
 
 def world_fingerprint(spec: WorldSpec, backend: str) -> str | None:
-    """Of all that a command can see beside its tree. None where no print can cover it: a network, or secrets."""
+    """Return the fingerprint of all that a command can see besides its files. None if no fingerprint can cover it:
+    the world has a network or secrets."""
     if spec.network or spec.secrets:
         return None
-    shown = replace(spec, image=None)  # an image's content is in the content key
+    shown = replace(spec, image=None)  # the content key covers the image
     return codec.digest([version("ramify"), backend, repr(shown), machine_fingerprint(spec.env.get("PATH", ""))])
 
 
 def machine_fingerprint(path: str) -> str:
-    """Of the machine's own read-only files: who put a program or a package there has changed one of these folders."""
+    """Return the fingerprint of the machine's own files: installing a program or package changes one of these
+    folders."""
     places = [*_SYSTEM, *_FOLDERS, *filter(None, path.split(os.pathsep)), *sorted(_installed(tuple(sys.path)))]
     seen = [f"{place} {_changed(place)}" for place in places]
     return hashlib.sha256("\n".join([sys.version, *os.uname()[2:], *seen]).encode()).hexdigest()
@@ -51,10 +53,11 @@ def _changed(place: str) -> str:
 
 
 def code_fingerprint(function: Callable[..., Any]) -> str | None:
-    """Of the user's own files that the function can reach by imports, its own file first; None where it has none.
+    """Return the fingerprint of the user's files that the function's module imports, directly or not; None if the
+    module has no file.
 
-    The plan's digest of a step covers what it uses of its own module. This covers the other modules, whole: those
-    that stand neither in the standard library nor among installed packages (which `machine_fingerprint` covers).
+    The plan's digest of a step covers what the step uses of its own module. This one covers the other modules as a
+    whole, except the standard library and installed packages, which `machine_fingerprint` covers.
     """
     module = sys.modules.get(function.__module__)
     first = getattr(module, "__file__", None)
@@ -74,7 +77,7 @@ def code_fingerprint(function: Callable[..., Any]) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def _read(file: str, mtime_ns: int, size: int, package: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """A file's digest, and the user's files that it imports."""
+    """Return a file's digest, and the user's files that it imports."""
     data = Path(file).read_bytes()
     digest = hashlib.sha256(data).hexdigest()
     if not file.endswith(".py"):
@@ -94,17 +97,17 @@ def _imported(node: ast.AST, package: str) -> Iterator[str]:
 
 
 def imported_names(node: ast.AST, package: str) -> Iterator[str]:
-    """The modules, and what may be modules, that an import statement names; nothing of any other node."""
+    """Yield the names of an import statement that are modules or may be; nothing for other nodes."""
     return _imported(node, package)
 
 
 def files_of(names: Iterable[str]) -> list[tuple[str, str]]:
-    """The user's own files behind these modules and the packages around them, each with its package."""
+    """Return the user's files of these modules and of the packages around them, each with its package."""
     return list(_files(sorted({part for name in names for part in _above(name)})))
 
 
 def _above(name: str) -> Iterator[str]:
-    """A module and the packages that it lies in, whose code an import runs as well."""
+    """Yield a module's name and its packages, whose code an import runs as well."""
     while name:
         yield name
         name = name.rpartition(".")[0]
@@ -121,8 +124,8 @@ def _files(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """Where a module would come from; None of a name that is none. `importlib.util.find_spec` would import its
-    parents, and nothing is to run here that the step itself does not run."""
+    """Find a module's spec; None if there is no such module. `importlib.util.find_spec` would import the parent
+    packages, and no code must run here that the step does not run itself."""
     above, _, _ = name.rpartition(".")
     path: Sequence[str] | None = None
     if above:
@@ -142,7 +145,7 @@ def _is_the_users(origin: str) -> bool:
 
 @functools.lru_cache(maxsize=8)
 def _installed(path: tuple[str, ...]) -> frozenset[str]:
-    """The folders of the standard library and of installed packages, those of other environments included that this
-    one takes packages from."""
+    """Return the folders of the standard library and of installed packages, including other environments on the
+    path."""
     own = {place for name in ("purelib", "platlib", "stdlib", "platstdlib") if (place := sysconfig.get_path(name))}
     return frozenset(own | {entry for entry in path if Path(entry).name in _PACKAGES})

@@ -1,12 +1,14 @@
-"""Never twice: finding what was computed before in an equal state, and putting its change onto a branch.
+"""Reuse of results: find an earlier result for an equal operation in an equal state, and apply it to a branch.
 
 **The big idea.** An operation that is declared deterministic has a lineage key: a digest of its code, its inputs, the
-content of the world that it begins in, and a print of what else it can see (`prints.py`). Equal keys, equal results:
-in another branch, in another run, after a crash. What was computed stands in the journal; a hit commits a row that
-names its source, and stacks the source's layers onto the branch.
+content of its world, and a fingerprint of everything else that it can see (`fingerprints.py`). Equal keys mean equal
+results: in another branch, in another run, after a crash. The results are in the journal. A hit commits a row that
+names its source row, and stacks the layers of the source onto the branch. The lookup searches this run first, then
+all runs.
 
-Lookup goes by levels. Those that stand ask for the exact state, of this run and then of all. Another will ask for the
-state that an operation *read*; its place is `Reuse.levels`, and a `Question` says all that it needs.
+Model calls are reused as well (`Answers`): the same model, messages, sampling parameters and seed give the same
+answer. That holds at temperature 0 with a seed that the server honours, or at any temperature if the user asks for
+it. Answers are reused across runs only if the model is named, because "default" may be another model tomorrow.
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ from ramify.serving.types import ChatRequest, ChatResult
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is about to be computed, and where. `operation` is a digest of all but the world's state."""
+class ReuseQuery:
+    """An operation that is about to run, and its state. `operation`: a digest of everything except the world's
+    state."""
 
     operation: str
     state: Snapshot
@@ -45,60 +48,64 @@ class Question:
 
 
 class Sampler:
-    """The checking mode: which hits are computed again all the same."""
+    """Chooses at random which hits are recomputed to check them. `share`: their share, 0 to 1."""
 
     def __init__(self, share: float, chance: random.Random | None = None) -> None:
         self._share = share
         self._chance = chance or random.Random()
 
     def hit(self) -> bool:
-        """Whether to check the hit at hand."""
+        """Whether to check the current hit."""
         return self._share > 0 and self._chance.random() < self._share
 
 
-class Level(Protocol):
-    """One way to find what answers a question."""
+class ReuseLookup(Protocol):
+    """One source of earlier results."""
 
-    async def find(self, question: Question) -> OpRecord | None: ...
+    async def find(self, query: ReuseQuery) -> OpRecord | None: ...
 
 
 class OwnRunLookup:
-    """What this run has computed in a state of equal content: most of what branches share, and no question asked of
-    the database."""
+    """Results of this run in a state of equal content. Needs no database query, and finds most of what branches
+    share."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
 
-    async def find(self, question: Question) -> OpRecord | None:
-        return self._journal.computed(question.lineage_key)
+    async def find(self, query: ReuseQuery) -> OpRecord | None:
+        return self._journal.computed(query.lineage_key)
 
 
 class AllRunsLookup:
-    """What any run has computed in a state of equal content."""
+    """Results of any run in a state of equal content."""
 
     def __init__(self, store: RunStore) -> None:
         self._store = store
 
-    async def find(self, question: Question) -> OpRecord | None:
-        return await self._store.reusable(question.lineage_key)
+    async def find(self, query: ReuseQuery) -> OpRecord | None:
+        return await self._store.reusable(query.lineage_key)
 
 
 ASKED = "asked"
-"""The attribute of a step's row that says which model it asked (`model_of`)."""
+"""The attribute of a step's row that names the model it called (`model_of`)."""
 
 
 def model_of(run: RunRecord, settings: Settings) -> str:
-    """Which model a run asks under these settings. Where a server's is not named, it may be another one tomorrow: the
-    run's own. So it is where the user handed over a client, which may ask anybody, and where the run began with
-    another one: some of its answers are that one's."""
+    """Return an identifier of the model that a run calls with these settings.
+
+    The identifier is specific to the run if the server's model is not named (it may be another model tomorrow), if
+    the user passed a client of unknown address, or if the run began with another model.
+    """
     named = settings.server is None or (settings.model is not None and settings.server != "")
     return codec.digest(list(settings.whom)) if named and not run.settings.mixed else f"of run {run.id}"
 
 
 class Reuse:
-    """The reuse of one run. `environment`: the print of its worlds; None where no print covers what they see.
+    """Finds and applies earlier results for one run.
 
-    `model`: which one its steps ask (`model_of`). `check` says which hits are computed again and compared.
+    environment: the fingerprint of its worlds; None if no fingerprint covers what they see.
+    model: the identifier of the model that its steps call (`model_of`).
+    check: chooses the hits that are recomputed and compared.
     """
 
     def __init__(
@@ -115,7 +122,7 @@ class Reuse:
         self._model = model
         self.pins = Pins(locks)
         self._journal = journal
-        self.levels: Sequence[Level] = (OwnRunLookup(journal), AllRunsLookup(store))
+        self.levels: Sequence[ReuseLookup] = (OwnRunLookup(journal), AllRunsLookup(store))
         self._snapshots = snapshots
         self.flights = SingleFlight(locks)
         self.to_be_checked = check.hit
@@ -123,27 +130,29 @@ class Reuse:
     def close(self) -> None:
         self.flights.close()
 
-    def alone(self, question: Question) -> AbstractAsyncContextManager[None]:
-        """Nobody else computes the answer inside: ask then whether somebody has."""
-        return self.flights.alone(question.lineage_key)
+    def alone(self, query: ReuseQuery) -> AbstractAsyncContextManager[None]:
+        """Hold the operation: while this block runs, nobody else computes it. Call `find` first inside the block."""
+        return self.flights.alone(query.lineage_key)
 
-    async def find(self, question: Question) -> OpRecord | None:
-        """The row that answers, None where it must be computed. Hold a pin from here to the commit that names it."""
+    async def find(self, query: ReuseQuery) -> OpRecord | None:
+        """Return the row with the earlier result, None if it must be computed. Hold a pin from here to the commit of
+        the row that names it."""
         for level in self.levels:
-            found = await level.find(question)
+            found = await level.find(query)
             if found is not None and found.attrs.get(ASKED, self._model) == self._model:
                 return found
         return None
 
     def asked(self, step_key: str) -> dict[str, str]:
-        """What the row of a step says of the model that it asked; nothing where it asked none."""
+        """Return the row attribute with the model that a step called; empty if it called none."""
         return {ASKED: self._model} if self._journal.called_model(step_key) else {}
 
     async def applied(self, source: OpRecord, onto: Snapshot) -> Snapshot | None:
-        """The state after taking `source` over in a state of equal content; None where its snapshots are gone.
+        """Return the state after applying the change of `source` onto a state of equal content; None if its snapshots
+        are lost.
 
-        Costs the layers that the source added, not what they hold. What is stacked is not flushed: the commit of the
-        row that names it does that, once for all that commit together.
+        The cost depends on the number of layers that the source added, not on their size. The new snapshot is not
+        flushed: the commit of the row that names it does that, once for all rows of the transaction.
         """
         if source.snapshot_out is None or source.snapshot_in is None:
             return None
@@ -154,18 +163,19 @@ class Reuse:
     def compare(
         self, source: OpRecord, what: str, result_digest: str, was: Snapshot | None, now: Snapshot | None
     ) -> None:
-        """Hold what was computed again against what was taken for equal. Raises `WrongReuse`, and stops the run."""
+        """Compare a recomputed result with the reusable one. Raises `WrongReuse`, and stops the run, if they
+        differ."""
         differs = []
         if source.result_digest != result_digest:
             differs.append("its result")
         if was is not None and now is not None and was.content_key != now.content_key:
-            differs.append("what it leaves in the world")
+            differs.append("the files that it leaves")
         if differs:
             raise self._journal.stop(
                 WrongReuse(
-                    f"{what} was declared to be reusable, but computed again it differs from row "
-                    f"{source.run_id}#{source.seq} in {' and in '.join(differs)}: it depends on something else than "
-                    "its arguments and its world. Make it deterministic, or take reuse=True away"
+                    f"{what} was declared to be reusable, but when it was recomputed it differed from row "
+                    f"{source.run_id}#{source.seq} in {' and in '.join(differs)}: it depends on more than "
+                    "its arguments and its world. Make it deterministic, or remove reuse=True"
                 )
             )
 
@@ -175,7 +185,7 @@ class Reuse:
             if before == onto.id:
                 return theirs
             if not onto.layers:
-                return None  # a stand-in for a state that is lost
+                return None  # a placeholder for a lost state
             stacked = self._snapshots.graft(onto, self._snapshots.get(before), theirs, flush=False)
         except (SnapshotNotFound, SnapshotCorrupt):
             return None
@@ -183,7 +193,7 @@ class Reuse:
 
 
 class Answers:
-    """What the model calls of one run may be answered from. `asked`: the user wants reuse at any temperature."""
+    """Finds earlier answers for the model calls of one run. `asked`: the user wants reuse at any temperature."""
 
     def __init__(
         self,
@@ -200,15 +210,15 @@ class Answers:
         self.to_be_checked = check.hit
 
     def reusable(self, request: ChatRequest, *, honours_seed: bool) -> bool:
-        """Whether an equal call may stand for this one."""
+        """Whether the result of an equal call may be used for this request."""
         return self._asked or (honours_seed and request.temperature == 0 and request.seed is not None)
 
     def alone(self, request: ChatRequest) -> AbstractAsyncContextManager[None]:
-        """Nobody else sends the same inside."""
+        """Hold the request: while this block runs, nobody else sends an equal one."""
         return self._flights.alone(codec.digest(["llm", self._scope(request), request]))
 
     async def find(self, request: ChatRequest) -> LLMRecord | None:
-        """The newest equal call that the same model of the same server answered."""
+        """Return the newest equal call that the same model on the same server answered, or None."""
         scope = self._scope(request)
         for row, run_id, settings in await self._store.equal_calls(codec.encode(request)):
             if run_id == self._run.id or (scope == ["model", *settings.whom] and not settings.mixed):
@@ -223,11 +233,11 @@ class Answers:
 
 
 def compare_answers(source: LLMRecord, result: ChatResult) -> WrongReuse | None:
-    """What is wrong where the model says something else now."""
+    """Return an error if the model's new answer differs from the recorded one."""
     before: ChatResult = codec.decode(source.result_json)
     if before.text == result.text:
         return None
     return WrongReuse(
-        f"model call {source.run_id}#{source.seq} was asked again to check its reuse, and the answer differs: "
+        f"model call {source.run_id}#{source.seq} was repeated to check its reuse, and the answer differs: "
         "the server does not honour the seed. Run without reuse of model calls"
     )

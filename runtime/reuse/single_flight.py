@@ -1,8 +1,8 @@
-"""Single flight: of those who would compute the same at the same time, one does, and the others wait for it.
+"""Single flight: if several branches or processes need the same result at the same time, one computes it.
 
-Between the branches of a run by futures; between processes by locks on the bytes of one file, one byte a key. The
-kernel drops them when their process ends, however it ends, and nothing is left to clean up. They are open file
-description locks (fcntl(2)): two runs of one process exclude each other, too.
+The branches of a run wait by futures. Processes wait by locks on the bytes of one file, one byte per key. The kernel
+releases the locks when their process ends in whatever way, so there is nothing to clean up. They are open file
+description locks (fcntl(2)), which also exclude two runs of one process from each other.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ramify.fork_engine.close_on_fork import close_lock, open_lock
 _FILE = "flights"
 _BYTES = 1 << 62
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock: l_type, l_whence, l_start, l_len, l_pid
-_FIRST_S, _LONGEST_S = 0.005, 0.1  # how long to wait before asking another process's lock again
+_FIRST_S, _LONGEST_S = 0.005, 0.1  # seconds between two attempts to get the lock of another process
 
 
 class SingleFlight:
-    """What one run computes at the moment. Opened lazily; `close` gives all up."""
+    """The keys that one run computes at the moment. Opens its file when first used; `close` releases all locks."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / _FILE
@@ -34,7 +34,7 @@ class SingleFlight:
 
     @asynccontextmanager
     async def alone(self, key: str) -> AsyncIterator[None]:
-        """Inside, nobody else computes `key`: ask then whether somebody has."""
+        """Hold `key`: while this block runs, nobody else computes it. Look first whether somebody has."""
         while (flying := self._flying.get(key)) is not None:
             await asyncio.wait([flying])
         mine = self._flying[key] = asyncio.get_running_loop().create_future()
@@ -50,7 +50,7 @@ class SingleFlight:
 
     def close(self) -> None:
         if self._fd is not None:
-            with suppress(OSError):  # a child may hold a copy, and with it the locks
+            with suppress(OSError):  # unlock explicitly: a forked child may hold a copy of the descriptor
                 fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
             close_lock(self._fd)
             self._fd = None

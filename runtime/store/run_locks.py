@@ -1,7 +1,7 @@
-"""Which process works on a run: a lock that the kernel drops when the process ends, however it ends.
+"""Run locks: only one process works on a run at a time. The kernel releases the lock when the process ends.
 
-On one machine it is a file's. Where the database is on a server, which processes on several machines may use, the
-server holds one, too, for as long as the connection lasts that writes (store/committer.py).
+On one machine the lock is a file lock. If the database is on a server, which processes on several machines may use,
+the server also holds an advisory lock for as long as the writing connection lives (`run_committer.py`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # the command line asks for locks, and starts without a datab
 
 
 class RunLock:
-    """Held while a process works on a run. Raises `RunLocked` where another one does."""
+    """The file lock of a run. Entering it raises `RunLocked` if another process holds it."""
 
     def __init__(self, folder: Path, run: RunId) -> None:
         self._path = folder / f"{run}.lock"
@@ -49,7 +49,7 @@ class RunLock:
 
 
 def _taken(fd: int) -> bool:
-    """Who only looks (`is_held`) has the lock for a moment, too."""
+    """Try to take the lock. Retries shortly, because `is_held` takes it for a moment as well."""
     for pause_s in (0.002, 0.01, 0.05, None):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,19 +62,19 @@ def _taken(fd: int) -> bool:
 
 @asynccontextmanager
 async def hold_run(folder: Path, store: RunStore, run: RunId) -> AsyncIterator[None]:
-    """Hold a run on this machine and, where its database is on a server, on all. Raises `RunLocked`."""
+    """Hold a run on this machine and, if its database is on a server, on all machines. Raises `RunLocked`."""
     with RunLock(folder, run):
         async with store.held(run):
             yield
 
 
 def request_cancel(folder: Path, run: RunId) -> None:
-    """Have the process that works on the run stop it, within half a second."""
+    """Ask the process that works on the run to cancel it; it does so within half a second."""
     _wish(folder, run).touch()
 
 
 def take_cancel_request(folder: Path, run: RunId) -> bool:
-    """Whether somebody asked for that; once."""
+    """Whether a cancellation was requested; clears the request."""
     try:
         _wish(folder, run).unlink()
     except FileNotFoundError:
@@ -87,12 +87,12 @@ def _wish(folder: Path, run: RunId) -> Path:
 
 
 def was_worked_on_here(folder: Path, run: RunId) -> bool:
-    """Whether a process of this home ever worked on the run."""
+    """Whether a process that uses this home ever worked on the run."""
     return (folder / f"{run}.lock").exists()
 
 
 def is_held(folder: Path, run: RunId) -> bool:
-    """Whether a living process works on the run. Of another user's lock, which cannot be asked: yes."""
+    """Whether a process works on the run. True for another user's lock, which cannot be opened."""
     try:
         fd = open_lock(folder / f"{run}.lock", os.O_RDONLY)
     except FileNotFoundError:

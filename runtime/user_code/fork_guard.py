@@ -1,9 +1,9 @@
-"""Keep a run in its own process: a child that the user's code forks must not go on as a second copy of the run.
+"""Guard against `os.fork` in user code: a forked child must not continue as a second copy of the run.
 
-`os.fork` in a step copies the whole process, this run and its event loop included. The copy would go on where the
-step goes on: finish it, write to the journal, run the code of other steps that wait on the same loop. So the child is
-ended where it leaves the step's own code, by returning, raising, or waiting on the event loop. What it does before
-that, and a child that ends itself (`os._exit`, every `multiprocessing.Process`), is not affected.
+`os.fork` in a step copies the whole process, including the run and its event loop. The copy would finish the step,
+write to the journal, and run other steps that wait on the same loop. So a child is ended as soon as it leaves the
+step's own code: when it returns, raises, or waits on the event loop. What it does before that is not affected, nor is
+a child that ends itself (`os._exit`, every `multiprocessing.Process`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _INTERRUPTED = 130
 
 
 class InOneProcess:
-    """Awaits a coroutine of the user's, in the process that began it only. `what` names it in what a child says."""
+    """Awaits a user's coroutine, only in the process that began it. `what`: names the coroutine in messages."""
 
     def __init__(self, work: Coroutine[Any, Any, T], what: str) -> None:
         self._work, self._what = work, what
@@ -43,7 +43,7 @@ class InOneProcess:
             value = thrown = None
             try:
                 value = yield awaited
-            except GeneratorExit:  # it is collected, in a child perhaps, which is free to go on
+            except GeneratorExit:  # it is garbage-collected, perhaps in a child, which may continue
                 work.close()
                 raise
             except BaseException as error:  # noqa: BLE001  # the coroutine's own to handle
@@ -52,7 +52,7 @@ class InOneProcess:
 
 
 def end_child(owner: int, what: str, error: BaseException | None = None) -> None:
-    """End this process if it was forked from `owner`, the one whose run it is; say why on standard error."""
+    """End this process if it was forked from `owner`, the process of the run. Prints the reason to standard error."""
     if os.getpid() != owner:
         _end(what, error)
 
@@ -80,7 +80,7 @@ def _end(what: str, error: BaseException | None) -> NoReturn:
 
 
 def _status(error: SystemExit) -> int:
-    """As Python itself ends a process by it."""
+    """Return the exit status that Python itself would use for this `SystemExit`."""
     if error.code is None:
         return 0
     if isinstance(error.code, int):

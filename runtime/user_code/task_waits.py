@@ -1,9 +1,10 @@
-"""Whether somebody waited for a task in which steps run, though the wait may have ended before the task did.
+"""Detect whether anybody ever waited for a task that runs a step, even if that wait ended before the task did.
 
-A `gather` in which another one fails, a `wait` for the first and a `wait_for` around a `shield` leave what they
-waited for running, and most of them take their callback off it again. So the callbacks that a task has when it is
-first seen are looked at, and each that comes later. A task that is awaited directly is never left: the `await` ends
-with it, or cancels it. A callback of the program's own (`tasks.discard`) is no wait.
+A `gather` in which another task fails, a `wait` for the first result and a `wait_for` around a `shield` all return
+while tasks that they waited for keep running, and most of them remove their callback from those tasks. So this module
+inspects the callbacks that a task has when it is first seen, and each callback that is added later. A task that is
+awaited directly never outlives its waiter: the `await` ends with it or cancels it. A callback of the program's own,
+such as `tasks.discard`, does not count as a wait.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from weakref import WeakSet, ref
 
 LEFT = "left by those who waited for it"
-"""The message of the cancellation that ends what is left."""
+"""The message of the cancellation that ends such a task."""
 
 _WAITS = ("asyncio", "_asyncio", "anyio")  # the packages whose callbacks are waits
 
@@ -27,8 +28,8 @@ Task = asyncio.Task[Any]
 
 
 @dataclass(eq=False, slots=True)
-class Begun:
-    """A step that was called and is not done: its coroutine, the task that called it and the one that it runs in."""
+class BegunStep:
+    """A step that was called and has not ended: its coroutine, the task that called it and the task that runs it."""
 
     step: CoroutineType[Any, Any, Any]
     caller: Task | None
@@ -44,8 +45,8 @@ class Begun:
 
 
 @dataclass(eq=False, slots=True)
-class Waits:
-    """The tasks of a run that are watched, and those of them that somebody waited for."""
+class TaskWaits:
+    """The tasks of a run that are watched, and which of them somebody waited for."""
 
     _seen: WeakSet[Task] = field(default_factory=WeakSet)
     _waited: WeakSet[Task] = field(default_factory=WeakSet)
@@ -61,15 +62,15 @@ class Waits:
 
         def add(callback: Callable[[Task], object], /, *, context: Context | None = None) -> None:
             watched = weak()
-            assert watched is not None  # it is its method
+            assert watched is not None  # the task is alive: this is a method of it
             if _is_wait(callback):
                 self._waited.add(watched)
             type(watched).add_done_callback(watched, callback, context=context)
 
         task.add_done_callback = add  # type: ignore[method-assign]
 
-    def for_step(self, begun: Begun, workflow: Task | None) -> bool:
-        """Whether the step was waited for, and so was whoever called it. `workflow`: the task that all began in."""
+    def for_step(self, begun: BegunStep, workflow: Task | None) -> bool:
+        """Whether somebody waited for the step's task and for the task that called it. `workflow`: the main task."""
         callers = {begun.task, begun.caller} - {workflow, None}
         return begun.task is not None and all(
             task in self._waited or (task is not begun.task and task.done()) for task in callers if task is not None
@@ -81,6 +82,6 @@ def _is_wait(callback: object) -> bool:
         return _is_wait(callback.func)
     owner = getattr(callback, "__self__", None)
     if isinstance(owner, asyncio.Future):
-        return True  # a task's own wakeup: it awaits this one
+        return True  # the wakeup of a task that awaits this one
     module = getattr(callback, "__module__", None) or type(callback).__module__
     return module.partition(".")[0] in _WAITS

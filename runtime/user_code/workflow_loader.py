@@ -1,7 +1,7 @@
-"""Finding a workflow again: `path/to/file.py:name` or `module:name`, in this process or another one.
+"""Load a workflow by its reference, `path/to/file.py:name` or `module:name`, in this process or another one.
 
-A file is imported by the dotted name that its package gives it, so that relative imports work and a class has the
-same name whether the file was run as a script, imported, or loaded from a plan.
+A file is imported under the dotted name that its package gives it. So relative imports work, and a class has the same
+name whether the file was run as a script, imported, or loaded for a run.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _targets: set[str] = set()
 
 
 def targets() -> frozenset[str]:
-    """The names of the modules whose workflows this process was told to run."""
+    """Return the names of the modules whose workflows this process runs."""
     return frozenset(_targets)
 
 
 def register_target(module: str) -> None:
-    """Say that this module's workflows are run here: what its code imports, a stored value may name."""
+    """Register a module whose workflows are run here: stored values may name types of the modules that it imports."""
     _targets.add(module)
 
 
 def load_target(ref: str) -> Any:
-    """The object of `file.py:name` or `module:name`. Raises `TargetNotFound`; the module's own errors pass."""
+    """Return the object of `file.py:name` or `module:name`. Raises `TargetNotFound`, and the module's own errors."""
     where, _, name = ref.rpartition(":")
     if not where or not name:
         raise TargetNotFound(f"{ref!r}: expected FILE.py:NAME or MODULE:NAME, such as app.py:repair")
@@ -44,7 +44,7 @@ def load_target(ref: str) -> Any:
 
 
 def file_ref(function: Any) -> str | None:
-    """`/abs/file.py:name` of a function, None where it has no file (a notebook, `python -c`)."""
+    """Return `/abs/file.py:name` of a function; None if it has no file (a notebook, `python -c`)."""
     module = sys.modules.get(function.__module__)
     file = getattr(module, "__file__", None)
     if file is None or "<locals>" in function.__qualname__:
@@ -53,7 +53,7 @@ def file_ref(function: Any) -> str | None:
 
 
 def canonical_module(name: str) -> str:
-    """A module's importable name; `__main__` becomes what it would be called if it were imported."""
+    """Return a module's importable name; for `__main__` the name under which it would be imported."""
     if name != "__main__":
         return name
     main = sys.modules["__main__"]
@@ -70,7 +70,7 @@ def is_main_module(name: str) -> bool:
 
 
 def _dotted(file: Path) -> tuple[Path, str]:
-    """(folder for sys.path, dotted name) of a file, by the `__init__.py` files above it."""
+    """Return the `sys.path` folder and the dotted name of a file, from the `__init__.py` files above it."""
     parts = [] if file.name == "__init__.py" else [file.stem]
     folder = file.parent
     while (folder / "__init__.py").exists() and folder.parent != folder:
@@ -99,7 +99,7 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _load_apart(file: Path) -> ModuleType:
-    """A file whose name is taken by another module (test.py, json.py): loaded under a name of its own."""
+    """Load a file under a name of its own, because another module has its name (test.py, json.py)."""
     name = f"ramify_target_{file.stem}"
     if (known := sys.modules.get(name)) is not None and _is_file(known, file):
         return known

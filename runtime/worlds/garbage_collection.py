@@ -1,16 +1,17 @@
-"""`ramify gc`: what is alive, what may go, and in which order.
+"""Garbage collection of snapshots (`ramify gc`): which snapshots are live, which are deleted, and in which order.
 
-Alive is what a row of the journal names. Without a budget the rest goes, and nothing else. With one, what can be
-computed again may go too, the cheapest first: by the seconds that computing it again takes, against the bytes that
-only it holds. Such are the states that commands left behind for reuse, and the states between the first and the last
-of a run that is done. A run that can go on keeps what its plan says it may need (`liveness.py`), and a LangGraph
-thread keeps all: what its lost states are made again from is in its checkpoints, which are not read here.
+A snapshot is live if a row of the journal names it. Without a budget, exactly the others are deleted. With a budget
+in
+bytes, snapshots that can be recomputed are evicted as well, cheapest first: by the seconds of recomputation per byte
+that is freed. Candidates are the states that commands left for reuse, and the states between the first and the last
+of a finished run. A run that can continue keeps the states that its plan says it may need (`dead_states`). A
+LangGraph thread keeps all of its states, because recomputing them needs its checkpoints, which are not read here.
 
-**What is safe about it.** Everything is decided and deleted under a lock that waits for whoever is between a seal and
-its commit (`pins.py`); snapshots younger than a grace are left alone besides, for front ends without pins. A state
-that is let go of is marked first, durably: its rows still name it, and `ramify fsck` must not miss it. A kill leaves
-marks, and the next collection deletes what they name. A marked state that is asked for is computed again
-(`recovery.py`), which takes the mark away.
+**Safety.** Decisions and deletions happen under a lock that waits for every process that is between a seal and its
+commit (`gc_pins.py`). Snapshots younger than a grace period are kept as well, for front ends that hold no pins. An
+eviction is first marked durably: the rows still name the snapshot, and `ramify fsck` must not report it as lost.
+After a kill, the next collection deletes the marked snapshots. An evicted snapshot that is needed again is recomputed
+(`recovery.py`), which removes the mark.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from ramify.runtime.store import RunStore
 from ramify.runtime.store.engines import sync_folder
 from ramify.runtime.worlds.gc_pins import Pins
 
-_MAKES_NONE = (OpKind.FORK, OpKind.RELEASE, OpKind.PREFORK, OpKind.COMMAND)  # a command's state is its step's
+_MAKES_NONE = (OpKind.FORK, OpKind.RELEASE, OpKind.PREFORK, OpKind.COMMAND)  # a command's state belongs to its step
 Dies = dict[OpId, frozenset[str]]
 
 
 def dead_states(plan: Plan, ops: Sequence[OpRecord]) -> set[SnapshotId]:
-    """The states that nothing which the run may still do needs; none where the plan was made without liveness.
+    """Return the snapshots that the rest of the run does not need; none if the plan has no liveness information.
 
-    A state that several rows made is dead when it is so for each of them; one that a fork stands on, when that is
-    released.
+    The plan says where each snapshot dies, the journal what was done. A snapshot that several rows made is dead if it
+    is dead for each of them. A snapshot on which a fork is based is dead after the fork's release.
     """
     dies: Dies = {op.id: frozenset(op.attrs.get("dies", ())) for op in plan.ops}
     done = [row for row in ops if row.status is OpStatus.DONE]
@@ -60,25 +61,25 @@ def dead_states(plan: Plan, ops: Sequence[OpRecord]) -> set[SnapshotId]:
 
 
 def _of_its_seal(row: OpRecord, done: Sequence[OpRecord], dies: Dies) -> frozenset[str]:
-    """A step's row names the state that its seal made."""
+    """Return where the state of a step's row dies: the plan says it for the SEAL that made the state."""
     seal = next((one for one in done if one.key == f"{row.key}|SEAL"), None)
     return frozenset() if seal is None else dies.get(seal.op_id, frozenset())
 
 
 def _ends(later: OpRecord, row: OpRecord) -> bool:
-    """Recorded anew on its own branch, or released with the fork that the branch is of."""
+    """Whether `later` recorded a new state on the row's branch, or released the fork to which the branch belongs."""
     if later.branch == row.branch:
         return later.snapshot_out is not None or later.kind is OpKind.RELEASE
     return later.kind is OpKind.RELEASE and row.branch.startswith(f"{later.branch}/")
 
 
 GRACE_S = 300.0
-"""A snapshot that no row names yet is left alone so long."""
+"""Age in seconds below which a snapshot is kept even if no row names it yet."""
 
 
 @dataclass(frozen=True, slots=True)
-class History:
-    """All that the database holds of one run."""
+class RunHistory:
+    """The rows of one run."""
 
     run: RunRecord
     ops: Sequence[OpRecord]
@@ -88,7 +89,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A state that can be computed again, in `seconds`, from `parent`."""
+    """A snapshot that can be recomputed from `parent` in `seconds`."""
 
     id: SnapshotId
     parent: SnapshotId
@@ -97,7 +98,7 @@ class Candidate:
 
 @dataclass(slots=True)
 class LiveStates:
-    """What rows name: what must stay, and what may go under a budget."""
+    """The snapshots that rows name: `roots` must stay, `candidates` may be evicted under a budget."""
 
     roots: set[SnapshotId] = field(default_factory=set)
     candidates: dict[SnapshotId, Candidate] = field(default_factory=dict)
@@ -107,7 +108,7 @@ class LiveStates:
         return self.roots | self.candidates.keys()
 
     def stay(self, ids: set[SnapshotId]) -> None:
-        """These are no candidates."""
+        """Make these snapshots roots."""
         self.roots |= ids
         for id in ids & self.candidates.keys():
             del self.candidates[id]
@@ -115,30 +116,32 @@ class LiveStates:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
+    """A snapshot that is evicted under a budget."""
+
     id: SnapshotId
-    frees: int  # bytes that only it held
-    seconds: float  # to compute it again
+    frees: int  # bytes that only this snapshot held
+    seconds: float  # time to recompute it
 
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What a collection did, or would do."""
+    """The result of a collection, or of a dry run."""
 
-    snapshots: int  # deleted
-    bytes: int  # freed; of a dry run, as the layers' files say
-    kept: int
+    snapshots: int  # number of snapshots deleted
+    bytes: int  # bytes freed; in a dry run, estimated from the sizes of files
+    kept: int  # number of snapshots kept
     held: int  # bytes of files in the layers that are kept
     evicted: tuple[Eviction, ...] = ()
     budget: int | None = None
-    young: int = 0  # that may go, and are left until their grace is over: a later collection deletes them
+    young: int = 0  # number of unnamed snapshots still in their grace period
 
     @property
     def within_budget(self) -> bool:
         return self.budget is None or self.held <= self.budget
 
 
-def living(histories: Iterable[History]) -> LiveStates:
-    """What the rows of all runs name, sorted into what must stay and what can be computed again."""
+def living(histories: Iterable[RunHistory]) -> LiveStates:
+    """Return the snapshots that the rows of all runs name, divided into roots and candidates for eviction."""
     found = LiveStates()
     for history in histories:
         _add(found, history)
@@ -146,7 +149,7 @@ def living(histories: Iterable[History]) -> LiveStates:
     return found
 
 
-def _add(found: LiveStates, history: History) -> None:
+def _add(found: LiveStates, history: RunHistory) -> None:
     run = history.run
     found.roots.add(run.base_snapshot)
     whole = run.status is not RunStatus.DONE or run.frontend != "decorators"
@@ -155,7 +158,7 @@ def _add(found: LiveStates, history: History) -> None:
     if last is not None:
         found.roots.add(last.snapshot_id)
     dead = _dead(history) if whole else frozenset[SnapshotId]()
-    once = {effect.key for effect in history.effects}  # what reaches outside is not done again for a snapshot
+    once = {effect.key for effect in history.effects}  # effects are not repeated to recompute a snapshot
     for row in history.ops:
         named = [id for id in (row.snapshot_in, row.snapshot_out) if id is not None]
         if (whole and row.snapshot_out not in dead) or row.status is not OpStatus.DONE or row.key in once:
@@ -164,16 +167,17 @@ def _add(found: LiveStates, history: History) -> None:
             _offer(found, row, row.snapshot_in, SnapshotId(str(row.snapshot_out)))
     if whole:
         found.roots.update(one.snapshot_id for one in history.checkpoints if one.snapshot_id not in dead)
-    # What is named and made by nothing that can be done again stays.
+    # Snapshots that no repeatable operation made are roots.
     named_here = {id for row in history.ops for id in (row.snapshot_in, row.snapshot_out) if id is not None}
     named_here |= {one.snapshot_id for one in history.checkpoints}
-    # Where a node stood as it took in a fork of its world: the merge is done again from it; no other row names it.
+    # "ours": the state of a node's world before it merged a fork of it. Recomputing the merge needs it, and no other
+    # row names it.
     named_here |= {SnapshotId(row.attrs["ours"]) for row in history.ops if "ours" in row.attrs}
     found.roots |= named_here - found.candidates.keys()
 
 
-def _dead(history: History) -> frozenset[SnapshotId]:
-    """Of a run that can go on: the states that its plan and its journal say it will not need."""
+def _dead(history: RunHistory) -> frozenset[SnapshotId]:
+    """Return the states that a run which can continue will not need, by its plan and its journal."""
     if history.run.frontend != "decorators" or not history.ops:
         return frozenset()
     return frozenset(dead_states(Plan.from_json(history.run.plan_json), history.ops))
@@ -182,7 +186,7 @@ def _dead(history: History) -> frozenset[SnapshotId]:
 def _offer(found: LiveStates, row: OpRecord, parent: SnapshotId, id: SnapshotId) -> None:
     if row.reused_from is not None or row.kind is OpKind.SEAL:
         if id not in found.candidates:
-            found.candidates[id] = Candidate(id, parent, 0.0)  # its own row, or the source's, tells what it costs
+            found.candidates[id] = Candidate(id, parent, 0.0)  # the row of the step, or of the source, has the cost
         return
     known = found.candidates.get(id)
     seconds = max(0.0, row.ended_at - row.started_at)
@@ -193,10 +197,10 @@ def _offer(found: LiveStates, row: OpRecord, parent: SnapshotId, id: SnapshotId)
 def choose(
     alive: LiveStates, layers: Mapping[SnapshotId, Sequence[LayerId]], sizes: Mapping[LayerId, int], budget: int
 ) -> list[Eviction]:
-    """Which candidates go so that what is held comes under `budget` bytes: the fewest seconds a byte first.
+    """Choose candidates to evict until at most `budget` bytes are held: fewest seconds per byte first.
 
-    Greedy. A layer counts for each of its holders by their number, for it goes only with the last of them. A state's
-    seconds hold those of the states let go of that it would be computed from.
+    Greedy. The size of a layer is divided by the number of snapshots that hold it, because it is deleted only with
+    the last of them. The seconds of a state include those of evicted states from which it would be recomputed.
     """
     users = Counter(layer for id in alive.all for layer in set(layers.get(id, ())))
     needed = {layer for id in alive.roots for layer in layers.get(id, ())}
@@ -215,21 +219,21 @@ def choose(
         score, id = heapq.heappop(queue)
         if id in gone:
             continue
-        put(id)  # what it holds and costs has changed since: it is the next only if it still comes first
+        put(id)  # its share and cost may have changed since it was queued: take it only if it is still first
         if queue[0] != (score, id):
             continue
         frees = sum(sizes[layer] for layer in set(layers[id]) if users[layer] == 1)
         gone[id] = Eviction(id, frees, _seconds(id, alive.candidates, gone))
         held -= frees
         users.subtract(set(layers[id]))
-        users += Counter()  # drops what nobody holds
+        users += Counter()  # drops layers without holders
     return list(gone.values())
 
 
 def _seconds(
     id: SnapshotId, candidates: Mapping[SnapshotId, Candidate], gone: Mapping[SnapshotId, Eviction]
 ) -> float:
-    """What computing it again takes, from the nearest state that is still there."""
+    """Return the seconds to recompute a snapshot from the nearest state that is not evicted."""
     at, seen = candidates[id], {id}
     total = at.seconds
     while at.parent in gone and at.parent not in seen:
@@ -240,7 +244,7 @@ def _seconds(
 
 
 class EvictionMarks:
-    """The states that were let go of although rows name them: one empty file each."""
+    """EvictionMarks of evicted snapshots, which rows still name: one empty file each."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -260,9 +264,9 @@ class EvictionMarks:
             (self._folder / id).unlink(missing_ok=True)
 
 
-async def histories(store: RunStore) -> list[History]:
+async def histories(store: RunStore) -> list[RunHistory]:
     return [
-        History(run, await store.ops(run.id), await store.checkpoints(run.id), await store.effects(run.id))
+        RunHistory(run, await store.ops(run.id), await store.checkpoints(run.id), await store.effects(run.id))
         for run in await store.runs()
     ]
 
@@ -277,9 +281,10 @@ async def collect(
     dry_run: bool = False,
     grace_s: float = GRACE_S,
 ) -> Collected:
-    """Delete what nothing names and, for a budget of bytes, what is cheapest to compute again. Killed, call it again.
+    """Delete snapshots that no row names and, for a budget in bytes, those that are cheapest to recompute.
 
-    Blocks the event loop while it waits for those who commit: it is for a process of its own.
+    Safe to repeat after a kill. Blocks the event loop while it waits for the lock, so call it in a process of its
+    own.
     """
     with pins.collecting():
         alive = living(await histories(store))
@@ -307,7 +312,7 @@ async def collect(
 
 
 def _layers(snapshots: SnapshotStore, ids: Iterable[SnapshotId]) -> dict[SnapshotId, tuple[LayerId, ...]]:
-    """The layers of each; of one that is missing or damaged none: `ramify fsck` tells of it."""
+    """Return the layers of each snapshot. Missing and damaged ones are left out; `ramify fsck` reports them."""
     found: dict[SnapshotId, tuple[LayerId, ...]] = {}
     for id in ids:
         try:

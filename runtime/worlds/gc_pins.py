@@ -1,9 +1,9 @@
-"""What keeps `ramify gc` from what is about to be named: held from a seal, or a look into the journal, to the commit.
+"""Pins protect snapshots from `ramify gc` until a journal row names them.
 
-A collection reads what the journal names and deletes the rest. Between the seal of a snapshot and the commit of the
-row that names it, and between finding a row to take over and the commit that names its snapshot again, the journal
-does not tell. So whoever is in between holds a shared lock, and the collection waits for it, alone. The kernel drops
-the locks of a process that is killed.
+Garbage collection deletes the snapshots that no journal row names. No row names a snapshot yet between its seal and
+the commit of its row, or between finding a row to reuse and the commit that names its snapshot again. A process holds
+a shared lock during that time, and a collection takes the lock exclusively. The kernel releases the locks of a
+process that is killed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _PAUSE_S = 0.01
 
 
 class Pins:
-    """Pins on a home's snapshots. `folder` is where its locks lie."""
+    """Pins on the snapshots of a home. `folder`: the folder of its locks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """No collection runs inside. One that waits goes first, so that it waits for what is under way only."""
+        """Hold off collections while this block runs. A collection that waits already goes first, so that new blocks
+        cannot delay it for ever."""
         async with _taken(self._open(_TURNSTILE), fcntl.LOCK_SH):
             pin = self._open(_PINNED)
             try:
@@ -46,7 +47,7 @@ class Pins:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Alone: nothing is between its seal and its commit, and no second collection runs. Blocks until then."""
+        """Hold the lock of a collection: no `held` block and no other collection runs. Blocks until it is free."""
         turnstile, pinned = self._open(_TURNSTILE), self._open(_PINNED)
         try:
             fcntl.flock(turnstile, fcntl.LOCK_EX)
@@ -58,7 +59,7 @@ class Pins:
 
     @contextmanager
     def keep(self, id: SnapshotId) -> Iterator[None]:
-        """A live world stands on this snapshot, and no row names it yet: no collection takes it. For any length."""
+        """Keep one snapshot, for example under a live world, from collections while this block runs, however long."""
         fd, name = self._locked_file(id)
         try:
             yield
@@ -67,7 +68,8 @@ class Pins:
             close_lock(fd)
 
     def kept(self) -> set[SnapshotId]:
-        """What `keep` holds at the moment. What dead processes left is removed; only inside `collecting`."""
+        """Return the snapshots that `keep` holds, and remove the files of dead processes. Call inside
+        `collecting`."""
         found = set()
         folder = self._folder / _KEPT
         for path in folder.iterdir() if folder.is_dir() else ():
@@ -85,7 +87,7 @@ class Pins:
         return found
 
     def ground(self) -> Ground:
-        """For one live world."""
+        """Return a pin for one live world."""
         return Ground(self)
 
     def _locked_file(self, id: SnapshotId) -> tuple[int, str]:
@@ -102,7 +104,7 @@ class Pins:
                 Path(name).unlink(missing_ok=True)
                 close_lock(fd)
                 raise
-            close_lock(fd)  # a collection met it before it was locked, and took it for left behind
+            close_lock(fd)  # a collection removed the file before it was locked: try again
 
     def _open(self, name: str) -> int:
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -110,8 +112,8 @@ class Pins:
 
 
 class Ground:
-    """The state that a live world was last sealed in: no row may name it, and the world goes on standing on it. No
-    collection takes it before the next one, or `close`, after which it keeps nothing more."""
+    """A pin on the last sealed state of a live world, which may have no row. It is held until the world is sealed
+    again, or until `close`."""
 
     def __init__(self, pins: Pins) -> None:
         self._pins = pins
@@ -119,7 +121,7 @@ class Ground:
         self._closed = False
 
     def moved(self, id: SnapshotId) -> None:
-        if self._closed:  # by the end of the step, whose command was under way: nobody would let go of it
+        if self._closed:  # the step ended while its command ran: nobody would release the new pin
             return
         kept = ExitStack()
         kept.enter_context(self._pins.keep(id))

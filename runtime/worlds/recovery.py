@@ -1,16 +1,19 @@
-"""Three levels of recovery, and which one is taken.
+"""Recovery of lost snapshots, the third of three levels of recovery.
 
-Retry in place: a step that raised is run again from its entry state, where it says so (`steps.py`). Restore and
-replay: the journal answers for what was done, and a world is mounted at the branch's last snapshot (`driver.py`,
-`worlds.py`). Lineage: that snapshot is lost or damaged, or a collection let go of it; then what made it is done again
-from the nearest state that is whole, and what comes out must have the content that was recorded. The cheapest that is
-right is the lowest that can be done: each holds what the next would compute. An event says which it was and why, and
-the row of the step that goes on holds what it took beside what was predicted, for it and for the next level.
+1. Retry: a step that raised is run again from the state where it began, if it is declared so (`steps.py`).
+2. Restore: the journal answers for recorded operations, and a world is mounted at the branch's last snapshot
+   (`driver.py`, `world_pool.py`).
+3. Lineage: if that snapshot is lost, damaged or evicted, the operations that made it are repeated from the nearest
+   complete state (this module). The result must have the recorded content.
 
-Of a LangGraph thread nothing is called again on a resume: `langgraph/lineage.py` makes its lost states.
+Each level is more expensive than the one before, so the first possible one is used. An event reports the level and
+the reason. The row of the step that continues records the actual and the predicted seconds.
 
-A state that was made again has other times, so another id. The journal goes on naming the recorded one; the world
-stands on the new one, and what is sealed on top of it is whole.
+Lost states of LangGraph threads are recomputed by `langgraph/thread/lost_states.py`, because a resume of a thread
+does not call its nodes again.
+
+A recomputed state has other file times, hence another id. The journal continues to name the recorded id; the world
+uses the new state, and seals on top of it.
 """
 
 from __future__ import annotations
@@ -37,18 +40,19 @@ LOST = (SnapshotNotFound, SnapshotCorrupt)
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """A state of a branch, and what makes it again from the one before. `again` is None for the workspace."""
+class StateOrigin:
+    """A state of a branch, and how to recompute it from the state before. `again` is None for the workspace."""
 
     snapshot: Snapshot
-    what: str  # for people
+    what: str  # what made it, for messages
     again: Callable[[Snapshot], Awaitable[Snapshot]] | None = None
-    refused: str = ""  # why it must not be done again
-    seconds: float = 0.0  # what making it took when it was recorded
+    refused: str = ""  # why it must not be repeated
+    seconds: float = 0.0  # how long it took when it was recorded
 
 
 def missing(snapshots: SnapshotStore, id: SnapshotId) -> SnapshotNotFound | SnapshotCorrupt | None:
-    """What is not there of a snapshot; None where all is. Bytes are not read: `ramify fsck` does that."""
+    """Return an error if parts of a snapshot are missing, else None. Does not read file contents; `ramify fsck`
+    does."""
     try:
         found = snapshots.get(id)
         snapshots.lower_dirs(found)
@@ -59,13 +63,13 @@ def missing(snapshots: SnapshotStore, id: SnapshotId) -> SnapshotNotFound | Snap
 
 
 def stand_in(id: SnapshotId, content_key: str) -> Snapshot:
-    """A snapshot of which only the journal's words are left: it has no layers."""
+    """Return a placeholder without layers for a lost snapshot of which only the journal's row is left."""
     return Snapshot(id=id, layers=(), content_key=ContentKey(content_key))
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """States were computed again: what that was predicted to take, by the recorded times, and what it took."""
+class Recomputation:
+    """The predicted seconds (by the recorded times) and the actual seconds of a recomputation."""
 
     predicted_s: float
     took_s: float
@@ -73,13 +77,13 @@ class Again:
 
 @dataclass(eq=False, slots=True)
 class Recovery:
-    """The states that one run lost and made again. `close` when the run is over."""
+    """Recomputes lost states of one run. Call `close` when the run ends."""
 
     run: RunId
     snapshots: SnapshotStore
     pins: Pins
     emit: Callable[[Event], None]
-    again: dict[BranchPath, Again] = field(default_factory=dict)  # not written down yet, by the branch
+    again: dict[BranchPath, Recomputation] = field(default_factory=dict)  # recomputations not recorded in a row yet
     _made_again: dict[SnapshotId, Snapshot] = field(default_factory=dict)
     _kept: ExitStack = field(default_factory=ExitStack)
 
@@ -87,23 +91,23 @@ class Recovery:
         self._kept.close()
 
     async def get(self, id: SnapshotId, content_key: str) -> Snapshot:
-        """The snapshot, or a stand-in where it is gone: it may never be needed."""
+        """Return the snapshot, or a placeholder if it is lost: it may never be needed."""
         try:
             return await asyncio.to_thread(self.snapshots.get, id)
         except LOST:
             return stand_in(id, content_key)
 
     async def sealed(self, seal: Callable[[], Awaitable[Snapshot]]) -> Snapshot:
-        """What `seal` gives, kept from collections while the run lasts: no row will name it."""
+        """Call `seal` and keep its snapshot from garbage collection until the run ends: no row will name it."""
         async with self.pins.held():
             snapshot = await seal()
             self._kept.enter_context(self.pins.keep(snapshot.id))
         return snapshot
 
     async def whole(self, branch: Branch) -> Snapshot:
-        """The state of the branch as it can be mounted. Raises `Unrecoverable`.
+        """Return the branch's snapshot, recomputed if it is lost. Raises `Unrecoverable`.
 
-        A snapshot that was never replaced is returned as it is: whether its layers are there costs a look at each.
+        Checks that all layers exist, which costs a `stat` for each.
         """
         known = self._made_again.get(branch.snapshot.id)
         if known is not None:
@@ -118,40 +122,40 @@ class Recovery:
             if made.again is None or made.refused:
                 reason = made.refused or "nothing in the journal says how it was made"
                 raise Unrecoverable(
-                    f"snapshot {branch.snapshot.id[:12]} of branch {branch.path} cannot be brought back ({why}): "
-                    f"{made.what} would have to be done again, and {reason}. `ramify fsck` tells what is damaged; "
-                    "`ramify resume RUN --from STATE` goes back to a state that is whole"
+                    f"snapshot {branch.snapshot.id[:12]} of branch {branch.path} cannot be recovered ({why}): "
+                    f"{made.what} would have to be repeated, and {reason}. `ramify fsck` reports what is damaged; "
+                    "`ramify resume RUN --from STATE` goes back to a complete state"
                 )
             at = await made.again(at)
             self._verify(made, at, branch)
             self._made_again[made.snapshot.id] = at
         took = time.perf_counter() - begun
-        self.again[branch.path] = Again(sum(made.seconds for made in steps), took)
-        told = f"{why}; done again: {', '.join(made.what for made in steps)}"
+        self.again[branch.path] = Recomputation(sum(made.seconds for made in steps), took)
+        told = f"{why}; repeated: {', '.join(made.what for made in steps)}"
         self.emit(Recovered(self.run, branch.path, Level.LINEAGE, told, took))
         return at
 
-    async def _nearest(self, branch: Branch, why: str) -> tuple[Snapshot, list[Made]]:
-        """The newest whole state in the branch's history, and what came after it."""
-        steps: list[Made] = []
+    async def _nearest(self, branch: Branch, why: str) -> tuple[Snapshot, list[StateOrigin]]:
+        """Return the newest complete state in the branch's history, and the states after it."""
+        steps: list[StateOrigin] = []
         for made in reversed(branch.made):
             whole = self._made_again.get(made.snapshot.id, made.snapshot)
             if await asyncio.to_thread(self._missing, whole) is None:
                 return whole, steps
             steps.insert(0, made)
         raise Unrecoverable(
-            f"snapshot {branch.snapshot.id[:12]} of branch {branch.path} cannot be brought back ({why}), nor can any "
-            "state before it, the workspace's own included: start anew with `ramify run`"
+            f"snapshot {branch.snapshot.id[:12]} of branch {branch.path} cannot be recovered ({why}), nor can any "
+            "state before it, including the workspace: start a new run with `ramify run`"
         )
 
     def _missing(self, snapshot: Snapshot) -> str | None:
         found = missing(self.snapshots, snapshot.id)
         return None if found is None else str(found)
 
-    def _verify(self, made: Made, at: Snapshot, branch: Branch) -> None:
+    def _verify(self, made: StateOrigin, at: Snapshot, branch: Branch) -> None:
         if made.snapshot.content_key and at.content_key != made.snapshot.content_key:
             raise Unrecoverable(
-                f"{made.what} on branch {branch.path} was done again for a lost snapshot, and left other files than "
+                f"{made.what} on branch {branch.path} was repeated for a lost snapshot, and left other files than "
                 f"before (content {at.content_key[:12]}, recorded {made.snapshot.content_key[:12]}): it depends on "
-                "something else than its arguments and its world. `ramify resume RUN --from STATE` goes back"
+                "more than its arguments and its world. `ramify resume RUN --from STATE` goes back"
             )

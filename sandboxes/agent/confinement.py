@@ -1,4 +1,4 @@
-"""The last steps of a shell's child before it becomes bash: what it may do from then on, for good. Stdlib only."""
+"""The last steps of a shell's child before it executes bash: restrict it for good. Stdlib only."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from ramify.sandboxes.linux import kernel, landlock, resource_limits, seccomp
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 
-def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True, carried: bool = False) -> None:
-    """Limits, and in an isolated world: capabilities dropped, no new privileges, Landlock, seccomp; in that order.
+def enter(bounds: Bounds, *, isolated: bool, image: bool, filtered: bool = True, restored: bool = False) -> None:
+    """Apply limits; in an isolated world also drop capabilities, set no-new-privs, enter Landlock and seccomp, in
+    that order.
 
-    `image`: the world has a root of its own, and shows none of the host's files. `filtered`: with Landlock and the
-    system-call filter. `carried`: for a Python session that was brought back, whose memory lies over an image.
-    Raises `OSError`: a world never runs with less.
+    `image`: the world has its own root and shows none of the host's files. `filtered`: use Landlock and the
+    system-call filter. `restored`: for a restored Python session, whose memory is mapped from an image. Raises
+    `OSError`: a world never runs with less.
     """
     resource_limits.apply(bounds, isolated=isolated)
     if not isolated:
         return
     kernel.drop_privileges(image=image)
-    if carried:
+    if restored:
         seccomp.install_for_restored()
     if not filtered:
-        return  # CRIU can neither look through these two nor put them back
+        return  # CRIU can neither see through these two nor restore them
     landlock.restrict()
     if not seccomp.supported():
         seccomp.install()
 
 
 def prepare() -> None:
-    """What is the same for every world, worked out once: by the process that they are all forked from."""
+    """Compute once what is the same for every world, in the process that all of them are forked from."""
     landlock.version()
     resource_limits.nproc_is_per_namespace()
     if not seccomp.supported():

@@ -1,8 +1,8 @@
-"""What changed in a container beside its workspace, as an overlay's upper folder: taken and put back. Stdlib only.
+"""Copy changes outside a container's workspace to an overlay's upper folder, and apply such folders. Stdlib only.
 
-Both run inside, as the world's own user: `capture` by an exec when a world is sealed, `apply` by the agent before its
-first command. The form is the store's: a character device 0/0 where a path was removed, `user.overlay.opaque` on a
-folder that hides what the image has at its place.
+Both run inside, as the world's own user: an exec runs `capture` when the world is sealed, and the agent runs `apply`
+before the first command. The format is the store's: a character device 0/0 marks a removed path, and
+`user.overlay.opaque` a folder that hides the image's folder.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ import json
 import os
 import shutil
 import stat
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 OPAQUE = "user.overlay.opaque"
-LAYERS = "/ramify/outside"  # where a container sees the layers to apply, in the order of their names
+LAYERS = "/ramify/outside"  # where a container sees the layers to apply, ordered by name
 
 
 def capture(changed: Iterable[str], removed: Iterable[str], root: Path, to: Path) -> None:
-    """Copy `changed` paths of `root` into the folder `to`, and mark those `removed`. Paths are absolute.
+    """Copy the `changed` paths of `root` into the folder `to`, and mark the `removed` ones. Paths are absolute.
 
-    A path that is among the removed and yet is there is a folder that was made anew.
+    A removed path that exists is a folder that was made anew.
     """
     to.mkdir()
     folders: list[tuple[Path, Path]] = []
     gone = [path for path in removed if not os.path.lexists(_under(root, path))]
-    for path in sorted({*changed, *removed} - set(gone)):  # a folder before what it holds
+    for path in sorted({*changed, *removed} - set(gone)):  # a folder before its entries
         source, target = _under(root, path), _under(to, path)
         _make_parents(root, to, target.parent, folders)
-        if os.path.lexists(source):  # else: it went since the engine looked
+        if os.path.lexists(source):  # else it went away since the engine looked
             _copy(source, target)
             if source.is_dir() and not source.is_symlink():
                 folders.append((source, target))
@@ -46,7 +45,7 @@ def capture(changed: Iterable[str], removed: Iterable[str], root: Path, to: Path
 
 
 def apply(layers: Path, root: Path) -> None:
-    """Bring `root` to what the folders in `layers` say, one after the other."""
+    """Apply the changes in the folders of `layers` to `root`, in order."""
     if not layers.is_dir():
         return
     for layer in sorted(layers.iterdir()):
@@ -86,11 +85,11 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copystat(source, target)
     elif stat.S_ISREG(status.st_mode):
         shutil.copy2(source, target)  # mode, times and user attributes, too
-    # a socket, a device: what would listen is gone, what could be reached is not for a snapshot
+    # no sockets: their listener is gone. No devices: a snapshot must not keep what they reach.
 
 
 def _make_parents(root: Path, to: Path, folder: Path, folders: list[tuple[Path, Path]]) -> None:
-    """Folders above a change, which may not have changed themselves, as they are in `root`."""
+    """Make the folders above a change as they are in `root`; they may not have changed themselves."""
     if folder == to or folder.is_dir():
         return
     _make_parents(root, to, folder.parent, folders)
@@ -99,10 +98,10 @@ def _make_parents(root: Path, to: Path, folder: Path, folders: list[tuple[Path, 
 
 
 def _finish(folders: list[tuple[Path, Path]]) -> None:
-    """Modes and times of folders, when all that belongs into them is there; the deepest first.
+    """Set modes and times of folders once all their entries exist, the deepest first.
 
-    A folder of somebody else's, which this user cannot have changed, is in a layer for what lies in it alone: it has
-    no time there, for that is each container's own, and is left as it is where the layer is laid.
+    A folder of another user, which this user cannot have changed, is in a layer only for its entries. It gets no time
+    there, since each container has its own, and it is left alone where the layer is applied.
     """
     for source, target in reversed(folders):
         if _is_ours(source) and _is_ours(target):
@@ -110,7 +109,7 @@ def _finish(folders: list[tuple[Path, Path]]) -> None:
         elif _is_ours(target):
             shutil.copymode(source, target)
             os.utime(target, ns=(0, 0))
-        if _is_ours(target) and OPAQUE in os.listxattr(target):  # the layer's own mark came along
+        if _is_ours(target) and OPAQUE in os.listxattr(target):  # the layer's own mark was copied
             os.removexattr(target, OPAQUE)
 
 
@@ -130,6 +129,7 @@ def _under(root: Path, path: str) -> Path:
     return root / path.lstrip("/")
 
 
-if __name__ == "__main__":  # outside.py LIST TO: the list as engine.py writes it
-    _changes = json.loads(Path(sys.argv[1]).read_text())
-    capture(_changes["changed"], _changes["removed"], Path("/"), Path(sys.argv[2]))
+def run(listed: str, to: str) -> None:
+    """Capture the changes that a JSON file lists, as `docker/world.py` writes it, into the folder `to`."""
+    changes = json.loads(Path(listed).read_text())
+    capture(changes["changed"], changes["removed"], Path("/"), Path(to))

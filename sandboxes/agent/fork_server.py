@@ -1,18 +1,14 @@
-"""The helper process that worlds are forked from. Run by file path.
+"""The helper process that worlds are forked from. Stdlib only.
 
-    python -I -S zygote.py CONTROL_FD                       worlds without isolation
-    python -I -S zygote.py CONTROL_FD KEEPER_FD ANCHOR ...  worlds in namespaces; folders that hold layers and uppers,
-                                                            the last with an empty one to stand their roots on
+There is one for each backend. Forking this small, single-threaded process takes a millisecond; a new Python takes
+twenty, and forking the host (threads, a gigabyte of model) is not safe. The host sends one end of a world's socket;
+this process forks the world's agent on that socket, and later reports how the agent ended.
 
-One for each backend. A fork of this small, single-threaded process costs a millisecond, where a new Python costs
-twenty and a fork of the host (threads, a gigabyte of model) is not safe. The host sends it one end of a world's
-socket; it forks the world's agent on that socket and tells the host later how the agent ended.
+All isolated worlds of a backend share one user namespace, this process's own, and are separate in all others. Its
+second child is the mount server, which mounts their trees (mount_server.py).
 
-All isolated worlds of a backend share one user namespace, this process's, and are apart in every other. Its second
-child is the keeper, which mounts their trees (namespaces/keeper.py).
-
-Nothing outlives the host: the agents, the keeper and this process watch the host's pidfd, and one that hangs is
-killed by PR_SET_PDEATHSIG when this process goes. A namespace's processes and mounts vanish with its PID 1.
+Nothing outlives the host. The agents, the mount server and this process watch the host's pidfd, and one that hangs is
+killed by PR_SET_PDEATHSIG when this process ends. A namespace's processes and mounts end with its PID 1.
 """
 
 from __future__ import annotations
@@ -24,31 +20,17 @@ import select
 import signal
 import socket
 import sys
-import types
 from pathlib import Path
 
-
-def _find_ramify() -> None:
-    """Let `ramify.sandboxes.…` be imported from beside this file, without `ramify` itself: it costs too much."""
-    folder = str(Path(__file__).resolve().parent)
-    for name in ("ramify", "ramify.sandboxes"):
-        package = types.ModuleType(name)
-        package.__path__ = [folder] if name != "ramify" else []
-        sys.modules[name] = package
-
-
-if __name__ == "__main__":
-    _find_ramify()
-
-from ramify.sandboxes.agent import confinement  # noqa: E402
-from ramify.sandboxes.agent.agent import Agent  # noqa: E402
-from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start  # noqa: E402
-from ramify.sandboxes.agent.mount_server import keep  # noqa: E402
-from ramify.sandboxes.agent.mount_view import ROOT, MountView  # noqa: E402
-from ramify.sandboxes.linux import kernel  # noqa: E402
+from ramify.sandboxes.agent import confinement
+from ramify.sandboxes.agent.agent import Agent
+from ramify.sandboxes.agent.messages import Failed, Link, Ready, Start
+from ramify.sandboxes.agent.mount_server import serve_mounts
+from ramify.sandboxes.agent.mount_view import ROOT, MountView
+from ramify.sandboxes.linux import kernel
 
 OWN_NAMESPACES = kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-LATE_CODECS = ("unicode_escape", "latin-1", "idna")  # Python loads them when asked, and an image may hold no Python
+LATE_CODECS = ("unicode_escape", "latin-1", "idna")  # Python loads them on demand, and an image may hold no Python
 KINDS = {
     b"plain": 0,  # no isolation
     b"isolated": OWN_NAMESPACES | kernel.CLONE_NEWNET,
@@ -56,8 +38,17 @@ KINDS = {
 }
 
 
-def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
-    """Serve the host until it hangs up or ends, or the keeper is gone."""
+def run(control: str, mount_server: str = "", *anchors: str) -> None:
+    """Serve with the descriptors of the control socket and, for isolated worlds, of the mount server's socket."""
+    serve(
+        socket.socket(fileno=int(control)),
+        socket.socket(fileno=int(mount_server)) if mount_server else None,
+        list(anchors),
+    )
+
+
+def serve(control: socket.socket, keeper: socket.socket | None, anchors: list[str]) -> None:
+    """Serve the host until it hangs up or ends, or the mount server ends."""
     for name in LATE_CODECS:
         codecs.lookup(name)
     control.set_inheritable(False)
@@ -78,7 +69,7 @@ def main(control: socket.socket, keeper: socket.socket | None, anchors: list[str
     poll = select.poll()
     for descriptor in (control.fileno(), host, wake):
         poll.register(descriptor, select.POLLIN)
-    agents: dict[int, int] = {}  # by pid: the host's number for it
+    agents: dict[int, int] = {}  # by pid: the host's number of the agent
     root = f"{anchors[-1]}/{ROOT}" if anchors else ""
     while True:
         for descriptor, _ in poll.poll():
@@ -107,7 +98,7 @@ def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anch
         try:
             control.close()
             kernel.die_with_parent()
-            keep(keeper, host, anchors)
+            serve_mounts(keeper, host, anchors)
         except OSError as error:
             os.write(2, f"{error}\n".encode())
         finally:
@@ -117,7 +108,8 @@ def _start_keeper(keeper: socket.socket, control: socket.socket, host: int, anch
 
 
 def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int) -> bool:
-    """Tell the host who ended and how; False where the keeper did, without which no world can be made."""
+    """Report to the host which agents ended and how. False if the mount server ended: without it no world can be
+    made."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -128,20 +120,20 @@ def _report_the_dead(control: socket.socket, agents: dict[int, int], keeper: int
         if pid == keeper:
             return False
         number = agents.pop(pid, None)
-        if number is not None:  # else: an orphan of a world without a namespace
+        if number is not None:  # else an orphan of a world without a namespace
             control.send(f"dead {number} {os.waitstatus_to_exitcode(status)}".encode())
 
 
 def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root: str) -> int:
-    """Fork a world's agent; its pid, 0 for none.
+    """Fork a world's agent; return its pid, 0 if that fails.
 
-    PID 1 of a pid namespace must be forked after the unshare, so by a child in between.
+    PID 1 of a pid namespace must be forked after the unshare, so a child in between forks it.
     """
     go, go_in = os.pipe()
     told, told_in = os.pipe()
     try:
         child = os.fork()
-    except OSError as error:  # no processes are left: the worlds that there are need not end with us
+    except OSError as error:  # no processes are left: report it, and keep existing worlds running
         link.send(Failed(str(error)))
         for descriptor in (go, go_in, told, told_in, link.sock.detach()):
             os.close(descriptor)
@@ -149,7 +141,7 @@ def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root:
     if child == 0:
         control.close()
         os.close(told)
-        os.close(go_in)  # so that we hear of it where our parent ends before it has written
+        os.close(go_in)  # so that we notice if our parent ends before it has written
         if namespaces:
             _become_namespace(link, host, go, told_in, namespaces, root)
         _become_agent(link, host, go)
@@ -159,7 +151,7 @@ def _spawn(control: socket.socket, link: Link, host: int, namespaces: int, root:
         agent = int(os.read(told, 16) or 0)
         os.waitpid(child, 0)
     if agent:
-        os.write(go_in, str(agent).encode())  # only now is it our own child: what it asks to die with is us
+        os.write(go_in, str(agent).encode())  # it is our own child only now: PR_SET_PDEATHSIG refers to us
     for descriptor in (go, go_in, told):
         os.close(descriptor)
     link.sock.close()
@@ -181,7 +173,7 @@ def _become_namespace(link: Link, host: int, go: int, told: int, namespaces: int
 
 
 def _enter_user_namespace() -> None:
-    """Everyone keeps their own id inside. The map is written from outside it, by a child that stays there."""
+    """Enter a new user namespace in which all ids stay the same. A child that stays outside writes its map."""
     me = os.getpid()
     go, go_in = os.pipe()
     child = os.fork()
@@ -208,15 +200,16 @@ def _enter_user_namespace() -> None:
 
 
 def _leave_some_to_the_host() -> None:
-    """Of what the kernel counts by user, over all namespaces: a world's user is the host's too."""
+    """Leave the host a share of what the kernel counts per user over all namespaces: a world's user is the host's
+    too."""
     for kind in ("instances", "watches"):
-        with contextlib.suppress(OSError, ValueError):  # a kernel that has no such limit, or lets nobody set it
+        with contextlib.suppress(OSError, ValueError):  # the kernel has no such limit, or nobody may set it
             all_of_it = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())
             Path(f"/proc/sys/user/max_inotify_{kind}").write_text(str(all_of_it - all_of_it // 4))
 
 
 def _map_ids(pid: int) -> None:
-    """Root keeps the whole range, so that `chown` works."""
+    """Map the ids. Root keeps the whole range, so that `chown` works."""
     user, group = os.geteuid(), os.getegid()
     if user == 0:
         try:
@@ -225,7 +218,7 @@ def _map_ids(pid: int) -> None:
                 _write(pid, kind, "".join(f"{inside} {inside} {count}\n" for inside, _, count in ranges))
             return
         except PermissionError:
-            pass  # root of a container without CAP_SETUID: as any user then
+            pass  # root of a container without CAP_SETUID is treated like any user
     _write(pid, "setgroups", "deny")
     _write(pid, "uid_map", f"{user} {user} 1\n")
     _write(pid, "gid_map", f"{group} {group} 1\n")
@@ -243,12 +236,12 @@ def _become_agent(link: Link, host: int, go: int, mounts: MountView | None = Non
         kernel.die_with_parent()
         os.setsid()
         if mounts is not None:
-            with contextlib.suppress(OSError):  # it is tried again, and told, when there is a world to be made
+            with contextlib.suppress(OSError):  # it is tried again, and reported, when a world is made
                 mounts.prepare()
-        start = link.receive()  # a spare waits here until it is wanted
+        start = link.receive()  # a spare waits here until it is needed
         if isinstance(start, Start):
             _serve(start, link, host, pid, mounts)
-    except BaseException as error:  # noqa: BLE001  (the last frame before the end: the host has to hear of it)
+    except BaseException as error:  # noqa: BLE001  # the last frame: the host must get the error
         link.send(Failed(f"{type(error).__name__}: {error}"))
     finally:
         os._exit(0)
@@ -262,12 +255,3 @@ def _serve(start: Start, link: Link, host: int, pid: int, mounts: MountView | No
     agent = Agent(start, link, host, mounts)
     link.send(Ready(pid, mounts.uncovered if mounts is not None else []))
     agent.serve()
-
-
-if __name__ == "__main__":
-    control, *isolating = sys.argv[1:]
-    main(
-        socket.socket(fileno=int(control)),
-        socket.socket(fileno=int(isolating[0])) if isolating else None,
-        isolating[1:],
-    )

@@ -1,15 +1,15 @@
-"""The host's folders as a world over the host's root sees them: each a read-only overlay. Stdlib only.
+"""Show the host's folders to a world over the host's root, each as a read-only overlay. Stdlib only.
 
-A read-only bind keeps a world from writing to the host's files, and from nothing else: it shows the host's own
-inodes, on which locks, leases, FIFOs, sockets and watches work as ever. An overlay has inodes of its own. So the root
-of a world is a small tmpfs that holds one overlay for each folder of the host's root.
+A read-only bind mount keeps a world from writing to the host's files, but it shows the host's own inodes, on which
+locks, leases, FIFOs, sockets and watches still work. An overlay has inodes of its own. So the root of a world is a
+small tmpfs that holds one overlay for each folder of the host's root.
 
-The kernel makes no overlay of a folder that something is mounted below, for what the mount covers would show. Such a
-folder is made anew, and each of its entries is laid by itself. What cannot be an overlay at all (a network's file
-system) is bound as it is, and told: `uncovered`.
+The kernel makes no overlay of a folder with a mount below it, since the overlay would show what that mount covers.
+Such a folder is created anew, and each of its entries is laid out separately. A folder that cannot be an overlay at
+all (on a network file system) is bound as it is and reported in `uncovered`.
 """
 
-# Every world waits for what is done here, and pathlib costs as much as a mount.
+# Every world waits for this code, and pathlib costs as much as a mount.
 # ruff: noqa: PTH101, PTH102, PTH103, PTH108, PTH112, PTH114, PTH115, PTH116, PTH119, PTH120, PTH211
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.linux.mount_table import MountTable, is_within
 
 OWN = ("/dev", "/proc", "/sys")
-"""What a world has of its own, or sees through its own mounts: `view.py` puts it there."""
+"""Folders that a world has for itself, or sees through its own mounts: `mount_view.py` mounts them."""
 
 TEMPORARY_PLACES = ("/run", "/tmp", "/var/tmp")
-"""Places for temporary files, of which a world sees nothing of the host's."""
+"""Places for temporary files. A world sees nothing of the host's."""
 
 SOFTWARE = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
@@ -35,27 +35,27 @@ KERNELS = frozenset({
     "configfs", "bpf", "pstore", "efivarfs", "binfmt_misc", "fusectl", "hugetlbfs", "rpc_pipefs", "nsfs", "nfsd",
     "selinuxfs", "smackfs", "functionfs", "resctrl",
 })  # fmt: skip
-"""File systems that are a way to the kernel. A second /proc of the host's shows its processes: none is laid."""
+"""File systems that lead to the kernel. They are left out: a second /proc of the host would show its processes."""
 
 REMOTE = frozenset({
     "nfs", "nfs4", "cifs", "smb3", "9p", "afs", "ceph", "lustre", "glusterfs", "autofs", "virtiofs",
     "fuse", "fuseblk",
 })  # fmt: skip
-"""File systems that are not asked to be an overlay's layer: a server that does not answer would hold every world."""
+"""File systems that are never used as an overlay's layer: a server that does not answer would stall every world."""
 
-MOST_ENTRIES = 512  # of a folder that is laid entry by entry: each is a mount
+MOST_ENTRIES = 512  # of a folder that is laid out entry by entry, a mount for each
 LOWEST, MASKED = "empty", "masked"
 
 
 class HostOverlays:
-    """Lays the host's folders out below a new root. Everything is made in the caller's mount namespace."""
+    """Lays the host's folders out below a new root, in the caller's mount namespace."""
 
     def __init__(self, root: str) -> None:
-        """`root`: an empty folder of the host's, to mount the new root on."""
+        """`root`: an empty folder of the host, the mount point of the new root."""
         self._root = root
         self._mounts = MountTable.read()
-        self._made: list[tuple[str, tuple[int, int]]] = []  # the folders that were made anew, as they were then
-        self.uncovered: list[str] = []  # what locks and watches reach, and why
+        self._made: list[tuple[str, tuple[int, int]]] = []  # the folders that were created anew, as they were then
+        self.uncovered: list[str] = []  # folders that locks and watches reach, and why
         self._masks = 0
         self._shown = 0
         kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0700")
@@ -64,19 +64,19 @@ class HostOverlays:
         kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=16m,mode=0755")
 
     def close(self) -> None:
-        """Let go of what the overlays were made with; it goes with the old root."""
+        """Close the folder that overlays are made with; the old root takes it along."""
         os.close(self._workshop)
 
     def lay_root(self) -> None:
-        """All of "/"."""
+        """Lay out all of "/"."""
         self._lay_entries("/", self._root)
 
     def outdated(self) -> bool:
-        """Whether a folder that was made anew has other entries by now. A mount that came or went shows elsewhere."""
+        """Whether a folder that was created anew has other entries now. Changed mounts are noticed elsewhere."""
         return any(_stamp(path) != stamp for path, stamp in self._made)
 
     def show(self, path: str, hidden: Iterable[str]) -> int:
-        """A descriptor of a host's folder or file, to be attached anywhere, without what is hidden in it."""
+        """A descriptor of a folder or file of the host, without what is hidden in it, to be attached anywhere."""
         real = os.path.realpath(path)
         if not os.path.isdir(real):
             return kernel.clone_tree(real)
@@ -94,8 +94,10 @@ class HostOverlays:
         points: Collection[str] = (),
         covered: Collection[str] = (),
     ) -> None:
-        """Take what is hidden out of a folder that was laid. `points`: places below it that more is mounted on.
-        `covered`: folders that something is mounted over anyway."""
+        """Hide files and folders below a folder that was laid out.
+
+        `points`: places below it that more is mounted on. `covered`: folders that will be covered by a mount anyway.
+        """
         files: dict[str, set[str]] = {}
         for path in sorted({name for one in hidden for name in self._mounts.names(one)}):
             if not is_within(path, source) or any(is_within(path, place) for place in covered):
@@ -114,14 +116,14 @@ class HostOverlays:
     # One folder
 
     def _lay(self, path: str, target: str) -> None:
-        """Show a folder of the host's at `target`, an empty folder."""
+        """Show a folder of the host at `target`, an empty folder."""
         mount = self._mounts.of(path)
         if mount.kind in KERNELS:
             return
         if mount.kind in REMOTE or mount.kind.startswith("fuse."):
             self._bind(path, target, f"{mount.kind} cannot be overlaid")
         elif mount.kind == "overlay" and path in SOFTWARE:
-            self._bind(path, target, "the system's software, on an overlay itself")  # CRIU sees through one, not two
+            self._bind(path, target, "the system's software, on an overlay itself")  # CRIU sees through one only
         elif self._mounts.has_below(path):
             self._lay_entries(path, target)
         else:
@@ -131,12 +133,12 @@ class HostOverlays:
                 self._bind(path, target, f"{mount.kind} cannot be overlaid: {error.strerror}")
 
     def _lay_entries(self, path: str, target: str) -> None:
-        """Make the folder anew, and show each of its entries."""
+        """Create the folder anew and show each of its entries."""
         try:
             with os.scandir(path) as scanned:
                 entries = sorted(scanned, key=lambda entry: entry.name)
         except PermissionError:
-            entries = []  # nor may a command of this user list it
+            entries = []  # a command of this user may not list it either
         if len(entries) > MOST_ENTRIES:
             self._bind(path, target, f"something is mounted below it, and it has more than {MOST_ENTRIES} entries")
             return
@@ -157,8 +159,8 @@ class HostOverlays:
             elif entry.is_dir(follow_symlinks=False):
                 os.mkdir(place)
                 self._lay(source, place)
-            elif entry.is_file(follow_symlinks=False):  # a FIFO, a socket, a device is left out
-                with contextlib.suppress(OSError):  # it went meanwhile
+            elif entry.is_file(follow_symlinks=False):  # FIFOs, sockets and devices are left out
+                with contextlib.suppress(OSError):  # the file went away meanwhile
                     os.close(os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
                     kernel.bind(source, place, recursive=False)
                     files += 1
@@ -172,7 +174,7 @@ class HostOverlays:
         self.uncovered.append(f"{path}: {why}")
 
     def _overlay(self, target: str, lowers: list[str]) -> None:
-        """The bottom first."""
+        """Mount a read-only overlay; `lowers` begin with the bottom."""
         held = [os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for path in lowers]
         try:
             stack = ":".join(f"/proc/self/fd/{descriptor}" for descriptor in reversed(held))
@@ -185,12 +187,12 @@ class HostOverlays:
     # What is hidden
 
     def _without(self, folder: str, at: str, names: Collection[str]) -> None:
-        """The folder without these names, whether they are there by now or not."""
+        """Show the folder without these names, whether or not they exist yet."""
         mask = self._workplace(f"{MASKED}-{self._masks}")
         self._masks += 1
         if not self._mounts.has_below(folder):
             for name in names:
-                os.mknod(f"{mask}/{name}", stat.S_IFCHR, os.makedev(0, 0))  # overlayfs's own mark for a name removed
+                os.mknod(f"{mask}/{name}", stat.S_IFCHR, os.makedev(0, 0))  # overlayfs's mark for a removed name
             _take_after(mask, folder)
             try:
                 self._overlay(at, [folder, mask])
@@ -214,7 +216,8 @@ class HostOverlays:
 
 
 def cover(path: str, at: str, points: Collection[str]) -> None:
-    """Mount nothing at `at`, in the place of the folder `path`, but the ways to those `points` that lie in it."""
+    """Cover the folder `path`, shown at `at`, with an empty mount that keeps only the ways to those `points` in
+    it."""
     kernel.mount("tmpfs", at, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=64k,mode=0555")
     for point in points:
         if is_within(point, path) and point != path:
@@ -235,7 +238,7 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _take_after(target: str, path: str) -> None:
-    """The mode, the times and, where this user may give it away, the owner of another folder."""
+    """Copy the mode, the times and, if this user may give it away, the owner of another folder."""
     status = os.stat(path)
     with contextlib.suppress(OSError):
         os.chown(target, status.st_uid, status.st_gid)

@@ -1,7 +1,7 @@
-"""The messages between the host and a world's agent, and how they travel. No logic; stdlib only.
+"""The messages between the host and a world's agent, and their encoding. No logic; stdlib only.
 
-A frame is two lengths, a JSON object that names the message and its fields, and the fields that are bytes, exact,
-one after the other. One frame asks, one answers; `Cancel` alone has no answer of its own.
+A frame is two lengths, a JSON object with the message's name and fields, and then the fields that are bytes, in
+order. Every request frame gets one reply frame, except `Cancel`, which has no reply of its own.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from dataclasses import dataclass, field, fields
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 LENGTHS = struct.Struct("!IQ")
-MOST_PASSED = 16  # descriptors beside one message
-MOST_TAKEN = 1 << 16  # bytes of the socket at once
+MOST_PASSED = 16  # descriptors sent with one message
+MOST_TAKEN = 1 << 16  # bytes read from the socket at once
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What an isolated world is built from. Its mounts come along as descriptors (`Link.passed`)."""
+    """What an isolated world is built from. Its mounts are sent along as descriptors (`Link.passed`)."""
 
-    folder: str  # the world's own folder: all that it writes lies there
-    store: str  # holds the layers
-    points: list[str]  # where the descriptors go, in their order: the places beside the tree, the tree last
+    folder: str  # the world's own folder, which holds all that it writes
+    store: str  # the folder of the layers
+    points: list[str]  # mount points of the descriptors, in their order: the places beside the tree, the tree last
     hidden: list[str]  # covered, so that commands cannot read them
     visible: list[str]  # shown although they lie under a hidden place
-    network: bool = False  # the host's
-    image: bool = False  # the first point is the whole root, in the place of the host's
+    network: bool = False  # the host's network
+    image: bool = False  # the first mount point is the whole root, instead of the host's
 
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Attach the tree again, the shell back in its directory. Descriptors come as for `View.points`."""
+    """Attach the tree again, and put the shell back into its directory. Descriptors are sent as for `View.points`."""
 
-    outside: bool = False  # all of them, not the tree's alone
+    outside: bool = False  # everything, not only the tree
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The first frame: what the world is. Answered by `Ready` or `Failed`."""
+    """The first frame, with all about the world. The reply is `Ready` or `Failed`."""
 
     tree: str  # where commands see the world's tree
     private: str  # the agent's own folder, as the agent sees it
@@ -49,19 +49,19 @@ class Start:
     env: dict[str, str]
     cwd: str  # relative to the tree
     max_output: int
-    shell: bytes = b""  # `shellstate.Kept`, for the first shell; empty: a fresh one
-    view: View | None = None  # none: no isolation, the tree is a plain folder
-    criu: list[str] = field(default_factory=list)  # its command; none: the world's processes cannot be dumped
+    shell: bytes = b""  # `ShellSnapshot` for the first shell; empty: a fresh one
+    view: View | None = None  # None: no isolation, the tree is a plain folder
+    criu: list[str] = field(default_factory=list)  # its command; empty: the processes cannot be dumped
     image: str = ""  # the processes to begin with, a folder of the store
     sessions: str = ""  # the Python sessions to begin with, a folder of the store
-    lost: dict[str, str] = field(default_factory=dict)  # those that cannot be there: by name, why
+    lost: dict[str, str] = field(default_factory=dict)  # sessions that cannot be restored: by name, why
     bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    pid: int  # the agent's, as the host counts
-    uncovered: list[str] = field(default_factory=list)  # places of the host's that locks and watches reach, and why
+    pid: int  # the agent's, in the host's pid namespace
+    uncovered: list[str] = field(default_factory=list)  # host folders that locks and watches reach, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Kill what the `Run` under way started; its `Ran` comes as after a timeout."""
+    """Kill what the current `Run` started; its `Ran` comes as after a timeout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,44 +91,44 @@ class Ran:
     duration_s: float
     timed_out: bool
     truncated: bool
-    others: int  # live processes beside the shell
-    limit: str = ""  # the field of `Bounds` that the command was ended for
-    earlier: str = ""  # the same, of what earlier commands had left running
+    others: int  # living processes beside the shell
+    limit: str = ""  # the field of `Bounds` that ended the command
+    earlier: str = ""  # the same for processes of earlier commands
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """Asks for what a seal records beside the files."""
+class Inspect:
+    """Ask for what a seal records beside the files."""
 
-    kept: list[int] = field(default_factory=list)  # processes that will be started again, with all below them
+    kept: list[int] = field(default_factory=list)  # processes that will be started again, with their descendants
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    state: bytes  # of the shell, as `shellstate.Report` reads it; empty where no shell was needed yet
-    began: bytes  # the same of the world's first shell before its first command
+class Inspection:
+    state: bytes  # the shell's, as `shell_report.Report` reads it; empty if no shell was needed yet
+    began: bytes  # the first shell's before its first command
     others: int
-    strays: int = 0  # of these, what does not descend from those that `Look` named
+    strays: int = 0  # those that do not descend from the processes in `Inspect`
 
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """Take the tree's mount away, the shell out of it first. `Done(False)`: something holds it; nothing changed."""
+    """Unmount the tree, after moving the shell out of it. `Done(False)`: something holds it, and nothing changed."""
 
-    outside: bool = False  # the places beside it too
+    outside: bool = False  # also the places beside it
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
-    """Start a Python session, where none of that name lives."""
+class OpenSession:
+    """Start a Python session, unless one of that name lives."""
 
     session: str
     python: str
-    source: bytes  # of `tiers/session.py`
+    source: bytes  # the text of `python_session.py`
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
+class ForkSession:
     """Fork a session in the same world."""
 
     session: str
@@ -136,12 +136,12 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Shut:
+class CloseSession:
     session: str
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class RunCode:
     """Run code in a session. `Cancel` ends it as a timeout does."""
 
     session: str
@@ -150,14 +150,14 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CodeResult:
     value: str | None  # the last expression's repr
     error: str | None  # the traceback
     stdout: bytes
     stderr: bytes
     timed_out: bool
     truncated: bool
-    lives: bool  # the session, still
+    lives: bool  # whether the session still lives
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,33 +169,34 @@ class Dump:
 
 @dataclass(frozen=True, slots=True)
 class Dumped:
-    reason: str = ""  # why it could not be: then all run on
+    reason: str = ""  # why it failed; then all processes run on
     maps_files: bool = False  # as in `Frozen`
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
-    """Take the Python sessions into a new folder of the world's own. All but the shell stand still until `Thaw`."""
+class DumpSessions:
+    """Dump the Python sessions into a new folder of the world's own. All processes but the shell stand still until
+    `Thaw`."""
 
     images: str
-    grounds: list[int] = field(default_factory=list)  # inodes of earlier pages that can be put there
+    bases: list[int] = field(default_factory=list)  # inodes of available earlier page files
 
 
 @dataclass(frozen=True, slots=True)
-class Carried:
-    taken: dict[str, int]  # by session: the inode of the earlier pages that it stands on; 0 where it is whole
-    reason: str = ""  # why not all
+class DumpedSessions:
+    taken: dict[str, int]  # by session: the inode of the earlier page file that it builds on; 0 if it is complete
+    reason: str = ""  # why some are missing
     maps_files: bool = False  # as in `Frozen`
 
 
 @dataclass(frozen=True, slots=True)
 class Freeze:
-    """Stop every process but the shell, until `Thaw`."""
+    """Stop every process except the shell, until `Thaw`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    maps_files: bool  # a process can write to a file without a system call, which would tell its time
+    maps_files: bool  # a process can write to a file by a mapping, which leaves no new time
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,19 +216,19 @@ Message = (
     | Run
     | Cancel
     | Ran
-    | Look
-    | Looked
+    | Inspect
+    | Inspection
     | Detach
     | Attach
-    | Open
-    | Split
-    | Shut
-    | Tell
-    | Told
+    | OpenSession
+    | ForkSession
+    | CloseSession
+    | RunCode
+    | CodeResult
     | Dump
     | Dumped
-    | Carry
-    | Carried
+    | DumpSessions
+    | DumpedSessions
     | Freeze
     | Frozen
     | Thaw
@@ -242,19 +243,19 @@ KINDS: dict[str, type[Message]] = {
         Run,
         Cancel,
         Ran,
-        Look,
-        Looked,
+        Inspect,
+        Inspection,
         Detach,
         Attach,
-        Open,
-        Split,
-        Shut,
-        Tell,
-        Told,
+        OpenSession,
+        ForkSession,
+        CloseSession,
+        RunCode,
+        CodeResult,
         Dump,
         Dumped,
-        Carry,
-        Carried,
+        DumpSessions,
+        DumpedSessions,
         Freeze,
         Frozen,
         Thaw,
@@ -281,7 +282,7 @@ def encode(message: Message) -> bytes:
 
 def _nested(value: object) -> dict[str, object]:
     if not isinstance(value, View | Bounds):
-        raise TypeError(f"not a part of a message: {value!r}")
+        raise TypeError(f"not part of a message: {value!r}")
     return {f.name: getattr(value, f.name) for f in fields(value)}
 
 
@@ -299,12 +300,12 @@ def decode(head: bytes, body: bytes) -> Message:
 
 
 class Link:
-    """The agent's end of a world's socket (and the probe's): blocking, a whole frame at a time."""
+    """The agent's end of a world's socket (also the probe's): blocking, one whole frame at a time."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._heard = bytearray()
-        self.passed: list[int] = []  # descriptors that came along, for whoever handles the message to take and close
+        self.passed: list[int] = []  # descriptors sent along; the message's handler takes and closes them
 
     def send(self, message: Message, passing: Sequence[int] = ()) -> None:
         data = encode(message)
@@ -314,11 +315,11 @@ class Link:
 
     @property
     def waiting(self) -> bool:
-        """Whether more than the last message has come: then `receive` may not be announced by the socket any more."""
+        """Whether more than the last message has arrived: then the socket may not announce it again."""
         return len(self._heard) > 0
 
     def receive(self) -> Message | None:
-        """The next message; none where the host hung up."""
+        """The next message; None if the host hung up."""
         if not self._hold(LENGTHS.size):
             return None
         head_length, body_length = LENGTHS.unpack_from(self._heard)

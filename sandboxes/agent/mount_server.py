@@ -1,12 +1,14 @@
-"""The process that mounts the worlds' trees. One for each backend, a child of the helper process. Stdlib only.
+"""The process that mounts the worlds' trees, and the requests that the host sends to it. Stdlib only.
 
-It has a mount namespace of its own, in which every tree is mounted under `PLACES`. So a tree is there before its
-world has any process, the host reaches it by `/proc/KEEPER/root/…`, and a world's agent is given a clone of the
-mount as a descriptor. All of it goes with this process. Files are handled by `os`: every fork waits for what is done
-here, and pathlib would cost as much as the mount.
+Each backend has one, a child of the fork server. It has its own mount namespace, with all trees mounted under
+`PLACES`. So a tree exists before its world has any process. The host reaches it by `/proc/PID/root/…`, and a world's
+agent gets a clone of the mount as a descriptor. All mounts end with this process. Every fork waits for this code, and
+pathlib would cost as much as the mount: so it handles files with `os`.
 
-Measured (docs/decisions/034-mounting-trees-ahead.md): mount(2) with layers named by `/proc/self/fd/N`, which
-keeps its options within a page up to some 200 layers, is no slower than `fsconfig lowerdir+` and needs no new kernel.
+Each request and each reply is one datagram, in the same order. Descriptors come with the reply. Paths are the host's.
+
+Measured (docs/decisions/034-mounting-trees-ahead.md): mount(2) with layers named by `/proc/self/fd/N` keeps its
+options within a page for up to about 200 layers, is no slower than `fsconfig lowerdir+`, and needs no new kernel.
 """
 
 from __future__ import annotations
@@ -24,29 +26,29 @@ from pathlib import Path
 from ramify.sandboxes.linux import kernel
 
 BIGGEST = 1 << 17  # bytes in a datagram
-FEW = 16  # overlays in one order, so that other orders wait no longer than some milliseconds
+FEW = 16  # overlays in one request: other requests wait only some milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
-    """Where one overlay writes, and where the keeper holds it. `upper` "": nowhere, it is read-only."""
+class Overlay:
+    """Where one overlay writes, and its mount point at the mount server. With `upper` "" it is read-only."""
 
-    upper: str  # made like the uppermost layer where it is not there yet
-    work: str  # made
-    point: str  # its name with the keeper; "": it is given away as a descriptor and not kept
-    fresh: bool = False  # both were made before, empty: `upper` is to be made like the uppermost layer all the same
-
-
-@dataclass(frozen=True, slots=True)
-class Mount:
-    """Mount overlays over one stack, all or none. Answered with a descriptor for each that is not kept."""
-
-    lowers: list[str]  # the bottom first; "@name/…" is an overlay or a folder that the keeper holds
-    overlays: list[Over]
+    upper: str  # created with the mode and time of the uppermost layer
+    work: str  # created
+    point: str  # its name at the mount server; "": handed out as a descriptor and not kept
+    fresh: bool = False  # both exist, empty; `upper` still gets the uppermost layer's mode and time
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MountOverlays:
+    """Mount overlays over one stack of layers, all or none. The reply has a descriptor for each that is not kept."""
+
+    lowers: list[str]  # the bottom first; "@name/…" is an overlay or a folder that the mount server holds
+    overlays: list[Overlay]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEntry:
     path: str
     kind: str  # "folder", "file", "whiteout"
     mode: int = 0o755
@@ -56,62 +58,65 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MakeLayer:
-    """Make a folder of the keeper's own, "@point" in a stack: what a layer needs that lies in no store."""
+    """Create a folder at the mount server, "@point" in a stack, for layers that are not in the store."""
 
     point: str
-    pieces: list[Piece]  # a folder before what it holds
+    entries: list[LayerEntry]  # a folder before its entries
 
 
 @dataclass(frozen=True, slots=True)
-class Clone:
-    """A descriptor of an overlay that the keeper holds, to be attached somewhere else."""
+class CloneMount:
+    """Get a descriptor of an overlay that the mount server holds, to be attached elsewhere."""
 
     point: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unmount:
-    """Let go of an overlay. `ok` is false, with all as before, where a host process has something open in it."""
+    """Unmount an overlay. `ok` is false, and nothing has changed, if a process of the host has something open in
+    it."""
 
     point: str
-    lazily: bool = False  # whoever holds it: for a world that has ended
+    lazily: bool = False  # even if something holds it: for a world that has ended
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    pid: int  # the keeper's own
+class MountReply:
+    pid: int  # the mount server's
     ok: bool = True
     error: str = ""
 
 
-Order = Mount | MakeLayer | Clone | Unmount
-_KINDS: dict[str, type[Order | Answer]] = {kind.__name__: kind for kind in (Mount, MakeLayer, Clone, Unmount, Answer)}
+MountRequest = MountOverlays | MakeLayer | CloneMount | Unmount
+_KINDS: dict[str, type[MountRequest | MountReply]] = {
+    kind.__name__: kind for kind in (MountOverlays, MakeLayer, CloneMount, Unmount, MountReply)
+}
 
 
-def pack(message: Order | Answer) -> bytes:
+def pack(message: MountRequest | MountReply) -> bytes:
     return json.dumps([type(message).__name__, _plain(message)]).encode()
 
 
 def _plain(message: object) -> dict[str, object]:
     values = {f.name: getattr(message, f.name) for f in fields(message)}  # type: ignore[arg-type]
-    if isinstance(message, Mount):
+    if isinstance(message, MountOverlays):
         values["overlays"] = [[over.upper, over.work, over.point, over.fresh] for over in message.overlays]
     if isinstance(message, MakeLayer):
-        values["pieces"] = [list(astuple(piece)) for piece in message.pieces]
+        values["entries"] = [list(astuple(entry)) for entry in message.entries]
     return values
 
 
-def unpack(data: bytes) -> Order | Answer:
+def unpack(data: bytes) -> MountRequest | MountReply:
     kind, values = json.loads(data)
-    if kind == "Mount":
-        values["overlays"] = [Over(*over) for over in values["overlays"]]
+    if kind == "MountOverlays":
+        values["overlays"] = [Overlay(*over) for over in values["overlays"]]
     if kind == "MakeLayer":
-        values["pieces"] = [Piece(*piece) for piece in values["pieces"]]
+        values["entries"] = [LayerEntry(*entry) for entry in values["entries"]]
     return _KINDS[kind](**values)
 
 
 PLACES = "/run/ramify/trees"
-"""On the host no such path exists, so a path that was resolved (`/proc/PID/root/…` reads as `/`) fails there."""
+"""The host has no such path, so a resolved path (`/proc/PID/root/…` reads as `/`) fails there."""
 
 OPTIONS = "userxattr,volatile,index=off,xino=on"
 # userxattr: what both root and a user can write, so that their layers are the same in the store. And no redirects,
@@ -120,9 +125,9 @@ OPTIONS = "userxattr,volatile,index=off,xino=on"
 # xino: a file has one device and number, also where layers lie on several file systems; CRIU holds mappings to that.
 
 
-def keep(control: socket.socket, host: int, anchors: list[str]) -> None:
-    """Answer orders until the host hangs up or ends. `host` is its pidfd, `anchors` hold layers and uppers."""
-    keeper = Keeper(anchors)
+def serve_mounts(control: socket.socket, host: int, anchors: list[str]) -> None:
+    """Answer requests until the host hangs up or ends. `host` is its pidfd; `anchors` hold layers and uppers."""
+    server = MountServer(anchors)
     poll = select.poll()
     for descriptor in (control.fileno(), host):
         poll.register(descriptor, select.POLLIN)
@@ -132,23 +137,23 @@ def keep(control: socket.socket, host: int, anchors: list[str]) -> None:
         data = control.recv(BIGGEST)
         if not data:
             return
-        order = unpack(data)
+        request = unpack(data)
         given: list[int] = []
         try:
-            if isinstance(order, Answer):
-                raise OSError(f"not an order: {order}")
-            ok = keeper.carry_out(order, given)
-            answer = Answer(os.getpid(), ok)
+            if isinstance(request, MountReply):
+                raise OSError(f"not an order: {request}")
+            ok = server.carry_out(request, given)
+            answer = MountReply(os.getpid(), ok)
         except OSError as error:
-            answer = Answer(os.getpid(), ok=False, error=str(error))
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the host is gone: the poll says so next
+            answer = MountReply(os.getpid(), ok=False, error=str(error))
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the host is gone: the poll reports it next
             socket.send_fds(control, [pack(answer)], given if not answer.error else [])
         for descriptor in given:
             os.close(descriptor)
 
 
-class Keeper:
-    """Makes and holds overlays in the calling process's new mount namespace."""
+class MountServer:
+    """Makes and holds overlays, in a new mount namespace of the calling process."""
 
     def __init__(self, anchors: list[str]) -> None:
         kernel.unshare(kernel.CLONE_NEWNS)
@@ -157,29 +162,29 @@ class Keeper:
         kernel.mount("tmpfs", "/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=4m,mode=0755")
         Path(PLACES).mkdir(mode=0o700, parents=True)
 
-    def carry_out(self, order: Order, given: list[int]) -> bool:
-        match order:
-            case Mount():
-                self._mount(order, given)
+    def carry_out(self, request: MountRequest, given: list[int]) -> bool:
+        match request:
+            case MountOverlays():
+                self._mount(request, given)
             case MakeLayer():
-                for piece in [Piece("", "folder"), *order.pieces]:
-                    _make(_place(f"{order.point}/{piece.path}").rstrip("/"), piece)
-                for piece in reversed(order.pieces):  # a folder's time changes with what is put in it
-                    if piece.mtime_ns >= 0:
-                        os.utime(_place(f"{order.point}/{piece.path}"), ns=(piece.mtime_ns, piece.mtime_ns))
-            case Clone():
-                given.append(kernel.clone_tree(_place(order.point)))
+                for entry in [LayerEntry("", "folder"), *request.entries]:
+                    _make(_place(f"{request.point}/{entry.path}").rstrip("/"), entry)
+                for entry in reversed(request.entries):  # adding entries changes a folder's time
+                    if entry.mtime_ns >= 0:
+                        os.utime(_place(f"{request.point}/{entry.path}"), ns=(entry.mtime_ns, entry.mtime_ns))
+            case CloneMount():
+                given.append(kernel.clone_tree(_place(request.point)))
             case Unmount():
-                return _let_go(_place(order.point), lazily=order.lazily)
+                return _let_go(_place(request.point), lazily=request.lazily)
         return True
 
-    def _mount(self, order: Mount, given: list[int]) -> None:
+    def _mount(self, request: MountOverlays, given: list[int]) -> None:
         with contextlib.ExitStack() as held:
-            lowers = [self._hold(held, path) for path in order.lowers]
+            lowers = [self._hold(held, path) for path in request.lowers]
             top = os.stat(lowers[-1])
             done: list[str] = []
             try:
-                for over in order.overlays:
+                for over in request.overlays:
                     point = over.point or f"passing-{len(done)}"
                     self._overlay(over, lowers, top, _place(point))
                     done.append(point)
@@ -191,13 +196,13 @@ class Keeper:
                     _let_go(_place(point), lazily=True)
                 raise
 
-    def _overlay(self, over: Over, lowers: list[str], top: os.stat_result, place: str) -> None:
+    def _overlay(self, over: Overlay, lowers: list[str], top: os.stat_result, place: str) -> None:
         options = f"lowerdir={':'.join(reversed(lowers))},{OPTIONS}"
         _make_folder(place)
         with contextlib.ExitStack() as held:
             if over.upper:
                 upper = self._reach(over.upper)
-                if over.fresh or _make_folder(upper):  # the tree's own top shows the upper's mode and time
+                if over.fresh or _make_folder(upper):  # the top of the tree shows the upper's mode and time
                     os.chmod(upper, stat.S_IMODE(top.st_mode))
                     os.utime(upper, ns=(top.st_atime_ns, top.st_mtime_ns))
                 if not over.fresh:
@@ -206,7 +211,8 @@ class Keeper:
             kernel.mount("overlay", place, "overlay", kernel.MS_NOSUID | kernel.MS_NODEV, options)
 
     def _hold(self, held: contextlib.ExitStack, path: str) -> str:
-        """A short name for a folder, whatever its own is: commas and colons mean something to overlayfs."""
+        """Open a folder and return a short name for it: commas and colons in its own would mean something to
+        overlayfs."""
         where = _place(path[1:]) if path.startswith("@") else self._reach(path)
         descriptor = os.open(where, os.O_PATH | os.O_DIRECTORY)
         held.callback(os.close, descriptor)
@@ -221,7 +227,7 @@ class Keeper:
 
 
 def _make_folder(path: str) -> bool:
-    """Whether it was made: False where it was there."""
+    """Create a folder; False if it exists."""
     try:
         os.mkdir(path)
     except FileExistsError:
@@ -231,19 +237,19 @@ def _make_folder(path: str) -> bool:
     return True
 
 
-def _make(place: str, piece: Piece) -> None:
-    match piece.kind:
+def _make(place: str, entry: LayerEntry) -> None:
+    match entry.kind:
         case "folder":
             Path(place).mkdir(parents=True, exist_ok=True)
-            Path(place).chmod(piece.mode)
+            Path(place).chmod(entry.mode)
         case "file":
-            made = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, piece.mode)
-            os.write(made, piece.text.encode())
+            made = os.open(place, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, entry.mode)
+            os.write(made, entry.text.encode())
             os.close(made)
         case "whiteout":
             os.mknod(place, stat.S_IFCHR, os.makedev(0, 0))
         case _:
-            raise OSError(f"not a kind of piece: {piece.kind}")
+            raise OSError(f"unknown kind of piece: {entry.kind}")
 
 
 def _place(point: str) -> str:
@@ -256,7 +262,7 @@ def _let_go(place: str, *, lazily: bool) -> bool:
     except OSError as error:
         if error.errno == errno.EBUSY and not lazily:
             return False
-        if error.errno not in (errno.EINVAL, errno.ENOENT):  # it never came to be mounted
+        if error.errno not in (errno.EINVAL, errno.ENOENT):  # it was never mounted
             raise
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(place)

@@ -1,8 +1,9 @@
-"""What an isolated world sees: the host's root, read-only, with its own /dev, /proc, /run, home and tmp; or an image.
+"""What an isolated world sees: the host's root, read-only, with its own /dev, /proc, /run, home and /tmp; or an
+image.
 
-Runs inside the world's PID 1 before any command. The host's folders are overlays (areas.py). The overlays that are
-written to (the tree, home, tmp; the whole root of an image) are made by the keeper and come as descriptors: here they
-are only put in their places, and taken away for a seal.
+Runs in the world's PID 1 before any command. The host's folders are overlays (host_overlays.py). The writable
+overlays (the tree, home and /tmp; or the whole root of an image) are made by the mount server and arrive as
+descriptors; they are only attached here, and detached for a seal.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from ramify.sandboxes.linux import kernel, landlock
 from ramify.sandboxes.linux.mount_table import is_within
 
 PRIVATE = "/run/ramify"
-ROOT = "root"  # in a backend's folder, empty: what a world's root stands on
+ROOT = "root"  # an empty folder in a backend's folder: the mount point of a world's root
 SCRATCH_PLACES = ("/tmp", *(place for place in host_overlays.TEMPORARY_PLACES if place != "/tmp"))
 TMPFS = "size=25%"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
-HARMLESS = ("driver", "pressure", "sysvipc", "tty")  # of /proc: to read, or for anybody; a mount is .1 ms a world
+HARMLESS = ("driver", "pressure", "sysvipc", "tty")  # of /proc: read-only, or open to all anyway
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 
 
 class MountView:
-    """The world's view. What lies on the root, from the first place beside the tree to the tree, is one stack.
+    """The world's mounts. On the root there is one stack, from the first place beside the tree up to the tree.
 
-    `root` is an empty folder of the host's, to stand the new root on.
+    `root` is an empty folder of the host, the mount point of the new root.
     """
 
     _view: View
@@ -41,23 +42,23 @@ class MountView:
 
     def __init__(self, root: str, link: Link) -> None:
         self._root, self._link = root, link
-        self._mounted = -1  # tells of the mounts that a view was prepared over, while nobody wants it
+        self._mounted = -1  # reports changed mounts while a prepared view waits
         self._scratches: list[str] = []  # mounted
         self._stack: list[str] = []  # mount points, in the order of mounting
         self._store = self._folder = self.pids = -1
-        self.image = -1  # of processes
-        self._shown: list[tuple[str, int]] = []  # the visible places, while they are taken away
-        self.uncovered: list[str] = []  # places of the host's that are bound, not overlaid, and why
+        self.image = -1  # a descriptor of the process image, if there is one
+        self._shown: list[tuple[str, int]] = []  # visible places, while they are detached
+        self.uncovered: list[str] = []  # host folders that are bound instead of overlaid, and why
 
     def prepare(self) -> None:
-        """What a spare does before it is wanted."""
+        """Build in advance what does not depend on the world: a spare agent does this while it waits."""
         self._make_root()
         self._mounted = os.open("/proc/self/mountinfo", os.O_RDONLY)
 
     def _make_root(self) -> None:
-        """Everything that is alike in all worlds over the host's root."""
+        """Build what is the same in all worlds over the host's root."""
         root = self._root
-        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)  # what the host mounts while we wait counts
+        kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)  # see the host's new mounts
         self._areas = HostOverlays(root)
         self._areas.lay_root()
         harmless = kernel.ATTR_RDONLY | kernel.ATTR_NOSUID | kernel.ATTR_NODEV
@@ -65,24 +66,28 @@ class MountView:
         self._furnish_kernels(root)
         for place in SCRATCH_PLACES:
             real = Path(place).is_dir() and Path(place).resolve() == Path(place)
-            if real and place != "/tmp":  # which is in most views
+            if real and place != "/tmp":  # most views have an overlay there
                 self._scratch(root, place)
         _loopback_up()
 
     def build(self, view: View, image: str = "") -> None:
-        """The whole view. After it, the calling process lives in the new root. `image`: processes to begin with."""
+        """Build the whole view. Afterwards the calling process lives in the new root. `image`: processes to begin
+        with."""
         if self._mounted < 0:
             self._make_root()
         elif _outdated(self._mounted) or self._areas.outdated():
             self._areas.close()
-            for _ in range(2):  # the root, and what it was made with below it
+            for _ in range(2):  # the root, and below it the folder that it was made with
                 kernel.umount(self._root, kernel.MNT_DETACH)
             self._scratches.clear()
             self._make_root()
         self._view, root, passed = view, self._root, self._take()
-        self._store, self._folder = kernel.narrow(view.store), kernel.narrow(view.folder, writable=True)
+        self._store, self._folder = (
+            kernel.clone_confined(view.store),
+            kernel.clone_confined(view.folder, writable=True),
+        )
         if image:
-            self.image = kernel.narrow(image)
+            self.image = kernel.clone_confined(image)
         shown = [(path, self._areas.show(path, view.hidden)) for path in view.visible if self._is_to_show(path)]
         if not view.image:
             covered = [*SCRATCH_PLACES, *map(os.path.realpath, view.points[:-1])]
@@ -105,20 +110,20 @@ class MountView:
                 self._scratch("", place)
         Path(PRIVATE).mkdir(mode=0o700, parents=True, exist_ok=True)
         self._furnish(passed, shown)
-        if not view.image:  # whose root a seal replaces
+        if not view.image:  # a seal replaces an image's root
             landlock.prepare()
 
     def _is_to_show(self, path: str) -> bool:
-        """Whether the world would see nothing, or something else, in a visible place: what else is there to see are
-        the host's own folders."""
+        """Whether a visible place would be hidden or covered in the world. Anywhere else the world sees the host's
+        folders anyway."""
         places = [*SCRATCH_PLACES, *map(os.path.realpath, self._view.points[:-1]), *self._view.hidden]
         return self._view.image or any(is_within(os.path.realpath(path), place) for place in places)
 
     def _furnish_kernels(self, root: str) -> None:
-        """/dev, /proc, and what of it the agent alone may write to."""
+        """Mount /dev and /proc, and open the file in it that only the agent may write to."""
         _devices(f"{root}/dev")
         kernel.mount("proc", f"{root}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
-        if self.pids < 0:  # before /proc is protected
+        if self.pids < 0:  # before /proc becomes read-only
             self.pids = os.open(f"{root}/proc/sys/kernel/ns_last_pid", os.O_RDWR)
         if os.geteuid() == 0:
             _protect_proc(f"{root}/proc")
@@ -133,11 +138,11 @@ class MountView:
         return passed
 
     def _beside(self) -> list[str]:
-        """The places beside the tree that are mounts of their own and come and go."""
+        """The places beside the tree that are mounts of their own, which come and go."""
         return self._view.points[1 if self._view.image else 0 : -1]
 
     def _furnish(self, passed: list[int], shown: list[tuple[str, int]]) -> None:
-        """Everything from the first place beside the tree on."""
+        """Attach everything from the first place beside the tree on."""
         *beside, tree = passed
         for point, descriptor in zip(self._beside(), beside, strict=True):
             _make_mount_point(point, directory=True)
@@ -159,7 +164,7 @@ class MountView:
         self._stack.append(point)
 
     def attach(self, *, outside: bool) -> None:
-        """Put the tree back, with `outside` all beside it first, from the descriptors that came along."""
+        """Attach the tree again, with `outside` everything beside it first, from the descriptors that came along."""
         passed = self._take()
         if outside:
             self._furnish(passed, self._shown)
@@ -168,18 +173,19 @@ class MountView:
             self._put(self._view.points[-1], passed.pop())
 
     def folder(self) -> int:
-        """A new descriptor of the world's own folder, where what it writes lies."""
+        """A new descriptor of the world's own folder, which holds what it writes."""
         return os.dup(self._folder)
 
     def reach(self, path: str) -> str:
-        """A place of the store or of the world's folder, which are covered, as we and our children see it."""
+        """A path in the store or the world's folder, which are covered, as this process and its children see it."""
         for anchor, held in ((self._view.folder, self._folder), (self._view.store, self._store)):
             if Path(path).is_relative_to(anchor):
                 return f"/proc/{os.getpid()}/fd/{held}/{os.path.relpath(path, anchor)}"
-        raise OSError(f"{path} lies neither in the store nor in the world's folder")
+        raise OSError(f"{path} is neither in the store nor in the world's folder")
 
     def detach(self, *, outside: bool) -> bool:
-        """Take the tree away, with `outside` all beside it; False, with all as before, where something holds it."""
+        """Detach the tree, with `outside` also everything beside it. False, with all mounts as before, if something
+        holds one."""
         count = len(self._stack) if outside else 1
         going = [(point, kernel.clone_tree(point)) for point in self._stack[-count:]]
         try:
@@ -197,7 +203,7 @@ class MountView:
 
 
 def _outdated(mounted: int) -> bool:
-    """Whether anything was mounted or unmounted since this list of mounts was opened. Closes it."""
+    """Whether a mount has changed since this list of mounts was opened. Closes it."""
     poll = select.poll()
     poll.register(mounted, select.POLLPRI)
     changed = bool(poll.poll(0))
@@ -231,7 +237,7 @@ def _make_mount_point(path: str, *, directory: bool) -> None:
 
 
 def _devices(dev: str) -> None:
-    """A minimal /dev. The nodes are bound before the root's own become `nodev`."""
+    """Mount a minimal /dev. The nodes are bound before the root's own become `nodev`."""
     kernel.mount("tmpfs", dev, "tmpfs", kernel.MS_NOSUID, "size=64k,mode=0755")
     for name in DEVICES:
         if Path("/dev", name).exists():
@@ -248,8 +254,8 @@ def _devices(dev: str) -> None:
 
 
 def _protect_proc(proc: str) -> None:
-    """Root inside is root's uid outside, and much of /proc asks for no more than that: what is the machine's there,
-    not a process's, is read-only."""
+    """Make what in /proc belongs to the machine, not to a process, read-only. Root inside is root's uid outside, and
+    much of /proc checks nothing else."""
     with os.scandir(proc) as entries:
         machines = [one for one in entries if not one.name.isdigit() and not one.is_symlink()]
     for one in machines:

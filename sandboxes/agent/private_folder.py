@@ -1,8 +1,8 @@
-"""The agent's own folder in its world: what it hands its shell by name. Stdlib only.
+"""The agent's own folder in its world: files and named pipes that it shares with its shell. Stdlib only.
 
-Commands have the agent's uid, so whatever lies here they can replace, and the folder too, while the agent can reach
-what they cannot: a link to `/proc/self/fd/N` would lead it through its own descriptors, onto the host's files. So it
-holds the folder by a descriptor, makes every file anew, follows no link and never waits for the other end of a pipe.
+Commands have the agent's uid, so they can replace this folder and everything in it. The agent can reach what they
+cannot: a link to `/proc/self/fd/N` would lead it through its own descriptors to the host's files. So it holds the
+folder by a descriptor, creates every file anew, follows no links and never waits for the other end of a pipe.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import stat
 import termios
 
 
-class Private:
-    """Opened before the first command runs."""
+class PrivateFolder:
+    """The agent's folder. Opened before the first command runs."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def path(self, name: str) -> str:
-        """For commands, which may find something else there."""
+        """The path for commands, which may find something else there."""
         return f"{self._path}/{name}"
 
     def write(self, name: str, data: bytes) -> None:
@@ -33,15 +33,15 @@ class Private:
             file.write(data)
 
     def pipe(self, name: str) -> tuple[int, int]:
-        """A new named pipe's read and write end."""
+        """The read end and the write end of a new named pipe."""
         self.remove(name)
         os.mkfifo(name, 0o600, dir_fd=self._folder)
         ends: list[int] = []
         try:
-            for flags in (os.O_RDONLY, os.O_WRONLY):  # one after the other: the second finds the first
+            for flags in (os.O_RDONLY, os.O_WRONLY):  # in this order: the write end needs a reader
                 ends.append(self._open(name, flags | os.O_NONBLOCK))
                 if not stat.S_ISFIFO(os.fstat(ends[-1]).st_mode):
-                    raise OSError(errno.EEXIST, "a command put something else in its place", self.path(name))
+                    raise OSError(errno.EEXIST, "a command replaced it", self.path(name))
         except OSError:
             for end in ends:
                 os.close(end)
@@ -64,13 +64,13 @@ class Private:
 CHUNK = 1 << 16
 
 
-class Output:
-    """One of the two streams: a pipe that outlives commands and shells.
+class OutputPipe:
+    """One of the two output streams: a pipe that outlives commands and shells.
 
-    What a background process writes while no command runs is read and dropped, so that it never blocks.
+    Output of background processes while no command runs is read and dropped, so that they never block.
     """
 
-    def __init__(self, private: Private, name: str, limit: int) -> None:
+    def __init__(self, private: PrivateFolder, name: str, limit: int) -> None:
         self.read_end, self.write_end = private.pipe(name)
         os.set_blocking(self.read_end, False)
         self._limit = limit
@@ -89,7 +89,7 @@ class Output:
         return kept
 
     def drain(self) -> None:
-        """Take what is there now, and no more: a process that never stops writing must not hold us."""
+        """Read what is there now, and no more: a process that never stops writing must not stall us."""
         waiting = array.array("i", [0])
         fcntl.ioctl(self.read_end, termios.FIONREAD, waiting)
         left = waiting[0]

@@ -1,10 +1,10 @@
-"""A persistent bash, driven line by line. Stdlib only: the agent uses it.
+"""A persistent bash, driven line by line. Stdlib only: used by the agent.
 
-Each command is one line on bash's stdin: `eval 'CMD' <input`, then, on a control descriptor that the command itself
-does not hold, a random tag, the exit status, and the shell's whole state. So the end of a command is exact, whatever
-it prints, and a shell that ends (`exit 3`, a timeout) is followed by one that knows what it knew when its last whole
-command ended. The status is known before the state, which takes bash longer to tell than a builtin to run: nobody
-waits for it until somebody wants it, or the next command.
+Each command is one line on bash's stdin: `eval 'CMD' <input`. Then bash writes a random tag, the exit status and the
+shell's whole state to a control descriptor that the command itself does not hold. So the end of a command is exact,
+whatever it prints. A shell that ends (`exit 3`, a timeout) is replaced by one with the state after its last complete
+command. The status arrives before the state, which takes bash longer to report than a builtin takes to run: only the
+next command, or a request for the state, waits for it.
 """
 
 from __future__ import annotations
@@ -14,48 +14,50 @@ import shlex
 import signal
 from collections.abc import Callable, Mapping
 
-from ramify.sandboxes.agent import shell_state
+from ramify.sandboxes.agent import shell_report
 
 CONTROL = 47
-"""The control descriptor's number in bash: one that no script picks by hand, above what bash saves others to, below
-what it takes for process substitution, and low enough to live with `ulimit -n 64`."""
+"""The control descriptor's number in bash: one that no script picks by hand, above those where bash saves others,
+below those for process substitution, and low enough for `ulimit -n 64`.
+"""
 
 GIVEN = 96 << 10
-"""Bytes of variables that a program can be started with on any machine: of them and its arguments the kernel takes
-128 KiB at least, and of one no more than that."""
+"""Bytes of variables that a program can be started with on any machine. The kernel allows at least 128 KiB for
+variables and arguments together, and at most that for a single one.
+"""
 
 MOST_TOLD = 64 << 20
-"""Bytes of state: the commands of a world can write to the control descriptor too, through /proc."""
+"""Most bytes of state: commands can also write to the control descriptor, through /proc."""
 
 
 class Shell:
-    """One bash process and its pipes' ends. It does not read: the agent's loop does, and calls `control`."""
+    """One bash process and its pipe ends. It does not read by itself: the agent's loop calls `receive`."""
 
     def __init__(self, pid: int, script: int, control: int, pwd: str) -> None:
         self.pid = pid
         self.script = script  # bash's stdin
         self.control = control
         self.pwd, self.oldpwd = pwd, ""
-        self.state = b""  # as `shellstate.Report` reads it, but for the limits
-        self.status: int | None = None  # of the command that was asked for last
-        self.telling = False  # its state, after that command; `pwd`, `oldpwd` and `state` are still the older
-        self.ended: int | None = None  # the shell's own exit code, as a shell would tell it
-        self._next: list[Callable[[], None]] = []  # to be asked as soon as the state is told
+        self.state = b""  # as `shell_report.Report` reads it, without the limits
+        self.status: int | None = None  # of the last command
+        self.awaiting_state = False  # the state after that command is still to come; `pwd` and `state` are older
+        self.ended: int | None = None  # the shell's own exit code, as a shell would report it
+        self._next: list[Callable[[], None]] = []  # requests that wait for the state
         self._debug_trap = b""
         self._tag = b""
-        self._heard = bytearray()
-        self._searched = 0  # of it, in vain
+        self._received = bytearray()
+        self._searched = 0  # searched without finding the tag
         self._unsent = memoryview(b"")
-        os.set_blocking(script, False)  # a shell that does not read must not hold the agent
+        os.set_blocking(script, False)  # a shell that does not read must not block the agent
 
     @property
     def waiting(self) -> bool:
-        """Whether bash has not yet taken all of its script: `push` when it can take more."""
+        """Whether bash has not yet taken all of its script: call `push` when it can take more."""
         return len(self._unsent) > 0
 
     def ask(self, command: str, *, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         """Start a command. `status` is set when it has ended, `ended` if the shell ends first."""
-        self._when_told(lambda: self._ask(command, stdin, env, cwd))
+        self._after_state(lambda: self._ask(command, stdin, env, cwd))
 
     def _ask(self, command: str, stdin: str, env: dict[str, str], cwd: str | None) -> None:
         assignments = " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
@@ -67,109 +69,110 @@ class Shell:
         self._send(line, back)
 
     def report(self) -> None:
-        """Have it tell its state, which a trap may have changed while it waited."""
-        self._when_told(lambda: self._send(":", ""))
+        """Let it report its state, which a trap may have changed while it waited."""
+        self._after_state(lambda: self._send(":", ""))
 
     def recall(self, command: str) -> None:
-        """The first line of a new shell: bring back a state, at the directory that it was started in."""
-        report = shlex.quote(f"{shell_state.TRAPS}; {shell_state.REPORT}")
-        self._send(f"declare -r {shell_state.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
+        """Send the first line of a new shell: restore a state, at the directory that it was started in."""
+        report = shlex.quote(f"{shell_report.TRAPS}; {shell_report.REPORT}")
+        self._send(f"declare -r {shell_report.VARIABLE}={report}; {command}; PWD={shlex.quote(self.pwd)}", "")
 
     def step_aside(self) -> None:
-        """Leave the tree, so that its mount can go; `come_back` is the other half."""
-        self._when_told(lambda: self._send("builtin cd /", ""))
+        """Leave the tree, so that it can be unmounted; `come_back` returns."""
+        self._after_state(lambda: self._send("builtin cd /", ""))
 
     def come_back(self, pwd: str, oldpwd: str) -> None:
-        self._when_told(lambda: self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", ""))
+        self._after_state(lambda: self._send(f"builtin cd -- {shlex.quote(pwd)}; OLDPWD={shlex.quote(oldpwd)}", ""))
 
-    def _when_told(self, send: Callable[[], None]) -> None:
-        """What is sent depends on the state: where to come back to, and the DEBUG trap."""
+    def _after_state(self, send: Callable[[], None]) -> None:
+        """Send now, or after the state has arrived: the text depends on its directory and its DEBUG trap."""
         self.status = None
-        if self.telling:
+        if self.awaiting_state:
             self._next.append(send)
         else:
             send()
 
     def _send(self, line: str, back: str) -> None:
         self._tag = os.urandom(8).hex().encode()
-        self._heard.clear()
+        self._received.clear()
         self._searched = 0
         tag = self._tag.decode()
-        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shell_state.VARIABLE}"'
+        report = f'builtin printf "{tag}\\0%s\\0" "$?"; {back} builtin eval "${shell_report.VARIABLE}"'
         text = f'{line}\n{{ {report}; builtin printf "\\n{tag}\\n"; }} >&{CONTROL} 2>/dev/null\n'
-        # after what a shell that was stopped has not taken yet
+        # queued after what a stopped shell has not taken yet
         self._unsent = memoryview(b"".join((self._unsent, self._debug_trap, b"\n", os.fsencode(text))))
         self.push()
 
     def push(self) -> None:
-        """Hand bash as much of its script as it takes now."""
+        """Give bash as much of its script as it takes now."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[os.write(self.script, self._unsent) :]
         except BlockingIOError:
             pass  # its pipe is full
         except BrokenPipeError:
-            self._unsent = memoryview(b"")  # it has ended: the reaper says how
+            self._unsent = memoryview(b"")  # it has ended: the reaper reports how
 
-    def hear(self, data: bytes) -> None:
-        """What came on the control descriptor. A shell that talks nonsense there is killed."""
-        self._heard += data
+    def receive(self, data: bytes) -> None:
+        """Handle data of the control descriptor. A shell that sends anything malformed is killed."""
+        self._received += data
         try:
-            self._understand()
+            self._parse()
         except ValueError:
-            self._heard.clear()
+            self._received.clear()
             if self.ended is None:
                 os.kill(self.pid, signal.SIGKILL)
 
-    def _understand(self) -> None:
+    def _parse(self) -> None:
         if not self._tag:
-            self._heard.clear()  # nothing was asked
-        if len(self._heard) > MOST_TOLD:
-            raise ValueError("more than any state takes")
-        if not self.telling and not self._hear_status():
+            self._received.clear()  # nothing was requested
+        if len(self._received) > MOST_TOLD:
+            raise ValueError("the report exceeds the maximum size")
+        if not self.awaiting_state and not self._parse_status():
             return
         end = b"\n" + self._tag + b"\n"
-        if not self._heard.endswith(end):
+        if not self._received.endswith(end):
             return
-        self.state = shell_state.with_options(bytes(self._heard[: -len(end)]), self.state)
+        self.state = shell_report.fill_in_options(bytes(self._received[: -len(end)]), self.state)
         traps, pwd, oldpwd, _ = self.state.split(b"\0", 3)
-        self._debug_trap = shell_state.debug_trap(traps) if b"DEBUG" in traps else b""
+        self._debug_trap = shell_report.debug_trap(traps) if b"DEBUG" in traps else b""
         self.pwd, self.oldpwd = os.fsdecode(pwd), os.fsdecode(oldpwd)
-        self._heard.clear()
-        self._tag, self.telling = b"", False
+        self._received.clear()
+        self._tag, self.awaiting_state = b"", False
         due, self._next = self._next, []
         for send in due:
             send()
 
-    def _hear_status(self) -> bool:
-        """Whether it has come; then `_heard` begins with the state."""
+    def _parse_status(self) -> bool:
+        """Whether the status has arrived; then `_received` begins with the state."""
         mark = self._tag + b"\0"
-        begin = self._heard.find(mark, self._searched) if self._tag else -1
-        self._searched = begin if begin >= 0 else max(0, len(self._heard) - len(mark))  # once: a flood may be long
-        end = self._heard.find(b"\0", begin + len(mark)) if begin >= 0 else -1
+        begin = self._received.find(mark, self._searched) if self._tag else -1
+        self._searched = begin if begin >= 0 else max(0, len(self._received) - len(mark))  # search no byte twice
+        end = self._received.find(b"\0", begin + len(mark)) if begin >= 0 else -1
         if end < 0:
             return False
-        self.status = int(self._heard[begin + len(self._tag) + 1 : end])
-        self.telling = True
-        del self._heard[: end + 1]
+        self.status = int(self._received[begin + len(self._tag) + 1 : end])
+        self.awaiting_state = True
+        del self._received[: end + 1]
         return True
 
 
 def completed(command: str) -> str:
-    """After a text that ends amid a continued line, bash reads what follows `eval` amiss, and ends."""
+    """Complete a command that ends in a continued line, after which bash would misread what follows `eval` and
+    end."""
     if command.endswith("\\\n"):
         return f"{command}\n"
     odd = (len(command) - len(command.rstrip("\\"))) % 2
     return command + "\\" * odd
 
 
-def beyond(env: Mapping[str, str]) -> dict[str, str]:
-    """The variables, the longest ones, that no new bash can be given with all the others. A shell may export what no
-    program can be started with: a new one is told of them by script."""
+def too_long_for_exec(env: Mapping[str, str]) -> dict[str, str]:
+    """The longest variables that no new bash can be started with together with all others. A shell may export more
+    than any program can be started with; a new shell gets these by script."""
     late: dict[str, str] = {}
     left = GIVEN
     for name, value in sorted(env.items(), key=lambda item: len(item[1])):
         left -= len(os.fsencode(f"{name}={value}")) + 9  # a NUL and a pointer
-        if left < 0 and shell_state.NAME.fullmatch(name):
+        if left < 0 and shell_report.NAME.fullmatch(name):
             late[name] = value
     return late

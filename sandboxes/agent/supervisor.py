@@ -1,7 +1,7 @@
-"""What lives in a world: its shell and all that runs beside it, in one loop. Stdlib only: the agent is built on it.
+"""The processes of a world: its shell and everything beside it, in one event loop. Stdlib only: base of the agent.
 
-One thread: `_turn` waits for whatever comes first (the host, the shell's output, a child's end) and everything else
-is written on top of it.
+One thread. `_turn` waits for the next event (a message of the host, output of the shell, the end of a child), and
+everything else is built on it.
 """
 
 from __future__ import annotations
@@ -18,29 +18,31 @@ from typing import Protocol
 
 from ramify.sandboxes.agent import confinement
 from ramify.sandboxes.agent.checkpointing.criu_runner import FIRST_PID, CriuProgram, PidCounter
-from ramify.sandboxes.agent.checkpointing.python_sessions import Sessions
+from ramify.sandboxes.agent.checkpointing.python_sessions import PythonSessions
 from ramify.sandboxes.agent.messages import Cancel, Link, Message, Ran, Run, Start
-from ramify.sandboxes.agent.private_folder import CHUNK, Output, Private
-from ramify.sandboxes.agent.shell import CONTROL, Shell, beyond
-from ramify.sandboxes.agent.shell_state import NAME, Kept, Report, export_script
+from ramify.sandboxes.agent.private_folder import CHUNK, OutputPipe, PrivateFolder
+from ramify.sandboxes.agent.shell import CONTROL, Shell, too_long_for_exec
+from ramify.sandboxes.agent.shell_report import NAME, Report
+from ramify.sandboxes.agent.shell_snapshot import ShellSnapshot, export_script
 from ramify.sandboxes.agent.watchdog import Watchdog
-from ramify.sandboxes.linux import kernel, processes, resource_limits, rlimits
+from ramify.sandboxes.linux import kernel, processes, resource_limits
 
 KILLED = 128 + signal.SIGKILL
 SHELL_ANSWER_TIMEOUT_S = 10.0
-"""How long a shell may take to tell what it knows, or to start: milliseconds, unless it was stopped or a trap holds
-it. For what has no deadline of the caller's, as a command has."""
+"""Seconds within which a shell must start or report its state. Normally it takes milliseconds, unless the shell was
+stopped or one of its traps blocks. Commands have deadlines of their own instead.
+"""
 
 
 class Tree(Protocol):
-    """The mount that comes and goes at a seal; a plain folder has none."""
+    """The mounts that are detached and attached again at a seal; a plain folder has none."""
 
     def attach(self, *, outside: bool) -> None: ...
 
     def detach(self, *, outside: bool) -> bool: ...
 
     def folder(self) -> int:
-        """A new descriptor of the world's own folder, where what it writes lies."""
+        """A new descriptor of the world's own folder, which holds what it writes."""
         ...
 
     @property
@@ -49,7 +51,7 @@ class Tree(Protocol):
         ...
 
     def reach(self, path: str) -> str:
-        """A path of the host, below the store or the world's folder, as it is seen from inside."""
+        """A host path below the store or the world's folder, as seen from inside."""
         ...
 
     @property
@@ -59,21 +61,21 @@ class Tree(Protocol):
 
 
 class ProcessSupervisor:
-    """The shell, the commands that it runs, and every other process of the world."""
+    """Supervises the shell, its commands, and all other processes of the world."""
 
     def __init__(self, start: Start, link: Link, host: int, tree: Tree | None) -> None:
         self._start, self._link, self._tree = start, link, tree
-        self._host = host  # a pidfd of the host process
-        self._private = Private(start.private)
-        self._out, self._err = (Output(self._private, name, start.max_output) for name in ("out", "err"))
+        self._host = host  # the host process's pidfd
+        self._private = PrivateFolder(start.private)
+        self._out, self._err = (OutputPipe(self._private, name, start.max_output) for name in ("out", "err"))
         self._shell: Shell | None = None
-        self._known = b""  # the state of a shell that ended
-        self._began = b""  # the state of the first shell before its first command
-        self._limits = ""  # the shell's, when the last command had ended
-        self._alone = True  # no process but the shell lived when the last command had ended
+        self._known = b""  # the state of a shell that has ended
+        self._began = b""  # the first shell's state before its first command
+        self._limits = ""  # the shell's limits when the last command ended
+        self._alone = True  # only the shell lived when the last command ended
         self._watchdog = Watchdog(start.bounds, os.getpid(), tree.folder if tree is not None else None)
-        self._over = ""  # the limit that the world went over while the command under way ran
-        self._earlier = ""  # the same, while none did
+        self._over = ""  # the limit that the world exceeded during the current command
+        self._earlier = ""  # the limit that it exceeded while no command ran
         self._inbox: list[Message] = []
         self._gone = False
         self._wake, wake_in = os.pipe()
@@ -84,7 +86,7 @@ class ProcessSupervisor:
         self._poll = select.poll()
         for descriptor in (link.sock.fileno(), host, self._wake, self._out.read_end, self._err.read_end):
             self._poll.register(descriptor, select.POLLIN)
-        self._sessions = Sessions(self._private, self._poll)
+        self._sessions = PythonSessions(self._private, self._poll)
         self._score = resource_limits.Score()
         self._criu: CriuProgram | None = None
         if start.criu and tree is not None:
@@ -114,7 +116,7 @@ class ProcessSupervisor:
             elif descriptor == self._link.sock.fileno():
                 self._receive()
             elif self._shell is not None and descriptor == self._shell.control:
-                self._hear(self._shell)
+                self._read_control(self._shell)
             elif self._shell is not None and descriptor == unread:
                 self._shell.push()
             else:
@@ -131,12 +133,12 @@ class ProcessSupervisor:
             if not self._link.waiting:
                 return
 
-    def _hear(self, shell: Shell) -> None:
+    def _read_control(self, shell: Shell) -> None:
         before = shell.state
-        shell.hear(os.read(shell.control, CHUNK))
+        shell.receive(os.read(shell.control, CHUNK))
         if shell.state is not before:
-            with contextlib.suppress(ProcessLookupError):  # it ended since: the limits that it had before
-                self._limits = rlimits.told(shell.pid)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since: keep its earlier limits
+                self._limits = resource_limits.read_rlimits(shell.pid)
 
     def _reap(self) -> None:
         while True:
@@ -158,9 +160,10 @@ class ProcessSupervisor:
         return [p for p in self._all() if p.pid != shell]
 
     def _count_others(self) -> int:
-        """The number of `_others`, without a walk through /proc where there are none.
+        """The number of `_others`, without reading all of /proc if there are none.
 
-        The shell first: what loses its parent in between comes to us, and is seen in the second look.
+        The shell is read first: a process that loses its parent in between becomes our child and is seen by the
+        second look.
         """
         shell = [] if self._shell is None else [self._shell.pid]
         try:
@@ -192,12 +195,12 @@ class ProcessSupervisor:
         if not ended:
             self._kill(lambda: processes.descendants(os.getpid(), spare=before))
         if over and self._watchdog.still(over):
-            self._kill(self._all)  # it was not this command, or not it alone
+            self._kill(self._all)  # other processes take part in exceeding the limit
         timed_out = not ended and not over
         code = KILLED if over else 124 if timed_out else shell.status if shell.status is not None else shell.ended
         over = over or resource_limits.met(self._start.bounds, code or 0)
         earlier, self._earlier = self._earlier, ""
-        self._bury()
+        self._release_ended_shell()
         if message.stdin:
             self._private.remove("stdin")
         out, err = self._out.end(), self._err.end()
@@ -208,17 +211,18 @@ class ProcessSupervisor:
         return Ran(code or 0, out, err, duration, timed_out, truncated, others, over, earlier)
 
     def _end_what_is_over(self) -> None:
-        """Where the world went over a limit while no command ran, end what earlier ones had left."""
+        """If the world exceeded a limit while no command ran, end what earlier commands left running."""
         if self._over:
             self._earlier, self._over = self._over, ""
             self._kill(self._others)
 
     def _kill(self, select: Callable[[], list[processes.Process]]) -> None:
-        """Kill what `select` finds. PID 1 stops the whole namespace first, at once: what forks cannot outrun that."""
+        """Kill what `select` finds. PID 1 first stops the whole namespace at once, so that no fork bomb outruns
+        it."""
         spared = []
         if os.getpid() == 1:
             spared = [p.key for p in self._all() if processes.stands_still(p)]
-            with contextlib.suppress(ProcessLookupError):  # there is none
+            with contextlib.suppress(ProcessLookupError):  # there is no process
                 os.kill(-1, signal.SIGSTOP)
         processes.kill(select, self._reap)
         if os.getpid() == 1:
@@ -227,7 +231,7 @@ class ProcessSupervisor:
                     processes.send(process, signal.SIGCONT)
 
     def _await_end(self, shell: Shell, deadline: float | None = None, *, cancellable: bool = False) -> bool:
-        """Whether the command ended by itself: not by its deadline, the host's wish, or the host's end."""
+        """Whether the command ended by itself, not by its deadline, the host's request or the host's end."""
         while shell.status is None and shell.ended is None:
             if self._gone or (cancellable and (self._over or any(isinstance(m, Cancel) for m in self._inbox))):
                 return False
@@ -237,10 +241,10 @@ class ProcessSupervisor:
             self._turn(left)
         return True
 
-    def _settle(self) -> bool:
-        """Whether the shell told its state, or ended, in the time it may take."""
+    def _await_state(self) -> bool:
+        """Whether the shell reported its state, or ended, in time."""
         deadline = time.monotonic() + SHELL_ANSWER_TIMEOUT_S
-        while self._shell is not None and self._shell.telling and self._shell.ended is None and not self._gone:
+        while self._shell is not None and self._shell.awaiting_state and self._shell.ended is None and not self._gone:
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
@@ -248,31 +252,32 @@ class ProcessSupervisor:
         return True
 
     def _await_shell(self, shell: Shell) -> None:
-        """What nobody else sets a deadline for. Raises `OSError` where the shell does not answer."""
-        if not (self._await_end(shell, time.monotonic() + SHELL_ANSWER_TIMEOUT_S) and self._settle()):
-            raise OSError("the shell of this world does not answer: it was stopped, or a trap of its own holds it")
+        """Wait where no caller sets a deadline. Raises `OSError` if the shell does not answer."""
+        if not (self._await_end(shell, time.monotonic() + SHELL_ANSWER_TIMEOUT_S) and self._await_state()):
+            raise OSError("the shell of this world does not answer: it was stopped, or one of its traps blocks it")
 
     def _living_shell(self) -> Shell:
-        """One that has told its state, if it ever will: what is asked next is not lost where it is ending."""
-        self._settle()
-        self._bury()
+        """A shell that has reported its state, if it ever will, so that the next command is not lost in an ending
+        shell."""
+        self._await_state()
+        self._release_ended_shell()
         if self._shell is None:
             kept, env = self._kept(), self._start_env()
-            late = beyond(env)
+            late = too_long_for_exec(env)
             self._shell = self._spawn_shell(kept, {name: env[name] for name in env if name not in late})
             self._poll.register(self._shell.control, select.POLLIN)
             self._restore(self._shell, kept, late)
         return self._shell
 
-    def _kept(self) -> Kept | None:
-        """What a new shell is to know: what the last one did, else what the snapshot kept."""
+    def _kept(self) -> ShellSnapshot | None:
+        """The state for a new shell: that of the last shell, else that of the snapshot."""
         if self._known:
-            return Report.parse(self._known).kept(self._start.tree)
-        return Kept.decode(self._start.shell) if self._start.shell else None
+            return ShellSnapshot.of(Report.parse(self._known), self._start.tree)
+        return ShellSnapshot.decode(self._start.shell) if self._start.shell else None
 
-    def _restore(self, shell: Shell, kept: Kept | None, late: Mapping[str, str]) -> None:
-        """Bring back what the last shell knew; without one, learn what this one starts with. `late`: the variables
-        that it could not be started with."""
+    def _restore(self, shell: Shell, kept: ShellSnapshot | None, late: Mapping[str, str]) -> None:
+        """Restore the last shell's state; without one, record what this one starts with. `late`: variables that it
+        could not be started with."""
         command = ":"
         if kept is not None or late:
             script = b"" if kept is None else kept.script(self._start.tree)
@@ -284,30 +289,30 @@ class ProcessSupervisor:
         except OSError:
             os.kill(shell.pid, signal.SIGKILL)
             raise
-        if shell.status is None or shell.telling:
-            raise EOFError(f"bash ended at once (exit {shell.ended})")
+        if shell.status is None or shell.awaiting_state:
+            raise EOFError(f"bash ended immediately (exit {shell.ended})")
         self._began = self._began or self._state()
 
     def _state(self) -> bytes:
-        """What `Report` reads; empty where there never was a shell. Of one that has settled."""
+        """The state as `Report` reads it; empty if there never was a shell. Call it after the shell has reported."""
         shell = self._shell
         if shell is None:
             return self._known
         return shell.state + b"\0" + self._limits.encode()
 
-    def _bury(self) -> None:
-        """Let go of the shell if it has ended, and remember what it knew when its last whole command ended."""
+    def _release_ended_shell(self) -> None:
+        """Release the shell if it has ended, and remember its state after its last complete command."""
         shell = self._shell
         if shell is None or shell.ended is None:
             return
         self._poll.unregister(shell.control)
         os.close(shell.control)
         os.close(shell.script)
-        if shell.state:  # else it never came to know what the one before it did
+        if shell.state:  # else it never received the previous shell's state
             self._known = shell.state + b"\0" + self._limits.encode()
         self._shell = None
 
-    def _spawn_shell(self, kept: Kept | None, env: Mapping[str, str]) -> Shell:
+    def _spawn_shell(self, kept: ShellSnapshot | None, env: Mapping[str, str]) -> Shell:
         script, script_in = self._private.pipe("script")
         control, control_in = self._private.pipe("control")
         pwd = self._start_place()
@@ -317,9 +322,9 @@ class ProcessSupervisor:
             try:
                 os.setsid()
                 if self._criu is not None:
-                    kernel.become_subreaper()  # so that all descend from the shell, and are dumped with it
+                    kernel.become_subreaper()  # so that all processes descend from the shell and are dumped with it
                 elif os.getppid() != 1:
-                    kernel.die_with_parent()  # where no PID 1 takes it along
+                    kernel.die_with_parent()  # without a PID 1 that would end it
                 self._enter(pwd)
                 for source, target in ((script, 0), (self._out.write_end, 1), (self._err.write_end, 2)):
                     os.dup2(source, target)
@@ -328,12 +333,12 @@ class ProcessSupervisor:
                     signal.signal(number, signal.SIG_DFL)
                 signal.set_wakeup_fd(-1)
                 os.umask(0o022)
-                rlimits.set_limits(kept.limits if kept is not None else {})
+                resource_limits.restore_rlimits(kept.limits if kept is not None else {})
                 view, filtered = self._start.view, self._criu is None
                 image = view is not None and view.image
                 confinement.enter(self._start.bounds, isolated=view is not None, image=image, filtered=filtered)
                 if self._start.view is not None:
-                    kernel.close_all_but((0, 1, 2, CONTROL))  # what the way to bash could lead through
+                    kernel.close_all_but((0, 1, 2, CONTROL))  # the path to bash could lead through descriptors
                 os.execve(self._start.bash, ["bash", "--norc", "--noprofile"], {**env, "PWD": pwd})
             finally:
                 os._exit(127)
@@ -347,11 +352,11 @@ class ProcessSupervisor:
             return
         try:
             kernel.enter_folder(pwd)
-        except OSError:  # a link of /proc by now, or no folder: the world's own top is one
+        except OSError:  # now a magic link of /proc, or no folder: use the world's top
             kernel.enter_folder(self._start.tree)
 
     def _start_place(self) -> str:
-        """Where a shell starts: where the last one stood, or as the snapshot says; else at the top of the tree."""
+        """Where a shell starts: the last shell's directory, else the snapshot's, else the top of the tree."""
         tree = self._start.tree
         pwd = os.fsdecode(Report.parse(self._known).pwd) if self._known else ""
         place = Path(pwd) if pwd else Path(tree, self._start.cwd)
@@ -361,4 +366,4 @@ class ProcessSupervisor:
         if not self._known:
             return self._start.env
         unknown = {name: value for name, value in self._start.env.items() if not NAME.fullmatch(name)}
-        return unknown | Report.parse(self._known).environment  # bash hands on what it cannot name itself
+        return unknown | Report.parse(self._known).environment  # bash passes on names that it cannot use itself

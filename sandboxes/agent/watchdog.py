@@ -1,8 +1,8 @@
-"""Watches what a whole world uses, where no single process's limit tells: memory, processes, disk. Stdlib only.
+"""Watches what a whole world uses where no limit of a single process helps: memory, processes, disk. Stdlib only.
 
-The agent asks `look` a few times a second while anything runs. It reads /proc and the world's folder, so it needs no
-cgroup, no root and no daemon. What it cannot do is stop a process between two looks: `limits` and, where there are
-any, cgroups bound that.
+The agent calls `look` a few times a second while anything runs. It reads /proc and the world's folder, so it needs no
+control groups, no root and no daemon. It cannot stop a process between two looks: `resource_limits` and, if there are
+any, control groups bound that.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pathlib import Path
 from ramify.sandboxes.linux.resource_limits import Bounds
 
 EVERY_S = 0.1
-SHARE = 50  # a look may cost a fiftieth of the time between two
-SLICE_S = 0.004  # of one look, for the disk
-LEAST_CHARGE = 4096  # bytes for a file however small: an inode is not free either
+SHARE = 50  # a look may take a fiftieth of the time between two looks
+SLICE_S = 0.004  # of one look, spent on the disk
+LEAST_CHARGE = 4096  # bytes charged for a file however small: an inode is not free either
 PAGE = os.sysconf("SC_PAGE_SIZE")
-STEP = 1024  # characters of a path opened at once; a name has 255 at most
+STEP = 1024  # characters of a path opened at once; a name has at most 255
 FOLDER = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-GROWTH = 1.02  # of what lies on a disk without anyone's doing: a file system lays out its own records late
+GROWTH = 1.02  # growth of stored files without writes: file systems place their own records late
 SLACK = 1 << 20
-NOT_COUNTED = frozenset({"root", "work"})  # in a world's folder: a mount point, and overlayfs's own
+NOT_COUNTED = frozenset({"root", "work"})  # in a world's folder: a mount point, and overlayfs's own folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Usage:
 
 
 def usage(root: int) -> Usage:
-    """Of all processes below `root`, which is not counted. One reading of /proc."""
+    """The usage of all processes below `root`, without `root`. Reads /proc once."""
     rows: dict[int, tuple[int, int, int]] = {}  # pid: parent, threads, resident pages
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -61,12 +61,13 @@ def _row(pid: str) -> tuple[int, int, int]:
         line = os.read(file, 4096)
     finally:
         os.close(file)
-    fields = line[line.rindex(b")") + 2 :].split()  # from the third, the state, on; the second may hold anything
+    fields = line[line.rindex(b")") + 2 :].split()  # from the third field (the state) on
     return int(fields[1]), int(fields[17]), int(fields[21])
 
 
 def proportional(pids: Sequence[int]) -> int:
-    """Bytes of memory, a shared page divided among those that map it: exact, and dear (it walks the page tables)."""
+    """Bytes of memory, with shared pages divided among the processes that map them. Exact but slow: it walks the page
+    tables."""
     total = 0
     for pid in pids:
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # ended, or ending
@@ -80,7 +81,7 @@ def proportional(pids: Sequence[int]) -> int:
 
 
 def memory_file_systems() -> tuple[str, ...]:
-    """The mount points of those that can be written to here: the world's own. The host's are read-only inside."""
+    """The mount points of writable memory file systems here: the world's own. The host's are read-only inside."""
     found = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -101,15 +102,15 @@ def in_memory(places: Sequence[str]) -> int:
 
 
 def weigh(folder: int) -> Iterator[int]:
-    """The bytes on disk below an open folder, added up as far as the walk has come: one value for each folder.
+    """The bytes on disk below an open folder, as a running total after each folder.
 
-    Never follows a link. Hard links count each time.
+    Follows no links. Counts hard links each time.
     """
     total = 0
     queue = [""]
     while queue:
         path = queue.pop()
-        gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)  # it changes under us
+        gone = suppress(FileNotFoundError, NotADirectoryError, PermissionError)  # it changes while we walk
         with gone, _opened(folder, path) as inner, os.scandir(inner) as entries:
             for entry in entries:
                 with suppress(FileNotFoundError):
@@ -120,7 +121,7 @@ def weigh(folder: int) -> Iterator[int]:
 
 
 def nameless(pids: Sequence[int]) -> int:
-    """Bytes on disk of files that processes hold open and that have no name any more: no walk meets them."""
+    """Bytes on disk of open files without a name: no walk finds them."""
     found: dict[tuple[int, int], int] = {}
     for pid in pids:
         ended = suppress(FileNotFoundError, ProcessLookupError, PermissionError)  # or ending
@@ -135,7 +136,7 @@ def nameless(pids: Sequence[int]) -> int:
 
 @contextmanager
 def _opened(folder: int, path: str) -> Iterator[int]:
-    """The folder at `path` below `folder`, by short steps: a command can nest deeper than PATH_MAX."""
+    """Open the folder at `path` below `folder` in short steps: commands can nest folders deeper than PATH_MAX."""
     with ExitStack() as held:
         while len(path) > STEP:
             cut = path.rindex("/", 0, STEP)
@@ -149,7 +150,7 @@ def _opened(folder: int, path: str) -> Iterator[int]:
 
 @dataclass
 class Watchdog:
-    """`folder` opens the world's own folder, where its disk is to be watched."""
+    """Watches one world. `folder` opens the world's own folder, if its disk is to be watched."""
 
     bounds: Bounds
     root: int
@@ -160,19 +161,19 @@ class Watchdog:
     _walk: Iterator[int] | None = field(default=None, repr=False)
     _open: int = -1
     _nameless: int = 0  # when this walk began
-    _tolerated: int = 0  # bytes on disk that it was over its limit with, when that was last met
+    _tolerated: int = 0  # bytes on disk above the limit that are tolerated since the limit was last met
 
     def begin(self) -> None:
-        """A command starts now: look a while later, so that a short one is not looked at at all."""
+        """Note that a command starts: the next look comes later, so that short commands are not looked at."""
         self._due = time.monotonic() + EVERY_S
         self._busy = True
 
     def wait_s(self) -> float | None:
-        """Until the next look; none where there is nothing to look at."""
+        """Seconds until the next look; None if nothing is to be watched."""
         return max(0.0, self._due - time.monotonic()) if self._busy else None
 
     def look(self, shell: int) -> str:
-        """The limit, by its field in `Bounds`, that the world is over; "" where it is over none, or not yet due."""
+        """The limit that the world exceeds, by its field in `Bounds`; "" if none, or if no look is due."""
         began = time.monotonic()
         if not self._busy or began < self._due:
             return ""
@@ -184,10 +185,10 @@ class Watchdog:
         return over
 
     def still(self, limit: str) -> bool:
-        """Whether the world is over this limit after the command that met it was killed.
+        """Whether the world still exceeds this limit after the command that met it was killed.
 
-        What lies on the disk stays there, and who wrote it is not known: yes. As much as there is now is borne with
-        from now on, so that a next command can remove it.
+        Always true for the disk: files stay, and their writer is unknown. The present size is tolerated from now on,
+        so that a next command can remove files.
         """
         if limit != "disk_bytes":
             return self._memory_or_processes(usage(self.root)) == limit
@@ -213,7 +214,7 @@ class Watchdog:
         return ""
 
     def _disk_over(self, used: Usage) -> bool:
-        """Go on with the walk for a moment; a big tree takes many looks."""
+        """Continue the walk for a moment; a big tree takes many looks."""
         if self.folder is None or self.bounds.disk_bytes is None:
             return False
         most = max(self.bounds.disk_bytes, self._tolerated)

@@ -1,8 +1,8 @@
-"""Worlds anywhere, without isolation: the tree is a copy, commands run as ordinary processes of the user.
+"""Worlds without isolation, on any machine: the tree is a copy, and commands are ordinary processes of the user.
 
-For machines without user namespaces or overlayfs, asked for by name (`--sandbox copy`) and never chosen for anyone:
-commands can read and write whatever the user can, and reach the network. A fork costs a copy of the tree, a seal a
-scan of it.
+For machines without user namespaces or overlayfs. It has to be asked for by name (`--sandbox copy`) and is never
+chosen automatically: commands can read and write whatever the user can, and reach the network. A fork copies the
+tree, a seal scans it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ramify.sandboxes.backends.agent_backend import AgentBackend
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.host.agent_world import AgentWorld
-from ramify.sandboxes.host.concurrency import to_the_end
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellState
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
 
 class CopyBackend(AgentBackend):
-    """Worlds in folders of their own. `WorldSpec.mount_at` and `visible` mean nothing here."""
+    """Worlds in folders of their own. `WorldSpec.mount_at` and `visible` have no effect."""
 
     name = "copy"
 
@@ -30,18 +30,18 @@ class CopyBackend(AgentBackend):
         return {
             Feature.FILE_ISOLATION: "commands run as you, on your files: use namespaces or docker",
             Feature.NETWORK_ISOLATION: "commands use the host's network: use namespaces or docker",
-            Feature.MOUNT_AT: "the tree is a plain folder in the scratch place, and nothing is mounted",
+            Feature.MOUNT_AT: "the tree is a plain folder in the scratch folder, and nothing is mounted",
             Feature.IMAGES: "commands see the host's root: use namespaces or docker",
             Feature.FORK_BY_MOUNT: "a fork copies the tree, a seal scans it: use namespaces",
             Feature.OUTSIDE: "a world's home and tmp are scratch, and the rest is the host's",
             Feature.REPL: "a session is forked inside its world, not from world to world",
-            Feature.CRIU: "processes would come back with the pids of others: use namespaces",
-            Feature.PROCESS_LIMIT: "without a pid namespace a fork bomb outruns what watches it: use namespaces",
-            Feature.DISK_LIMIT: "the tree is a copy, and what was added to it is not told apart: use namespaces",
+            Feature.CRIU: "restored processes would need pids that are in use: use namespaces",
+            Feature.PROCESS_LIMIT: "without a pid namespace a fork bomb outruns the watchdog: use namespaces",
+            Feature.DISK_LIMIT: "the tree is a copy, and what a world adds is not counted separately: use namespaces",
         }
 
-    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
-        return CopyWorld(ground, snapshot, spec)
+    def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> AgentWorld:
+        return CopyWorld(resources, snapshot, spec)
 
 
 class CopyWorld(AgentWorld):
@@ -60,11 +60,11 @@ class CopyWorld(AgentWorld):
         return str(self._folder)
 
     async def _make(self, snapshot: Snapshot) -> Start:
-        await to_the_end(asyncio.to_thread(self._make_folders, snapshot))
+        await finish_before_cancelling(asyncio.to_thread(self._make_folders, snapshot))
         return Start(
             tree=self._tree_inside(),
             private=self._private_inside(),
-            bash=self._ground.bash,
+            bash=self._resources.bash,
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
@@ -73,7 +73,7 @@ class CopyWorld(AgentWorld):
     def _make_folders(self, snapshot: Snapshot) -> None:
         for name in ("home", "tmp"):
             (self._folder / name).mkdir(parents=True)
-        self._ground.store.materialise(snapshot, self._folder / "tree")
+        self._resources.store.materialise(snapshot, self._folder / "tree")
 
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
         def work() -> Snapshot:
@@ -82,7 +82,7 @@ class CopyWorld(AgentWorld):
         return await (self._frozen(work) if others else asyncio.to_thread(work))
 
     def _seal_tree(self, state: ShellState) -> Snapshot:
-        return self._ground.store.seal_tree(
+        return self._resources.store.seal_tree(
             self._folder / "tree",
             self._snapshot,
             env=state.env,

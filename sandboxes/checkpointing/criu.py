@@ -1,7 +1,7 @@
-"""Whether processes can be dumped whole here: the host's side of tier (a).
+"""Whether whole processes can be dumped here with CRIU: the host side of checkpoint tier (a).
 
-`make criu` puts CRIU into a folder of its own (`install_criu.py`), with the libraries that it was built against: it
-needs neither root nor a change of the system.
+`make criu` installs CRIU into a folder of its own (`install_criu.py`), with the libraries that it was built against.
+This needs no root and changes nothing else on the system.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ramify import paths
 from ramify.sandboxes.contract import WorldSpec
 
 COMMAND = "command.json"
-"""The file that the installation ends with: the command's words, absolute."""
+"""The file that completes an installation. It holds the command's words, with absolute paths."""
 
 
 def folder() -> Path:
@@ -24,7 +24,7 @@ def folder() -> Path:
 
 
 def command() -> tuple[str, ...]:
-    """CRIU's own words, to which a verb is added; none where it is not installed."""
+    """CRIU's command line, to which a verb is added; empty if CRIU is not installed."""
     try:
         return tuple(json.loads((folder() / COMMAND).read_text()))
     except FileNotFoundError:
@@ -32,7 +32,7 @@ def command() -> tuple[str, ...]:
 
 
 def why_not(spec: WorldSpec) -> str:
-    """Why worlds after `spec` are not dumped; "" where they are."""
+    """Why worlds of this specification cannot be dumped; "" if they can."""
     if not spec.dumpable:
         return "the world was not made to be dumped: WorldSpec(dumpable=True)"
     if spec.secrets:

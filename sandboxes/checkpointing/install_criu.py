@@ -1,8 +1,8 @@
-"""`make criu`: CRIU 4 and its libraries, from the machine's own Debian package sources, into a folder of their own.
+"""`make criu`: install CRIU 4 and its libraries, from the machine's own Debian package sources, into one folder.
 
-Debian 12 has CRIU 3.17, which recent kernels defeat; Debian 13 has 4.1. The packages are downloaded by apt with a
-state folder of its own, signatures checked, and unpacked: nothing is installed, no root is needed, and the programs
-of the system keep their libraries.
+Debian 12 has CRIU 3.17, which fails on recent kernels; Debian 13 has 4.1. apt downloads the packages with a state
+folder of its own and checks their signatures; then they are unpacked. Nothing is installed on the system, no root is
+needed, and the system's programs keep their libraries.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ramify.sandboxes.checkpointing import criu
 SUITE = "trixie"  # Debian 13
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 DEFAULT_SOURCE = "http://deb.debian.org/debian"
-OLDEST = 4  # 3 dumps what it then cannot restore, on recent kernels
+OLDEST = 4  # on recent kernels, version 3 cannot restore what it dumped
 
 
 class InstallFailed(Exception):
@@ -28,7 +28,7 @@ class InstallFailed(Exception):
 
 
 def source() -> str:
-    """The Debian archive that this machine's own apt uses."""
+    """The Debian archive that this machine's apt uses."""
     etc = Path("/etc/apt")
     listed = [etc / "sources.list", *sorted((etc / "sources.list.d").glob("*"))]
     text = "\n".join(file.read_text(errors="replace") for file in listed if file.is_file())
@@ -37,7 +37,7 @@ def source() -> str:
 
 
 def apt_options(state: Path) -> list[str]:
-    """Everything that apt keeps lies in `state`; nothing of the system's is read but its own configuration."""
+    """Options that make apt keep all its state in `state`. Of the system's files it reads only its configuration."""
     for name in ("lists/partial", "archives/partial"):
         (state / name).mkdir(parents=True)
     (state / "sources.list").write_text(f"deb [signed-by={KEYRING}] {source()} {SUITE} main\n")
@@ -58,7 +58,7 @@ def apt_options(state: Path) -> list[str]:
 
 
 def download(state: Path) -> list[Path]:
-    """The package files of CRIU and of all that it needs."""
+    """Download the package files of CRIU and its dependencies."""
     options = apt_options(state)
     for words in (["update", "--quiet"], ["install", "--quiet", "--yes", "--download-only", "criu"]):
         done = subprocess.run(["apt-get", *options, *words], capture_output=True, text=True)
@@ -77,11 +77,11 @@ def unpack(packages: list[Path], into: Path) -> None:
 
 
 def command(folder: Path) -> list[str]:
-    """CRIU by the dynamic linker that came with it. Raises `InstallFailed` where it does not work on this kernel."""
+    """CRIU's command line, with its own dynamic linker. Raises `InstallFailed` if it does not work on this kernel."""
     loader = next(iter(sorted(folder.glob("usr/lib/*/ld-linux*.so.*"))), None)
     program = folder / "usr/sbin/criu"
     if loader is None or not program.exists():
-        raise InstallFailed(f"the packages of {SUITE} hold no criu for this machine")
+        raise InstallFailed(f"the packages of {SUITE} contain no criu for this machine")
     words = [str(loader), "--library-path", str(loader.parent), str(program)]
     told = subprocess.run([*words, "--version"], capture_output=True, text=True).stdout
     version = re.search(r"^Version: (\d+)", told, re.MULTILINE)
@@ -94,14 +94,14 @@ def command(folder: Path) -> list[str]:
 
 
 def install(folder: Path) -> None:
-    """Leave a working CRIU in `folder`, whole or not at all. One that is there and works is left alone."""
+    """Install a working CRIU in `folder`, completely or not at all. Keep one that is there and works."""
     if (folder / criu.COMMAND).exists():
         command(folder)
         return
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise InstallFailed(
-                f"{tool} is not here: install CRIU 4 by other means, and name its folder in RAMIFY_CRIU"
+                f"{tool} is not installed: install CRIU 4 by other means, and name its folder in RAMIFY_CRIU"
             )
     if not KEYRING.exists():
         raise InstallFailed(

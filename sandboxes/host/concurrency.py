@@ -1,9 +1,9 @@
-"""Fork n ways, for backends that have no way of their own to do it at once; and work that is not left half done."""
+"""Helpers for asyncio: fork n worlds, and finish work that must not be left half done."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TypeVar
 
 from ramify.fork_engine.types import Snapshot
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 async def fork_all(backend: Backend, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
-    """`Backend.fork` by so many `materialise`: all or none, also where we are cancelled."""
+    """Implement `Backend.fork` by `n` calls of `materialise`: all or none, even if cancelled."""
     if n < 0:
         raise ValueError(f"a world cannot be forked {n} ways")
     begun = asyncio.gather(*(backend.materialise(snapshot, spec) for _ in range(n)), return_exceptions=True)
@@ -23,14 +23,14 @@ async def fork_all(backend: Backend, snapshot: Snapshot, spec: WorldSpec, n: int
             if isinstance(failure, BaseException):
                 raise failure
     except BaseException:
-        # what has begun comes to its end first: what is cancelled half way may leave something behind
+        # let started worlds finish first: one cancelled half way may leave something behind
         await asyncio.gather(*(one.close() for one in await begun if not isinstance(one, BaseException)))
         raise
     return [one for one in done if not isinstance(one, BaseException)]
 
 
-async def all_of(works: Sequence[Coroutine[object, object, None]]) -> None:
-    """Await every one of them to its end, then raise the first failure. One alone needs no task of its own."""
+async def run_all_to_end(works: Sequence[Coroutine[object, object, None]]) -> None:
+    """Await all coroutines to their ends, then raise the first failure. A single one needs no task of its own."""
     if len(works) == 1:
         return await works[0]
     for failure in await asyncio.gather(*works, return_exceptions=True):
@@ -39,14 +39,20 @@ async def all_of(works: Sequence[Coroutine[object, object, None]]) -> None:
     return None
 
 
-async def to_the_end(work: Coroutine[object, object, T]) -> T:
-    """Await `work`, also where we are cancelled meanwhile: then the cancellation goes on when it has ended.
+async def finish_before_cancelling(
+    work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None
+) -> T:
+    """Await `work` to its end even if we are cancelled, after calling `interrupt`; the cancellation then continues.
 
-    For a thread, that is: nobody can cancel one, and it must not go on making what is being tidied up.
+    Work in a thread needs this: nobody can cancel a thread, and it must not go on creating what is being cleaned up.
     """
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
+        if interrupt is not None:
+            interrupt()
         await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()  # mark as retrieved: the cancellation matters more
         raise

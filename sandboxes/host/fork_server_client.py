@@ -1,4 +1,4 @@
-"""The host's side of the helper process: start it, fork worlds from it, talk to their agents."""
+"""The host's side of the helper process: start it, fork worlds from it, connect to their agents."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from typing import NamedTuple
 from ramify.fork_engine.close_on_fork import close_in_children, hang_up, refuse_in_child
 from ramify.sandboxes.agent.messages import Ready, Start
 from ramify.sandboxes.errors import BackendUnavailable, SandboxError, UsedAfterFork, WorldDied, WorldStartFailed
-from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink, Line
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.agent_link import AgentLink, LazyAgentLink, MessageStream
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.linux import cgroups
 from ramify.sandboxes.linux.cgroups import Group, Groups
 from ramify.sandboxes.linux.resource_limits import Bounds
 
-ZYGOTE = Path(__file__).with_name("zygote.py")
-STARTS_AT_ONCE = 16  # more would only queue in the helper, and fill its socket
-PATIENCE_S = 20.0  # with a helper process that should end or answer
-SPARES = 2  # agents that wait for a world: enough for one fork after the other, little enough to cost nothing idle
+AGENT = Path(__file__).parents[1] / "agent" / "__main__.py"
+STARTS_AT_ONCE = 16  # more would only queue in the helper and fill its socket
+PATIENCE_S = 20.0  # for the helper process to end or answer
+SPARES = 2  # agents waiting for a world: enough for consecutive forks, few enough to cost nothing when idle
 RESTOCK_AFTER_S = 0.02
 
 
 class SpareAgent(NamedTuple):
-    """An agent that was not told yet what its world is."""
+    """An agent that has not been told its world yet."""
 
-    line: Line
+    stream: MessageStream
     exit_code: asyncio.Future[int]
-    group: asyncio.Future[Group] | None  # that it is, or will be, in
+    group: asyncio.Future[Group] | None  # its control group, once it exists
 
 
-class Child(NamedTuple):
-    """What the helper will tell of an agent."""
+class AgentReports(NamedTuple):
+    """What the helper will report of an agent."""
 
     born: asyncio.Future[int]  # its pid
     dead: asyncio.Future[int]  # its exit code
 
-    def stillborn(self, why: str) -> None:
-        """It will have no pid, if it has none yet."""
+    def fail_birth(self, why: str) -> None:
+        """Fail the wait for its pid, if it has none yet."""
         if not self.born.done():
             self.born.set_exception(ProcessLookupError(why))
-            self.born.exception()  # seen: there may be no control groups, and nobody who waits
+            self.born.exception()  # mark as retrieved: without control groups nobody waits for it
 
 
 class ForkServerClient:
-    """One helper process. It ends when this object is closed, or with the host, however the host ends.
+    """One helper process. It ends when this object is closed, or when the host ends for any reason.
 
-    With `anchors`, the folders that hold layers and uppers, it makes isolated worlds: it has a keeper, and some
-    spare agents in namespaces of their own, which wait for a world.
+    With `anchors`, the folders of layers and uppers, it makes isolated worlds: it has a mount server, and some spare
+    agents in namespaces of their own, which wait for a world.
     """
 
     def __init__(self, log: Path, anchors: Sequence[Path] = ()) -> None:
@@ -65,11 +65,11 @@ class ForkServerClient:
         self._fault = ""  # why the helper process was given up
         self._numbers = itertools.count()
         self._starting = asyncio.Semaphore(STARTS_AT_ONCE)
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, AgentReports] = {}
         self._spares: list[SpareAgent] = []
         self._restocking: asyncio.Task[None] | None = None
-        self.trees = Trees()
-        self.groups: Groups | str = "the backend is not open"  # else why there are none
+        self.trees = MountServerClient()
+        self.groups: Groups | str = "the backend is not open"  # a text says why there are none
 
     async def start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,7 +90,8 @@ class ForkServerClient:
             keeping.close()
 
     def late(self, start: Start, passing: Callable[[list[int]], Awaitable[None]]) -> LazyAgentLink:
-        """A world's agent, once it is needed. `passing` adds the descriptors that go along with `start`."""
+        """A world's agent that starts when it is first needed. `passing` adds the descriptors that are sent with
+        `start`."""
         return LazyAgentLink(lambda: self._begin(start, passing))
 
     async def _begin(self, start: Start, passing: Callable[[list[int]], Awaitable[None]]) -> AgentLink:
@@ -99,7 +100,7 @@ class ForkServerClient:
             await passing(passed)
             return await self.spawn(start, passed)
         except WorldStartFailed as error:
-            if self.trees.gone:  # it is not this world's fault
+            if self.trees.gone:  # not this world's fault
                 raise WorldDied(str(error)) from error
             raise
         finally:
@@ -107,10 +108,10 @@ class ForkServerClient:
                 os.close(descriptor)
 
     async def spawn(self, start: Start, passing: Sequence[int] = ()) -> AgentLink:
-        """A world's agent, forked and set up. Raises `WorldStartFailed`."""
+        """Fork and set up a world's agent. Raises `WorldStartFailed`."""
         async with self._starting:
             spare = await self._agent(start)
-            link = AgentLink(self, spare.exit_code, spare.line)
+            link = AgentLink(self, spare.exit_code, spare.stream)
             if spare.group is not None:
                 link.hold(spare.group, start.bounds)
             try:
@@ -154,16 +155,16 @@ class ForkServerClient:
                 ours.close()
                 raise WorldStartFailed(f"the helper process is gone ({self.last_words()})") from error
         loop = asyncio.get_running_loop()
-        child = self._children[number] = Child(loop.create_future(), loop.create_future())
+        child = self._children[number] = AgentReports(loop.create_future(), loop.create_future())
         try:
-            line = await Line.over(ours)
+            stream = await MessageStream.over(ours)
         except BaseException:
             ours.close()
             raise
-        return SpareAgent(line, child.dead, self._grouped(child.born))
+        return SpareAgent(stream, child.dead, self._grouped(child.born))
 
     def _grouped(self, born: asyncio.Future[int]) -> asyncio.Future[Group] | None:
-        """Put an agent in a control group as soon as it is there: every fork on the machine waits for that."""
+        """Put a new agent in a control group as early as possible: every fork on the machine waits for that."""
         groups = self.groups
         if not isinstance(groups, Groups):
             return None
@@ -174,13 +175,13 @@ class ForkServerClient:
         return asyncio.ensure_future(hold())
 
     async def _discard(self, spare: SpareAgent) -> None:
-        link = AgentLink(self, spare.exit_code, spare.line)
+        link = AgentLink(self, spare.exit_code, spare.stream)
         if spare.group is not None:
             link.hold(spare.group, Bounds())
         await link.close()
 
     def _restock(self) -> None:
-        """See that there are spares again, a little later: what was just started goes first."""
+        """Start more spares a little later, so that worlds being started now go first."""
         if self._restocking is None or self._restocking.done():
             self._restocking = asyncio.ensure_future(self._fill_up())
 
@@ -190,7 +191,7 @@ class ForkServerClient:
             try:
                 self._spares.append(await self._fork("isolated"))
             except (WorldStartFailed, OSError):
-                return  # whoever asks for a world next is told
+                return  # the next request for a world reports the error
 
     async def close(self) -> None:
         if self._control is None or self._process is None or os.getpid() != self._owner:
@@ -209,7 +210,8 @@ class ForkServerClient:
         self._forget_children()
 
     def _hear(self) -> None:
-        """Called by the event loop, which only logs what is raised here: then all who wait are told."""
+        """Called by the event loop, which only logs exceptions. So an exception fails all waiting requests
+        instead."""
         if self._control is None:
             return
         try:
@@ -221,8 +223,8 @@ class ForkServerClient:
             return
         except ConnectionResetError:
             pass
-        except Exception as error:  # noqa: BLE001  # told to whoever waits
-            self._fault = f"a report of the helper process cannot be read ({type(error).__name__}: {error})"
+        except Exception as error:  # noqa: BLE001  # reported to all who wait
+            self._fault = f"a report of the helper process is unreadable ({type(error).__name__}: {error})"
         asyncio.get_running_loop().remove_reader(self._control)
         self._forget_children()
 
@@ -230,18 +232,18 @@ class ForkServerClient:
         what, number, told = report.split()
         if what == b"born":
             born = self._children[int(number)].born
-            if not born.done():  # else whoever waited for it was cancelled
+            if not born.done():  # else the waiting task was cancelled
                 born.set_result(int(told))
             return
         child = self._children.pop(int(number))
-        child.stillborn("an agent could not be started")
+        child.fail_birth("an agent could not be started")
         if not child.dead.done():
             child.dead.set_result(int(told))
 
     def _forget_children(self) -> None:
-        """Nobody will tell us any more how a world ended."""
+        """Give up waiting for reports of how agents ended."""
         for child in self._children.values():
-            child.stillborn("the helper process is gone")
+            child.fail_birth("the helper process is gone")
             child.dead.cancel()
         self._children.clear()
 
@@ -253,21 +255,21 @@ class ForkServerClient:
 def launch(
     control: socket.socket, log: int, keeper: socket.socket | None = None, anchors: Sequence[Path] = ()
 ) -> subprocess.Popen[bytes]:
-    """The helper process on its end of the control socket, what it has to complain about into `log`."""
+    """Start the helper process on its end of the control socket. Its error output goes into `log`."""
     isolating = [] if keeper is None else [str(keeper.fileno()), *map(str, anchors)]
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(ZYGOTE), str(control.fileno()), *isolating],
+        [sys.executable, "-I", "-S", str(AGENT), "fork-server", str(control.fileno()), *isolating],
         pass_fds=[sock.fileno() for sock in (control, keeper) if sock is not None],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         cwd="/",
-        start_new_session=True,  # a Ctrl-C at the terminal is the host's to handle
+        start_new_session=True,  # the host handles a Ctrl-C at the terminal
     )
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a helper process that was hung up on; kill one that does not notice."""
+    """Wait for a helper process after a hang-up; kill it if it does not end."""
     try:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -276,7 +278,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def find_bash() -> str:
-    """The host's bash by its real path, which is there also where a world hides /run. Raises `BackendUnavailable`."""
+    """The host's bash by its real path, which exists even where a world hides /run. Raises `BackendUnavailable`."""
     found = shutil.which("bash") or shutil.which("bash", path=os.defpath)
     if found is None:
         raise BackendUnavailable("bash is not installed: worlds run their commands in it; install it")

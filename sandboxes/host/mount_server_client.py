@@ -1,4 +1,4 @@
-"""The host's side of the keeper: have trees mounted, hand them on, take them away."""
+"""The host's client of the mount server: mount trees, hand them out, unmount them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ramify.sandboxes.agent.mount_server import (
     BIGGEST,
     FEW,
     PLACES,
-    Answer,
-    Clone,
+    CloneMount,
+    LayerEntry,
     MakeLayer,
-    Mount,
-    Order,
-    Over,
-    Piece,
+    MountOverlays,
+    MountReply,
+    MountRequest,
+    Overlay,
     Unmount,
     pack,
     unpack,
@@ -29,11 +29,11 @@ from ramify.sandboxes.errors import TOO_MANY_FILES, SandboxError, UsedAfterFork,
 
 MOST_GIVEN = 32  # descriptors beside one answer
 
-Reply = tuple[Answer, list[int]]
+Reply = tuple[MountReply, list[int]]
 
 
-class Trees:
-    """A keeper, asked from several tasks at once. It answers in the order in which it was asked."""
+class MountServerClient:
+    """A connection to a mount server, used by several tasks at once. Replies come in the order of the requests."""
 
     def __init__(self) -> None:
         self._sock: socket.socket | None = None
@@ -56,15 +56,18 @@ class Trees:
         return self._sock is None
 
     def path(self, point: str) -> Path:
-        """Where this process finds a tree that is kept, once one was mounted."""
+        """The path of a kept tree in this process, after the first mount."""
         return Path(f"/proc/{self._pid}/root{PLACES}/{point}")
 
-    async def mount(self, lowers: Sequence[str], overlays: Sequence[Over]) -> list[int]:
-        """Mount overlays over one stack, the bottom first. Descriptors of those that are not kept, the caller's to
-        close. Raises `WorldStartFailed`; those that were mounted are the caller's to unmount then."""
+    async def mount(self, lowers: Sequence[str], overlays: Sequence[Overlay]) -> list[int]:
+        """Mount overlays over one stack, the bottom first. Returns descriptors of those that are not kept; the caller
+        closes them.
+
+        Raises `WorldStartFailed`; then the caller unmounts those that were mounted.
+        """
         given: list[int] = []
         for first in range(0, len(overlays), FEW):
-            answer, descriptors = await self._ask(Mount(list(lowers), list(overlays[first : first + FEW])))
+            answer, descriptors = await self._ask(MountOverlays(list(lowers), list(overlays[first : first + FEW])))
             given += descriptors
             if answer.error:
                 for descriptor in given:
@@ -74,41 +77,42 @@ class Trees:
 
     async def clone(self, point: str) -> int:
         """A descriptor of a kept tree, to be attached in a world. Raises `SandboxError`."""
-        answer, given = await self._ask(Clone(point))
+        answer, given = await self._ask(CloneMount(point))
         if answer.error:
-            raise SandboxError(f"a tree could not be handed to its world: {answer.error}")
+            raise SandboxError(f"a tree could not be passed to its world: {answer.error}")
         return given[0]
 
-    async def furnish(self, point: str, pieces: Sequence[Piece]) -> None:
-        """A folder of the keeper's own, "@point" in a stack. Raises `WorldStartFailed`."""
-        answer, _ = await self._ask(MakeLayer(point, list(pieces)))
+    async def furnish(self, point: str, entries: Sequence[LayerEntry]) -> None:
+        """Create a folder at the mount server, "@point" in a stack. Raises `WorldStartFailed`."""
+        answer, _ = await self._ask(MakeLayer(point, list(entries)))
         if answer.error:
             raise WorldStartFailed(f"the lowest layer of a world could not be made: {answer.error}")
 
     async def unmount(self, point: str, *, lazily: bool = False) -> bool:
-        """False where this process has something open in the tree. A keeper that is gone kept nothing."""
+        """Unmount a kept tree; False if this process has something open in it. Also True if the mount server is
+        gone."""
         try:
             answer, _ = await self._ask(Unmount(point, lazily))
         except WorldStartFailed:
             return True
         if answer.error:
-            raise SandboxError(f"a tree could not be taken away: {answer.error}")
+            raise SandboxError(f"a tree could not be unmounted: {answer.error}")
         return answer.ok
 
-    async def _ask(self, order: Order) -> Reply:
+    async def _ask(self, request: MountRequest) -> Reply:
         refuse_in_child(self._owner, "the backend", UsedAfterFork)
         loop = asyncio.get_running_loop()
         due: asyncio.Future[Reply] = loop.create_future()
         async with self._sending:
             if self._sock is None:
                 raise WorldStartFailed("the helper process is gone: close the backend and open it again")
-            data = pack(order)
+            data = pack(request)
             try:
                 while True:
                     try:
                         self._sock.send(data)
                         break
-                    except BlockingIOError:  # hundreds of orders wait
+                    except BlockingIOError:  # hundreds of requests wait
                         await asyncio.sleep(0.001)
             except OSError as error:
                 raise WorldStartFailed(f"the helper process is gone ({error})") from error
@@ -116,13 +120,14 @@ class Trees:
         return await due
 
     def _hear(self) -> None:
-        """Called by the event loop, which only logs what is raised here: then all who wait are told."""
+        """Called by the event loop, which only logs exceptions. So an exception fails all waiting requests
+        instead."""
         if self._sock is None:
             return
         try:
             self._receive(self._sock)
-        except Exception as error:  # noqa: BLE001  # told to whoever waits
-            self._lost(f"an answer of the helper process cannot be read ({type(error).__name__}: {error})")
+        except Exception as error:  # noqa: BLE001  # reported to all who wait
+            self._lost(f"a reply of the helper process is unreadable ({type(error).__name__}: {error})")
 
     def _receive(self, sock: socket.socket) -> None:
         try:
@@ -136,8 +141,8 @@ class Trees:
             return
         try:
             answer = unpack(data)
-            if not isinstance(answer, Answer):
-                raise TypeError(f"{type(answer).__name__} is no answer")
+            if not isinstance(answer, MountReply):
+                raise TypeError(f"{type(answer).__name__} is not a reply")
             due = self._due.popleft()
         except BaseException:
             for descriptor in given:
@@ -149,7 +154,7 @@ class Trees:
             return
         for descriptor in given:
             os.close(descriptor)
-        if not due.done():  # else whoever asked was cancelled
+        if not due.done():  # else the caller was cancelled
             due.set_exception(WorldStartFailed(TOO_MANY_FILES))
 
     def _lost(self, why: str = "the helper process ended") -> None:

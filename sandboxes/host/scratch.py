@@ -1,7 +1,7 @@
-"""Where live worlds keep their files, and how what a crash left behind is found and removed.
+"""The folders of live worlds, and the removal of those that a crash left behind.
 
-`scratch/<session>/` belongs to one backend, which holds a lock on `scratch/<session>.lock` while it lives. A lock
-that is free is a session whose owner ended without tidying: the next backend removes it.
+`scratch/<session>/` belongs to one backend, which holds a lock on `scratch/<session>.lock` while it lives. If the
+lock is free, the owner ended without cleaning up: the next backend removes the session.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FS_IOC_GETFLAGS, FS_IOC_SETFLAGS = 0x8008_6601, 0x4008_6602
 TOPDIR = 0x2_0000  # FS_TOPDIR_FL, `chattr +T`
 
 
-class Session:
+class ScratchSession:
     """One backend's folder. `open()` and `close()` block: call them in a thread."""
 
     def __init__(self, scratch: Path) -> None:
@@ -39,7 +39,7 @@ class Session:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
             if lock.exists() and lock.stat().st_ino == os.fstat(self._lock).st_ino:
                 break
-            close_lock(self._lock)  # another backend took it for abandoned before we had locked it
+            close_lock(self._lock)  # another backend took it for abandoned before we had the lock
         self.folder = self._scratch / name
         self.folder.mkdir(mode=0o700)
         spread(self.folder)
@@ -70,9 +70,9 @@ class Session:
 
 
 def spread(folder: Path) -> None:
-    """Have ext4 put what is made in `folder` where little was made before, not beside it: decision 034.
+    """Make ext4 place new folders in `folder` in emptier parts of the disk: decision 034.
 
-    Only the time of a mount depends on it, so a file system without such a flag is left as it is.
+    Only the time of a mount depends on it, so file systems without such a flag are left alone.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -85,8 +85,8 @@ def spread(folder: Path) -> None:
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder, if it is there, whatever modes lie in it and however deep: overlayfs leaves `work/` with none,
-    commands do what they like."""
+    """Remove a folder, if it exists, whatever the modes and depth of its contents: overlayfs leaves `work/` without
+    any permissions, and commands may do anything."""
     while os.path.lexists(folder):
-        with suppress(FileNotFoundError):  # something in it went away by itself
+        with suppress(FileNotFoundError):  # something in it disappeared meanwhile
             openat.remove_tree(folder)

@@ -1,8 +1,9 @@
-"""Reading a world's files from the host, where a world may have planted anything. The host's side.
+"""Read a world's files from the host, although the world may have planted anything there. Host side.
 
-`world.path` leads through `/proc/PID/root`: a plain `open` there follows an absolute link to the *host's* file of
-that name, waits for ever on a FIFO, and may find another file than the one that was looked at. Here the kernel
-resolves the whole path below the tree in one call (openat2, Linux 5.6), and what is no file is refused unread.
+`world.path` leads through `/proc/PID/root`. A plain `open` there follows an absolute link to the *host's* file of
+that name, blocks for ever on a FIFO, and may find another file than the one that was checked. Here the kernel
+resolves the whole path below the tree in one call (openat2, Linux 5.6), and anything but a regular file is refused
+unread.
 """
 
 from __future__ import annotations
@@ -13,23 +14,21 @@ import os
 import stat
 from pathlib import Path
 
+from ramify.sandboxes.linux.kernel import RESOLVE_BENEATH, RESOLVE_NO_MAGICLINKS, OpenHow
 from ramify.sandboxes.linux.syscalls import call
-
-NO_MAGIC_LINKS, BENEATH = 0x02, 0x08  # RESOLVE_*
-
-
-class OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
 def open_inside(tree: Path, path: str) -> int:
     """A descriptor of a regular file below `tree`, for reading. Links inside the tree are followed.
 
-    Raises `OSError`: EXDEV where a link leads out of the tree (every absolute one does), EINVAL where it is no file.
+    Raises `OSError`: EXDEV if a link leads out of the tree (every absolute link does), EINVAL if it is not a regular
+    file.
     """
     top = os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        how = OpenHow(os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0, NO_MAGIC_LINKS | BENEATH)
+        how = OpenHow(
+            os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC, 0, RESOLVE_NO_MAGICLINKS | RESOLVE_BENEATH
+        )
         file = call("openat2", top, os.fsencode(path), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how)))
     finally:
         os.close(top)
@@ -40,7 +39,7 @@ def open_inside(tree: Path, path: str) -> int:
 
 
 def read_inside(tree: Path, path: str, most: int) -> bytes:
-    """The bytes of a file below `tree`. Raises as `open_inside` does, and EFBIG for more than `most` of them."""
+    """The contents of a file below `tree`. Raises as `open_inside` does, and EFBIG for more than `most` bytes."""
     with os.fdopen(open_inside(tree, path), "rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

@@ -1,8 +1,8 @@
-"""The life of a world over an agent: its beginning, its end, and how it is asked.
+"""The life of a world with an agent: its start, its end, requests to its agent, and what a snapshot records of it.
 
-One operation at a time, under the world's lock. An operation that has begun is never left half done: when the task
-that awaits it is cancelled, a command is killed, anything else runs to its end, and only then does the cancellation
-go on.
+One operation at a time, under the world's lock. An operation that has begun is never left half done. If the task that
+awaits it is cancelled, a command is killed, anything else runs to its end, and only then does the cancellation
+continue.
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Processes, ProcessTier, Snapshot
-from ramify.sandboxes.agent.messages import Looked, Message, Start
-from ramify.sandboxes.agent.shell_state import HOUSEKEEPING, NAME, Kept
+from ramify.sandboxes.agent.messages import Inspection, Message, Start
+from ramify.sandboxes.agent.shell_report import NAME
+from ramify.sandboxes.agent.shell_snapshot import HOUSEKEEPING, ShellSnapshot
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.checkpointing.base_images import BaseImages
 from ramify.sandboxes.contract import WorldId, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldDied, WorldStartFailed
 from ramify.sandboxes.host.agent_link import AgentLink
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
 from ramify.sandboxes.host.scratch import remove_tree
 from ramify.sandboxes.linux import ptrace
 from ramify.sandboxes.linux.resource_limits import Bounds
@@ -31,7 +33,7 @@ from ramify.sandboxes.linux.resource_limits import Bounds
 
 @dataclass(frozen=True, slots=True)
 class ShellState:
-    """What a snapshot keeps beside the files: the exported variables as a difference, the directory, what ran."""
+    """A snapshot's record beside the files: changed exported variables, the directory, the processes."""
 
     env: Mapping[str, str]
     unset: tuple[str, ...]
@@ -42,8 +44,9 @@ class ShellState:
     def of(
         cls, now: Mapping[str, str], cwd: str, start: Mapping[str, str], tree: str, own: str, processes: Processes
     ) -> ShellState:
-        """A directory in the tree is kept relative to it, which may stand elsewhere in the next world. One in the
-        world's `own` folder beside its tree goes with the world: the next one starts at the top of its tree."""
+        """A directory in the tree is recorded relative to it, because the next world's tree may be elsewhere. One
+        in the world's `own` folder beside its tree goes away with the world: the next one starts at the top of
+        its tree."""
         kept = {name: value for name, value in now.items() if name not in HOUSEKEEPING}
         env = {name: value for name, value in sorted(kept.items()) if start.get(name) != value}
         gone = (name for name in start if NAME.fullmatch(name) and name not in kept and name not in HOUSEKEEPING)
@@ -55,11 +58,11 @@ class ShellState:
 
     @classmethod
     def standing(cls, snapshot: Snapshot, processes: Processes) -> ShellState:
-        """Of a world whose shell did not start yet."""
+        """The record of a world whose shell has not started yet."""
         return cls(snapshot.env, snapshot.env_unset, snapshot.cwd, processes)
 
     def because(self, reason: str) -> ShellState:
-        """With why processes are not kept better."""
+        """A copy with the reason why processes are not kept better."""
         return replace(self, processes=replace(self.processes, reason=reason))
 
     def same_as(self, snapshot: Snapshot) -> bool:
@@ -77,7 +80,7 @@ T = TypeVar("T")
 
 
 class AgentSpawner(Protocol):
-    """What starts agents: a backend's helper process, for one."""
+    """Starts agents; for example, a backend's helper process."""
 
     async def spawn(self, start: Start) -> AgentLink:
         """Raises `WorldStartFailed`."""
@@ -85,42 +88,44 @@ class AgentSpawner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What a backend gives each of its worlds to stand on."""
+class WorldResources:
+    """What a backend gives to each of its worlds."""
 
     store: SnapshotStore
     helper: AgentSpawner
     bash: str
-    folder: Path  # the world's own; not there yet
+    folder: Path  # the world's own folder, not yet created
     hidden: tuple[Path, ...]  # what commands must not read
     forget: Callable[[WorldId], None]
 
 
 class WorldLifecycle(ABC):
-    """The part of `World` that begins, goes back and ends, and the way to its agent."""
+    """The part of `World` that starts, rolls back and ends, and the connection to its agent."""
 
-    def __init__(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> None:
-        self._id = WorldId(ground.folder.name)
-        self._ground, self._folder = ground, ground.folder
+    def __init__(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> None:
+        self._id = WorldId(resources.folder.name)
+        self._resources, self._folder = resources, resources.folder
         self._snapshot, self._spec = snapshot, spec
-        self._image = snapshot.image  # where a snapshot that names none stands, too: one that no world had sealed yet
+        self._image = snapshot.image  # also for snapshots that name none: no world had sealed them yet
         self._lock = asyncio.Lock()
         self._link: AgentLink | None = None
-        self._looked: Looked | None = None  # as things stand, where nothing can have changed since
-        self._alone = True  # only the shell lived, or nothing, when the world was last asked to do something
-        self._told: tuple[Looked, ShellState] | None = None  # what the last seal made of it
+        self._inspection: Inspection | None = None  # the last report, while nothing can have changed since
+        self._alone = True  # at the last request, only the shell or nothing lived
+        self._recorded: tuple[Inspection, ShellState] | None = (
+            None  # the last report, and its record in the last seal
+        )
         self._why_no_dump = self._why_no_session = ""
         self._running: dict[
             str, int
-        ] = {}  # commands that are kept running: their pids, -1 where they came back with the image
-        self._awake = False  # they were started
+        ] = {}  # commands to keep running: their pids, -1 if they were restored with the image
+        self._commands_started = False  # whether they were started
         self._flush = True  # what is sealed
-        self._killed = 0  # processes, by the kernel for memory
-        self._still = False  # all processes, the shell too, wait for `Thaw`
-        self._maps_files = True  # when all last stood still, a process could write to one by a mapping
+        self._killed = 0  # processes killed by the kernel for memory
+        self._still = False  # all processes, including the shell, stand still until `Thaw`
+        self._maps_files = True  # at the last freeze, a process could write to a file by a mapping
         self._closed = False
-        self._kept, self._began_with = Kept(), ""  # what the first shell began with, and its blob
-        self._grounds = BaseImages(ground.folder / "grounds")
+        self._kept, self._began_with = ShellSnapshot(), ""  # what the first shell began with, and its blob
+        self._base_images = BaseImages(resources.folder / "grounds")
 
     @property
     def id(self) -> WorldId:
@@ -142,30 +147,30 @@ class WorldLifecycle(ABC):
 
     @abstractmethod
     def _default_env(self) -> dict[str, str]:
-        """What commands find set where the specification sets nothing."""
+        """Variables that are set unless the specification sets them."""
 
     @abstractmethod
     async def _make(self, snapshot: Snapshot) -> Start:
-        """Make `folder` and what stands in it; how the agent is to start there."""
+        """Make `folder` and its contents; return how the agent is to start there."""
 
     @abstractmethod
     async def _seal_files(self, state: ShellState, others: int) -> Snapshot:
-        """Turn what changed into a layer. `others` processes live beside the shell."""
+        """Turn the changes into a layer. `others` is the number of processes beside the shell."""
 
     # Life
 
     async def begin(self) -> None:
-        """Come to life at the snapshot. Raises `WorldStartFailed`."""
+        """Start the world at the snapshot. Raises `WorldStartFailed`."""
         start = replace(await self._make(self._snapshot), bounds=Bounds(**asdict(self._spec.limits)))
         shell = self._snapshot.processes.shell
         if shell:
-            start = replace(start, shell=await asyncio.to_thread(self._ground.store.blob, shell))
+            start = replace(start, shell=await asyncio.to_thread(self._resources.store.blob, shell))
         start = self._with_sessions(self._dumpable(start))
-        self._kept, self._began_with = Kept.decode(start.shell) if start.shell else Kept(), shell
-        self._looked = None if start.image else Looked(b"", b"", 0)
+        self._kept, self._began_with = ShellSnapshot.decode(start.shell) if start.shell else ShellSnapshot(), shell
+        self._inspection = None if start.image else Inspection(b"", b"", 0)
         self._alone = not start.image
         self._running = dict.fromkeys(self._snapshot.processes.commands, -1) if start.image else {}
-        self._awake = bool(start.image)
+        self._commands_started = bool(start.image)
         self._killed = 0
         link = await self._link_to(start)
         if self._closed:  # meanwhile
@@ -174,14 +179,14 @@ class WorldLifecycle(ABC):
         self._link = link
 
     async def _link_to(self, start: Start) -> AgentLink:
-        """The way to the world's agent."""
-        return await self._ground.helper.spawn(start)
+        """The connection to the world's agent."""
+        return await self._resources.helper.spawn(start)
 
     async def rollback(self, snapshot: Snapshot) -> None:
-        await self._whole(self._rollback(snapshot))
+        await finish_before_cancelling(self._rollback(snapshot))
 
     async def _rollback(self, snapshot: Snapshot) -> None:
-        """End the world and begin it again: exactly what a new fork of `snapshot` would be. Revives a dead one."""
+        """End the world and start it again, exactly like a new fork of `snapshot`. Revives a dead world."""
         async with self._lock:
             if self._closed:
                 raise WorldDied("the world was closed")
@@ -195,18 +200,18 @@ class WorldLifecycle(ABC):
     async def close(self) -> None:
         if not self._closed:
             self._closed = True
-            await self._whole(self._end())
+            await finish_before_cancelling(self._end())
 
     async def _end(self) -> None:
         try:
-            await self._abandon()  # which also ends what is under way
+            await self._abandon()  # which also ends the current operation
         finally:  # also where a process of it hangs in the kernel, and its control group stays
             async with self._lock:
                 await asyncio.to_thread(remove_tree, self._folder)
-            self._ground.forget(self._id)
+            self._resources.forget(self._id)
 
     async def _abandon(self) -> None:
-        """End the world's processes: it cannot go on, and says `WorldDied` from now on."""
+        """End the world's processes. From now on it raises `WorldDied`."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -217,28 +222,16 @@ class WorldLifecycle(ABC):
         return self._link
 
     async def _ask(self, message: Message, kind: type[T], hasten: Callable[[], None] | None = None) -> T:
-        """With `hasten` it is asked to the end also where we are cancelled, after that was called."""
+        """Send a request to the agent and check the type of its reply. With `hasten`, a cancelled task calls it and
+        still waits for the reply."""
         answer = await self._living().ask(message, (), hasten)
         if not isinstance(answer, kind):
-            # by its kind alone: an answer holds the world's variables, secrets among them
+            # name only the type: a reply holds the world's variables, secrets among them
             raise SandboxError(f"the agent answered {type(answer).__name__} where {kind.__name__} was due")
         return answer
 
-    async def _whole(self, work: Coroutine[object, object, T], interrupt: Callable[[], None] | None = None) -> T:
-        """Await `work` to its end even if we are cancelled, after telling it so by `interrupt`."""
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            if interrupt is not None:
-                interrupt()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.exception()  # seen: the cancellation says more
-            raise
-
     def _dumpable(self, start: Start) -> Start:
-        """With CRIU in sight, and the processes of the snapshot to begin with. Raises `WorldStartFailed`."""
+        """Add CRIU and the snapshot's dumped processes to the start. Raises `WorldStartFailed`."""
         self._why_no_dump = (
             criu.why_not(self._spec) if start.view is not None else "only an isolated world can be dumped"
         )
@@ -249,22 +242,22 @@ class WorldLifecycle(ABC):
         if self._why_no_dump or start.view is None:
             return start
         view = replace(start.view, visible=[*start.view.visible, str(criu.folder())])
-        place = str(self._ground.store.image_dir(image)) if image else ""
+        place = str(self._resources.store.image_dir(image)) if image else ""
         return replace(start, view=view, criu=list(criu.command()), image=place)
 
     def _with_sessions(self, start: Start) -> Start:
-        """With the Python sessions of the snapshot, or with why they cannot be there."""
+        """Add the snapshot's Python sessions to the start, or why they cannot be restored."""
         self._why_no_session = self.why_no_session(isolated=start.view is not None)
         if self._snapshot.tier is not ProcessTier.REPL:
             return start
-        place = self._ground.store.image_dir(self._snapshot.processes.image)
+        place = self._resources.store.image_dir(self._snapshot.processes.image)
         if self._why_no_session:
             return replace(start, lost={folder.name: self._why_no_session for folder in place.iterdir()})
-        self._grounds.keep(place)
+        self._base_images.keep(place)
         return replace(start, sessions=str(place))
 
     def why_no_session(self, *, isolated: bool) -> str:
-        """Why Python sessions are not kept; "" where they are."""
+        """Why Python sessions are not kept; "" if they are."""
         if not isolated:
             return "only an isolated world keeps Python sessions"
         if self._spec.secrets:
@@ -272,7 +265,7 @@ class WorldLifecycle(ABC):
         return ptrace.why_not()
 
     def _start_env(self) -> dict[str, str]:
-        """The secrets apart."""
+        """The start environment without the secrets."""
         return {**self._default_env(), **self._spec.env}
 
     def _shell_env(self, snapshot: Snapshot) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""What keeps a world inside its bounds. Stdlib only, for the agent runs it; see `docs/security.md`."""
+"""Plain Linux, without any notion of worlds: system calls and what is built on them. Imports only the stdlib."""

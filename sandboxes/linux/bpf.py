@@ -1,8 +1,7 @@
-"""An assembler for classic BPF, the little machine that seccomp runs. Pure.
+"""An assembler for classic BPF, the virtual machine that runs seccomp filters. Pure.
 
-A program reads one `struct seccomp_data` (call number, architecture, six 64-bit arguments) by 32-bit words and
-returns an action. Jumps go forward only, by at most 255 instructions: that a program ends is plain to see, and the
-kernel checks it.
+A program reads one `struct seccomp_data` (call number, architecture, six 64-bit arguments) in 32-bit words and
+returns an action. Jumps go only forward, by at most 255 instructions, so every program ends; the kernel checks that.
 """
 
 from __future__ import annotations
@@ -22,51 +21,57 @@ NUMBER, ARCHITECTURE = 0, 4  # offsets in struct seccomp_data
 
 
 def argument(index: int) -> int:
-    """The offset of an argument's low half. Both architectures that we know are little-endian."""
+    """The offset of an argument's low half. Both supported architectures are little-endian."""
     return 16 + 8 * index
 
 
 @dataclass(frozen=True)
-class Line:
+class Instruction:
     code: int
     k: int
-    target: str = ""  # of a jump: where it goes if its test holds
+    target: str = ""  # a jump's label
 
 
 @dataclass
 class Assembler:
-    lines: list[Line] = field(default_factory=list)
+    instructions: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
 
     def load(self, offset: int) -> None:
-        self.lines.append(Line(LOAD, offset))
+        self.instructions.append(Instruction(LOAD, offset))
 
     def jump(self, test: int, k: int, target: str) -> None:
-        """To `target` where the loaded word passes `test` with `k`; else on to the next line."""
-        self.lines.append(Line(test, k, target))
+        """Jump to `target` if the loaded word passes `test` with `k`; else go on with the next line."""
+        self.instructions.append(Instruction(test, k, target))
 
     def answer(self, action: int, label: str = "") -> None:
-        """End with `action`; where others jump to, by `label`."""
+        """End with `action`; `label` names this place for jumps."""
         if label:
             self.label(label)
-        self.lines.append(Line(RETURN, action))
+        self.instructions.append(Instruction(RETURN, action))
 
     def label(self, name: str) -> None:
         if name in self.labels:
-            raise ValueError(f"two places are called {name}")
-        self.labels[name] = len(self.lines)
+            raise ValueError(f"the label {name} is used twice")
+        self.labels[name] = len(self.instructions)
 
     def assemble(self) -> bytes:
-        """Raises `ValueError` for a jump that BPF has not: backwards, too far, to nowhere."""
+        """Encode the program. Raises `ValueError` for a jump that BPF cannot do: backwards, too far, or to an unknown
+        label."""
         return b"".join(
-            INSTRUCTION.pack(line.code, self._distance(at, line.target) if line.target else 0, 0, line.k)
-            for at, line in enumerate(self.lines)
+            INSTRUCTION.pack(
+                instruction.code,
+                self._distance(at, instruction.target) if instruction.target else 0,
+                0,
+                instruction.k,
+            )
+            for at, instruction in enumerate(self.instructions)
         )
 
     def _distance(self, at: int, target: str) -> int:
         if target not in self.labels:
-            raise ValueError(f"line {at} jumps to {target}, which is nowhere")
+            raise ValueError(f"line {at} jumps to {target}, an unknown label")
         distance = self.labels[target] - at - 1
         if not 0 <= distance <= 255:
-            raise ValueError(f"line {at} jumps to {target}, {distance} lines away: 0 to 255 can be told")
+            raise ValueError(f"line {at} jumps to {target}, {distance} lines away: only 0 to 255 are possible")
         return distance

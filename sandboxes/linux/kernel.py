@@ -1,6 +1,6 @@
-"""The system calls that Python 3.11 does not wrap: namespaces, mounts, capabilities. Stdlib only.
+"""System calls that Python 3.11 does not wrap: namespaces, mounts, capabilities. Stdlib only.
 
-Numbers are from the kernel's uapi headers. Every failure is an `OSError` whose text begins with what was tried.
+Numbers are from the kernel's uapi headers. Every failure is an `OSError` whose text begins with the call.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import platform
 from collections.abc import Collection
 from pathlib import Path
+
+from ramify.sandboxes.linux.syscalls import SHARED
 
 CLONE_NEWNS = 0x0002_0000
 CLONE_NEWUTS = 0x0400_0000
@@ -38,10 +40,12 @@ ATTR_RDONLY, ATTR_NOSUID, ATTR_NODEV = 1, 2, 4
 AT_EMPTY_PATH = 0x1000
 OPEN_TREE_CLONE, OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
 MOVE_MOUNT_F_EMPTY_PATH = 4
-SYS_OPEN_TREE, SYS_MOVE_MOUNT, SYS_MOUNT_SETATTR = 428, 429, 442  # the same on every architecture; Linux 5.2, 5.12
-SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = 430, 431, 432  # Linux 5.2
+SYS_OPEN_TREE, SYS_MOVE_MOUNT = SHARED["open_tree"], SHARED["move_mount"]  # Linux 5.2
+SYS_MOUNT_SETATTR = SHARED["mount_setattr"]  # Linux 5.12
+SYS_FSOPEN, SYS_FSCONFIG, SYS_FSMOUNT = SHARED["fsopen"], SHARED["fsconfig"], SHARED["fsmount"]  # Linux 5.2
 FSCONFIG_SET_STRING, FSCONFIG_CMD_CREATE = 1, 6
-SYS_OPENAT2, RESOLVE_NO_MAGICLINKS = 437, 0x02  # Linux 5.6
+SYS_OPENAT2 = SHARED["openat2"]  # Linux 5.6
+RESOLVE_NO_MAGICLINKS, RESOLVE_BENEATH = 0x02, 0x08
 SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
 
 PR_SET_PDEATHSIG = 1
@@ -54,12 +58,14 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 
 ROOT_KEEPS = frozenset({0, 1, 2, 3, 4, 5, 6, 7, 10, 13, 31})
-"""What commands of a root user keep inside: chown, dac_override, dac_read_search, fowner, fsetid, kill, setgid,
-setuid, net_bind_service, net_raw, setfcap. None of them reaches past the world's own namespaces and mounts."""
+"""The capabilities that commands of a root user keep: chown, dac_override, dac_read_search, fowner, fsetid, kill,
+setgid, setuid, net_bind_service, net_raw, setfcap. None reaches past the world's own namespaces and mounts.
+"""
 
 OVER_MODES = frozenset({1, 2})
-"""dac_override, dac_read_search. Over the host's root they would open what other users keep to themselves: root has
-them over an image alone, where packages bring users of their own."""
+"""dac_override, dac_read_search. Over the host's root they would open other users' private files, so root keeps them
+only over an image, where packages bring users of their own.
+"""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -103,15 +109,15 @@ def bind(source: str, target: str, *, recursive: bool = True) -> None:
 
 
 def clone_tree(path: str, *, recursive: bool = False) -> int:
-    """A descriptor of a copy of the mount at `path` that is attached nowhere; it goes when the descriptor does."""
+    """A descriptor of a copy of the mount at `path`, attached nowhere. The copy ends with the descriptor."""
     flags = OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | (AT_RECURSIVE if recursive else 0)
     descriptor = int(_libc.syscall(SYS_OPEN_TREE, AT_FDCWD, os.fsencode(path), flags))
     _check(descriptor, f"open_tree of {path}")
     return descriptor
 
 
-def narrow(path: str, *, writable: bool = False) -> int:
-    """A descriptor of a folder that leads nowhere else: there is nothing above it, and no way out but a link."""
+def clone_confined(path: str, *, writable: bool = False) -> int:
+    """A descriptor of a folder that leads nowhere else: nothing is above it, and only a link leads out."""
     descriptor = clone_tree(path, recursive=True)
     attributes = ATTR_NOSUID | ATTR_NODEV | (0 if writable else ATTR_RDONLY)
     try:
@@ -122,8 +128,8 @@ def narrow(path: str, *, writable: bool = False) -> int:
     return descriptor
 
 
-def nowhere(size: str) -> int:
-    """A descriptor of an empty folder in memory, of mode 0700: mounted nowhere, it goes with its last user."""
+def empty_tmpfs(size: str) -> int:
+    """A descriptor of an empty folder in memory with mode 0700. It is mounted nowhere and ends with its last user."""
     kind = int(_libc.syscall(SYS_FSOPEN, b"tmpfs", 1))  # FSOPEN_CLOEXEC
     _check(kind, "fsopen of tmpfs")
     try:
@@ -138,13 +144,13 @@ def nowhere(size: str) -> int:
 
 
 def attach(descriptor: int, target: str) -> None:
-    """Put a mount that is attached nowhere at `target`. The descriptor stays the caller's to close."""
+    """Attach a detached mount at `target`. The caller closes the descriptor."""
     done = _libc.syscall(SYS_MOVE_MOUNT, descriptor, b"", AT_FDCWD, os.fsencode(target), MOVE_MOUNT_F_EMPTY_PATH)
     _check(done, f"move_mount to {target}")
 
 
 def set_attributes(target: str, attributes: int, *, recursive: bool = False) -> None:
-    """Add ATTR_* to a mount, with `recursive` to all below it. Flags that are set already stay."""
+    """Add ATTR_* flags to a mount, and with `recursive` to all mounts below it. Flags that are set stay set."""
     attr = MountAttr(attributes, 0, 0, 0)
     flags = AT_RECURSIVE if recursive else 0
     done = _libc.syscall(
@@ -158,7 +164,7 @@ def umount(target: str, flags: int = 0) -> None:
 
 
 def pivot_root_here() -> None:
-    """Make the current directory, a mount, the root, and let go of the old one."""
+    """Make the current directory, a mount, the root, and detach the old root."""
     number = SYS_PIVOT_ROOT.get(platform.machine())
     if number is None:
         raise OSError(f"pivot_root: not known for {platform.machine()}")
@@ -167,10 +173,12 @@ def pivot_root_here() -> None:
     os.chdir("/")
 
 
-def shut(*, closed: bool) -> None:
-    """Keep everyone in this user namespace, whatever their capabilities, from this process's memory and descriptors.
+def set_undumpable(*, closed: bool) -> None:
+    """Keep every process of this user namespace, whatever its capabilities, from this process's memory and
+    descriptors.
 
-    For a process that has executed nothing since before that namespace was: else its makers may look all the same.
+    Works for a process that has executed nothing since before the user namespace existed: otherwise the namespace's
+    creators may still look.
     """
     _check(_libc.prctl(PR_SET_DUMPABLE, 0 if closed else 1, 0, 0, 0), "prctl(PR_SET_DUMPABLE)")
 
@@ -184,7 +192,7 @@ def become_subreaper() -> None:
 
 
 def keep_capabilities_on_exec(*, but: frozenset[int] = frozenset()) -> None:
-    """Let the next exec keep every capability except for `but`; one that is not root would lose them all by it."""
+    """Let the next exec keep every capability except `but`; a process that is not root would lose them all."""
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     data = (ctypes.c_uint32 * 6)()  # twice: effective, permitted, inheritable
     _check(_libc.capget(header, data), "capget")
@@ -196,19 +204,19 @@ def keep_capabilities_on_exec(*, but: frozenset[int] = frozenset()) -> None:
 
 
 def drop_privileges(*, image: bool) -> None:
-    """Nothing stays for a user, `ROOT_KEEPS` for root, from now on and for good; no set-uid program helps. Over the
-    host's root, not over an `image`, root too is held by the modes of files.
+    """Drop all capabilities for good; root keeps `ROOT_KEEPS`. No set-uid program brings them back. Over the host's
+    root, though not over an `image`, root too is bound by file modes.
 
-    At once, not by the next exec: with the agent's capabilities the way to the program that is executed could lead
-    through the agent's descriptors.
+    They are dropped at once and not by the next exec: with the agent's capabilities, the path of the executed program
+    could lead through the agent's descriptors.
     """
     kept = frozenset() if os.geteuid() != 0 else ROOT_KEEPS if image else ROOT_KEEPS - OVER_MODES
     for capability in range(64):
         if capability not in kept and _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == -1:
-            break  # past the last that this kernel knows
+            break  # past the last one that this kernel knows
     header, data = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
     _check(_libc.capget(header, data), "capget")
-    for half in (0, 3):  # the lower and the higher 32; of each: effective, permitted, inheritable
+    for half in (0, 3):  # lower and upper 32 bits, each as effective, permitted, inheritable
         mask = sum(1 << number % 32 for number in kept if number // 32 == half // 3)
         data[half], data[half + 1], data[half + 2] = data[half + 1] & mask, data[half + 1] & mask, 0
     _check(_libc.capset(header, data), "capset")
@@ -216,8 +224,8 @@ def drop_privileges(*, image: bool) -> None:
 
 
 def enter_folder(path: str) -> None:
-    """As `os.chdir`, but through no link of /proc to what a process has open: who follows a path that commands made
-    must not be led by it to descriptors that they do not have."""
+    """As `os.chdir`, but follow no magic link of /proc: a path that commands made must not lead to descriptors that
+    they do not have."""
     how = OpenHow(os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, 0, RESOLVE_NO_MAGICLINKS)
     folder = int(_libc.syscall(SYS_OPENAT2, AT_FDCWD, os.fsencode(path), ctypes.byref(how), ctypes.sizeof(how)))
     _check(folder, f"openat2 of {path}")
@@ -230,5 +238,5 @@ def enter_folder(path: str) -> None:
 def close_all_but(kept: Collection[int]) -> None:
     for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
         if number not in kept:
-            with contextlib.suppress(OSError):  # the one that they were listed by
+            with contextlib.suppress(OSError):  # the descriptor that listed them
                 os.close(number)

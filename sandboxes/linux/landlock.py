@@ -1,12 +1,13 @@
-"""What the mounts and capabilities of a world forbid, forbidden once more by Landlock. Stdlib only.
+"""Forbid by Landlock once more what a world's mounts and capabilities forbid. Stdlib only.
 
 A landlocked process is refused every mount call, may trace nothing outside its domain, and, with this rule set, makes
-no device node anywhere. In the host's own network (`WorldSpec.network`) its abstract sockets end at the domain: the
-desktop's bus and X11 are not reached.
+no device nodes. In the host's network (`WorldSpec.network`) it reaches no abstract sockets outside the domain, such
+as the desktop's bus and X11.
 
-Paths to write are not listed here: Landlock ties a rule to an inode, a seal replaces the overlays under a living
-shell, and their mount points stand in `/`; the one rule that would go on holding is "all of /", which is no rule.
-The read-only flags of the mounts hold that line. A world over an image has a `/` that a seal replaces, and no domain.
+Writable paths are not listed here. Landlock ties a rule to an inode, but a seal replaces the overlays under a living
+shell, and their mount points are in `/`; the only rule that would keep holding is "all of /", which is no rule. The
+read-only flags of the mounts protect them instead. A world over an image has a `/` that a seal replaces, so it has no
+domain.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAKE_CHAR, MAKE_BLOCK, REFER = 1 << 6, 1 << 11, 1 << 13  # LANDLOCK_ACCESS_FS_*
 SCOPE_ABSTRACT_SOCKET = 1 << 0
 
 ABI_REFER, ABI_SCOPES = 2, 6
-"""The first version under which a rename from folder to folder can be allowed, and that knows scopes."""
+"""The first versions that can allow a rename from folder to folder, and that have scopes."""
 
 
 class RulesetAttr(ctypes.Structure):
@@ -38,7 +39,7 @@ class PathBeneathAttr(ctypes.Structure):
 
 @functools.cache
 def version() -> int:
-    """The ABI that the running kernel offers; 0 for none (too old, not built in, or not switched on)."""
+    """The ABI version of the running kernel; 0 for none (too old, not built in, or disabled)."""
     try:
         return call("landlock_create_ruleset", None, ctypes.c_size_t(0), ASK_VERSION)
     except OSError:
@@ -46,7 +47,7 @@ def version() -> int:
 
 
 def restrict() -> bool:
-    """Enter a domain for good; False where the kernel has no Landlock that fits, or the world no lasting `/`.
+    """Enter a domain for good; False if the kernel has no suitable Landlock, or the world no lasting `/`.
 
     Needs no-new-privs.
     """
@@ -59,12 +60,12 @@ def restrict() -> bool:
 
 
 _rules: dict[tuple[int, int], int] = {}
-"""By the device and inode of the `/` that it is for: a rule set's descriptor, which stays open."""
+"""Rule sets by the device and inode of the `/` that they are for: descriptors, which stay open."""
 
 
 def prepare() -> bool:
-    """Make the rule set for the `/` of this process, which must stay its root; False where the kernel has no Landlock
-    that fits."""
+    """Make the rule set for the `/` of this process, which must stay its root; False if the kernel has no suitable
+    Landlock."""
     abi = version()
     if abi < ABI_REFER:
         return False
@@ -72,7 +73,7 @@ def prepare() -> bool:
     descriptor = call("landlock_create_ruleset", ctypes.byref(attr), ctypes.c_size_t(ctypes.sizeof(attr)), 0)
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        rule = PathBeneathAttr(REFER, root)  # or renames from folder to folder are refused everywhere
+        rule = PathBeneathAttr(REFER, root)  # otherwise renames from folder to folder are refused everywhere
         call("landlock_add_rule", descriptor, RULE_PATH_BENEATH, ctypes.byref(rule), 0)
         found = os.fstat(root)
     finally:

@@ -1,20 +1,12 @@
-"""A stopped process's memory: what is mapped where, and how it is kept. Stdlib only; x86_64.
-
-A page that the process never wrote to is not kept: it comes from its file again. What it wrote lies at the same place
-of a sparse file, area by area, from which another process maps it privately: shared until it writes, at the price of
-the mapping alone. keeping.py writes such files.
-"""
+"""A process's memory map, from /proc/PID/maps. Stdlib only; the constants of `mmap` are those of x86_64."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PAGE = 4096
-FEW = 1 << 16  # bytes of an area that are rather written into the new process than mapped
-BLOCK = 1 << 18
 LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) ([0-9a-f]+) ([0-9a-f:]+) (\d+) *(.*)")
 OWN = ("[heap]", "[stack]")
 KERNELS = ("[vdso]", "[vvar]", "[vvar_vclock]")
@@ -25,16 +17,12 @@ SHARED, PRIVATE, FIXED, ANONYMOUS, GROWS_DOWN, NO_RESERVE = 1, 2, 0x10, 0x20, 0x
 
 
 FileId = tuple[str, int]
-"""A mapped file, as /proc/PID/maps has it: device and inode."""
-
-
-class CannotDump(Exception):
-    """Something of the process lies where no image can take it. The text says what."""
+"""A mapped file's device and inode, as in /proc/PID/maps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Area:
-    """One mapping, as /proc/PID/maps has it."""
+    """One mapping, as listed in /proc/PID/maps."""
 
     start: int
     end: int
@@ -54,7 +42,7 @@ class Area:
 
     @property
     def shared_file(self) -> bool:
-        """Whether what is written here is written to a file."""
+        """Whether a write to this memory is a write to a file."""
         return self.inode != 0 and "s" in self.modes and "w" in self.modes
 
     @property
@@ -63,7 +51,7 @@ class Area:
 
     @property
     def flags(self) -> int:
-        """What `mmap` is to be told."""
+        """The flags for `mmap`."""
         if "s" in self.modes:
             return SHARED | FIXED
         kind = GROWS_DOWN if self.name == "[stack]" else 0 if self.protection else NO_RESERVE
@@ -71,48 +59,13 @@ class Area:
 
     @property
     def file(self) -> str:
-        """Where its pages come from; "" where they are its own alone."""
+        """The file that its pages come from; "" if they are its own only."""
         return self.name if self.inode else ""
 
     @property
     def plain(self) -> bool:
-        """Memory of its own alone, which may lie over any file."""
+        """Whether it is private memory without a file, which may be mapped over any file."""
         return not self.file and self.name != "[stack]"
-
-
-Run = tuple[int, int]
-"""Bytes of an area: where they begin in it, and how many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """An area or a part of one, and which of its bytes lie in the image."""
-
-    area: Area
-    at: int = 0  # in the image
-    runs: tuple[Run, ...] = ()
-    below: int = -1  # where it lies in the ground, which the runs go over; -1 where it stands on none
-
-    @property
-    def mapped(self) -> bool:
-        """From the image, whole; else its runs are written."""
-        return self.below < 0 and self.area.plain and self._bytes > FEW
-
-    @property
-    def _bytes(self) -> int:
-        return sum(length for _, length in self.runs)
-
-    @property
-    def room(self) -> int:
-        """Bytes of the image: as large as itself where it is mapped from there, else its runs alone."""
-        return self.area.size if self.mapped else self._bytes
-
-    def placed(self) -> Iterator[tuple[int, int, int]]:
-        """For each run: where it lies in the image, where in the area, how long it is."""
-        at = self.at
-        for offset, length in self.runs:
-            yield self.at + offset if self.mapped else at, offset, length
-            at += length
 
 
 def areas(pid: int) -> list[Area]:
@@ -124,22 +77,13 @@ def areas(pid: int) -> list[Area]:
 def _area(line: str) -> Area:
     match = LINE.match(line)
     if match is None:
-        raise OSError(f"/proc/PID/maps holds a line that is none: {line!r}")
+        raise OSError(f"/proc/PID/maps has an invalid line: {line!r}")
     start, end, modes, offset, device, inode, name = match.groups()
     return Area(int(start, 16), int(end, 16), modes, int(offset, 16), device, int(inode), name)
 
 
-def write(memory: int, image: int, kept: Kept) -> None:
-    """Put its runs in their places."""
-    for place, offset, length in kept.placed():
-        done = 0
-        while done < length:
-            data = os.pread(image, min(length - done, BLOCK), place + done)
-            done += os.pwrite(memory, data, kept.area.start + offset + done)
-
-
 def gap(taken: Sequence[Area], size: int, lowest: int = 0x1000_0000) -> int:
-    """An address with `size` free bytes among all of these."""
+    """An address with `size` free bytes between these areas."""
     at = lowest
     for area in sorted(taken, key=lambda area: area.start):
         if area.end <= at:

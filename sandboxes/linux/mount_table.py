@@ -1,6 +1,6 @@
-"""The mounts of the calling process, as /proc/self/mountinfo lists them. Stdlib only: the agent uses it.
+"""The mounts of the calling process, from /proc/self/mountinfo. Stdlib only.
 
-Every world's agent reads the list, so paths are handled as text: pathlib would cost more than the mounts.
+Every world's agent reads the list. Paths are strings: pathlib would cost more than the mounts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 
 class Mount(NamedTuple):
-    point: str  # where it is mounted
-    root: str  # which folder of its file system is shown there
+    point: str  # the mount point
+    root: str  # the folder of the file system that is shown there
     device: str  # MAJOR:MINOR
     kind: str  # the file system's type
 
 
 class MountTable:
-    """All mounts. Of several at one point the last counts: it covers the others."""
+    """All mounts. Of several at one mount point only the last counts: it covers the others."""
 
     def __init__(self, mounts: Iterable[Mount]) -> None:
         self._at = {mount.point: mount for mount in mounts}
@@ -37,7 +37,7 @@ class MountTable:
         return self._at.get(point)
 
     def has_below(self, folder: str) -> bool:
-        """Whether something is mounted below the folder, itself not counted."""
+        """Whether anything is mounted below the folder, not counting the folder itself."""
         return folder in self._above
 
     def below(self, folder: str) -> list[str]:
@@ -49,11 +49,11 @@ class MountTable:
         folder = path
         while folder not in self._at and folder != "/":
             folder = _parent(folder)
-        return self._at.get(folder) or Mount("/", "/", "", "unknown")  # the root of a chroot: no mount of its own
+        return self._at.get(folder) or Mount("/", "/", "", "unknown")  # a chroot, whose root is no mount of its own
 
     def names(self, path: str) -> set[str]:
-        """Every path under which the mounts show what lies at `path`, or a part of it: itself, and where its file
-        system, or a folder of it, is mounted a second time."""
+        """All paths that show what lies at `path`, or part of it: the path itself, and other mounts of the same file
+        system or of a folder of it."""
         home = self.of(path)
         within = _join(home.root, os.path.relpath(path, home.point))
         found = {path}
@@ -85,7 +85,7 @@ def _join(folder: str, rest: str) -> str:
 
 
 def _plain(escaped: str) -> str:
-    """The kernel writes blanks, tabs, newlines and backslashes as octal numbers."""
+    """Decode blanks, tabs, newlines and backslashes, which the kernel writes as octal numbers."""
     if "\\" not in escaped:
         return escaped
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)

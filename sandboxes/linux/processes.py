@@ -1,7 +1,7 @@
-"""Finding, freezing and killing processes through /proc. Stdlib only: the agent uses it.
+"""Find, freeze and kill processes through /proc. Stdlib only: used by the agent.
 
-A world's processes are the descendants of its agent. The agent is PID 1 of its namespace or a child subreaper, so
-a process that daemonises (double fork, `setsid`) comes back to it as a child and is found all the same.
+A world's processes are the descendants of its agent. The agent is PID 1 of its namespace or a child subreaper, so a
+process that daemonises (double fork, `setsid`) becomes its child again and is still found.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 LONGEST_S = 4.0
-"""How long a freeze goes on after processes that come faster than they are stopped."""
+"""Seconds for which a freeze pursues processes that start faster than they are stopped."""
 
 
 class Process(NamedTuple):
     pid: int
-    started: int  # clock ticks since boot: with the pid, an identity that is not reused
+    started: int  # clock ticks since boot; with the pid it identifies a process for good
     parent: int
-    state: str  # one letter, as in proc(5)
+    state: str  # a letter as in proc(5)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -39,7 +39,7 @@ def everything() -> dict[int, Process]:
 
 
 def _stat(path: str) -> list[bytes]:
-    """The fields of a stat file from the third, the state, on. The second, a name, may hold anything."""
+    """The fields of a stat file from the third (the state) on. The second, a name, may contain anything."""
     file = os.open(path, os.O_RDONLY)
     try:
         stat = os.read(file, 4096)
@@ -49,15 +49,17 @@ def _stat(path: str) -> list[bytes]:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process of one thread, zombies too. Raises `FileNotFoundError` where no kernel lists them."""
+    """The children of a single-threaded process, including zombies. Raises `FileNotFoundError` if the kernel has no
+    such lists."""
     with open(f"/proc/{pid}/task/{pid}/children", "rb") as listed:  # noqa: PTH123  (a few microseconds count here)
         return [int(child) for child in listed.read().split()]
 
 
 def family(root: int) -> list[int]:
-    """`root` with all below it, zombies too, without a look at what else runs on the machine.
+    """`root` and its descendants, including zombies, without reading about other processes of the machine.
 
-    What is forked meanwhile may be missed: ask until nothing is new. Raises `FileNotFoundError` as `children` does.
+    Processes forked meanwhile may be missed: repeat until nothing is new. Raises `FileNotFoundError` as `children`
+    does.
     """
     found, queue = [root], [root]
     while queue:
@@ -88,7 +90,7 @@ def _listed(thread: str) -> list[int]:
 
 
 def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Process]:
-    """The live descendants of `root`: no zombies, and nothing that is in `spare` or below it."""
+    """The living descendants of `root`, without zombies, and without those in `spare` and their descendants."""
     table = everything()
     children: dict[int, list[Process]] = {}
     for process in table.values():
@@ -106,12 +108,12 @@ def descendants(root: int, spare: Container[tuple[int, int]] = ()) -> list[Proce
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it ended before us: what we wanted
+    with contextlib.suppress(ProcessLookupError):  # it ended before, as wanted
         os.kill(process.pid, number)
 
 
 def stands_still(process: Process) -> bool:
-    """Whether every one of its threads is stopped, or it has ended: a stop reaches them one after the other."""
+    """Whether all of its threads are stopped, or it has ended. A stop reaches the threads one after the other."""
     with contextlib.suppress(FileNotFoundError), os.scandir(f"/proc/{process.pid}/task") as tasks:
         for task in tasks:
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -121,17 +123,17 @@ def stands_still(process: Process) -> bool:
 
 
 def freeze(select: Callable[[], list[Process]], patience_s: float = 0.4) -> list[Process]:
-    """Stop all that `select` finds, until it finds nothing that still runs: a process may fork while we stop it.
+    """Stop everything that `select` finds, repeatedly, because processes may fork while we stop them.
 
-    Gives those that were stopped by us, to be continued. One in uninterruptible sleep stops when it wakes; after
-    `patience_s` it is left at that.
+    Returns the processes that this call stopped, to be continued later. One in uninterruptible sleep stops when it
+    wakes; it is left alone after `patience_s` seconds.
     """
     stopped: dict[tuple[int, int], Process] = {}
     began = time.monotonic()
     deadline = began + patience_s
     while True:
         found = select()
-        # what clearly runs is stopped before anything is looked at closely: a fork bomb must not outrun us
+        # stop what clearly runs before looking closely at anything, or a fork bomb outruns us
         fresh = [p for p in found if p.key not in stopped and p.state not in "Tt"]
         running = [] if fresh else [p for p in found if not stands_still(p)]
         for process in fresh or [p for p in running if p.key not in stopped]:
@@ -147,7 +149,8 @@ def freeze(select: Callable[[], list[Process]], patience_s: float = 0.4) -> list
 
 
 def kill(select: Callable[[], list[Process]], reap: Callable[[], None], patience_s: float = 5.0) -> None:
-    """Kill all that `select` finds, frozen first so that none can fork itself away, and wait until none is left."""
+    """Kill everything that `select` finds, frozen first so that nothing escapes by forking; wait until nothing is
+    left."""
     deadline = time.monotonic() + patience_s
     while True:
         freeze(select, patience_s=0.2)

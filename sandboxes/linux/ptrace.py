@@ -1,11 +1,11 @@
-"""Making a stopped process do system calls, by ptrace. Stdlib only; x86_64.
+"""Make a stopped process do system calls, with ptrace. Stdlib only; x86_64.
 
-One call is one single step of a `syscall` instruction in the process's own vDSO. Many calls are a table that a few
-instructions of ours run through, in a page that is taken away again: each stop would cost two switches of process.
-None of the process's own code runs meanwhile, and what is called passes its filter and its Landlock domain: what it
-may not do, nobody can have it do.
+A single call is one single step of a `syscall` instruction in the process's vDSO. Many calls are a table that a few
+instructions of ours run through, on a page that is removed afterwards: a stop for each call would cost two context
+switches. None of the process's own code runs meanwhile. The calls pass the process's seccomp filter and Landlock
+domain, so nobody can make it do what it may not do itself.
 
-Numbers are from the kernel's uapi headers (`ptrace.h`, `elf.h`); registers in the order of `user_regs_struct`.
+Numbers are from the kernel's uapi headers (`ptrace.h`, `elf.h`); registers are in the order of `user_regs_struct`.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ RUNNER = bytes.fromhex(
     "49ffcc 75d6"  # dec r12; jnz next
     "cc"  # int3
 )
-ENTRY = struct.Struct("=8Q")  # a call's number, its six arguments, what came of it
+ENTRY = struct.Struct("=8Q")  # a call's number, its six arguments, its result
 PADDING = (0,) * 6
-CODE = 64  # bytes, at the beginning of the room
+CODE = 64  # bytes at the beginning of the room
 NONE = (1 << 64) - 1  # as `orig_rax`: not in a system call
 RESTART = {-512, -513, -514}  # ERESTARTSYS, ERESTARTNOINTR, ERESTARTNOHAND: the kernel would make the call again
 RESTART_BLOCK = -516
@@ -68,19 +68,19 @@ class IoVec(ctypes.Structure):
 
 
 class Tracee:
-    """A process that stands still while it is traced. Every failure is an `OSError`.
+    """A traced process, which stands still. Every failure is an `OSError`.
 
-    As a context: let go of at the end, to run on (or to stop, where a SIGSTOP waits for it).
+    As a context manager it detaches at the end: the process runs on, or stops if a SIGSTOP is pending.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.memory = -1  # /proc/PID/mem
-        self._syscall = 0  # where the instruction lies
+        self._syscall = 0  # the address of a `syscall` instruction
 
     @classmethod
     def seize(cls, pid: int, options: int = 0) -> Self:
-        """One that may still run: `interrupt` it, or wait for its exec."""
+        """Attach to a process that may still run: then `interrupt` it, or wait for its exec."""
         tracee = cls(pid)
         tracee._ask(SEIZE, 0, options)
         return tracee
@@ -97,11 +97,11 @@ class Tracee:
         self._open()
 
     def await_exec(self) -> None:
-        """Until it stands at the first instruction of a new program."""
+        """Wait until it stands at the first instruction of a new program."""
         while (status := self._await_stop()) >> 8 != (signal.SIGTRAP | EVENT_EXEC << 8):
             number = 0 if status >> 16 else status >> 8 & 0xFF
             self._ask(CONT, 0, number)
-        self._ask(SINGLESTEP)  # out of execve, which still has its result to write into a register
+        self._ask(SINGLESTEP)  # leave execve, which still has to write its result into a register
         self._await_stop()
         self._open()
 
@@ -111,7 +111,7 @@ class Tracee:
     def _await_stop(self) -> int:
         _, status = os.waitpid(self.pid, WALL)
         if not os.WIFSTOPPED(status):
-            raise OSError(f"process {self.pid} ended while it was looked at")
+            raise OSError(f"process {self.pid} ended while it was traced")
         return status
 
     def _ask(self, request: int, address: int = 0, data: int | None = 0) -> None:
@@ -158,7 +158,7 @@ class Tracee:
 
     @property
     def restartable(self) -> tuple[int, int, int]:
-        """Address, length and signature of its area for restartable sequences; zeros where it has none."""
+        """Address, length and signature of its area for restartable sequences; zeros without one."""
         room = ctypes.create_string_buffer(24)
         self._ask(GET_RSEQ, 24, ctypes.addressof(room))
         address, length, signature, _, _ = struct.unpack("=QIIII", room.raw)
@@ -167,14 +167,14 @@ class Tracee:
     # System calls
 
     def step_from(self, vdso: Area) -> None:
-        """Make calls with the instruction that is found there."""
+        """Make calls with the `syscall` instruction found in this area."""
         at = os.pread(self.memory, vdso.size, vdso.start).find(SYSCALL)
         if at < 0:
-            raise OSError(f"the vDSO of process {self.pid} makes no system call")
+            raise OSError(f"the vDSO of process {self.pid} contains no system call instruction")
         self._syscall = vdso.start + at
 
     def call(self, number: int, *arguments: int) -> int:
-        """Raises `OSError` with what the kernel answered it."""
+        """Make one call and return its result. Raises `OSError` with the kernel's error."""
         registers = self.registers
         registers |= dict(zip(ARGUMENTS, (value & NONE for value in arguments), strict=False))
         registers |= {"rax": number, "orig_rax": NONE, "rip": self._syscall}
@@ -183,8 +183,9 @@ class Tracee:
         return self._checked(number, signed(self.registers["rax"]))
 
     def run(self, calls: Sequence[Call], room: int) -> list[int]:
-        """Make them one after the other, from a table at `room`, which it can write and execute. Raises `OSError` for
-        the first that failed; the others were made all the same."""
+        """Make the calls in order, from a table at `room`, which must be writable and executable.
+
+        Raises `OSError` for the first that failed; the others were made all the same."""
         table = room + CODE
         rows = (
             ENTRY.pack(number, *(value & NONE for value in (*values, *PADDING)[:6]), 0) for number, *values in calls
@@ -199,11 +200,11 @@ class Tracee:
         return results
 
     def _go(self, request: int) -> None:
-        """To the next trap. Its signals are blocked meanwhile: what comes is a stop, which waits, or a fault."""
+        """Run to the next trap. Signals are blocked meanwhile, so another stop is a pending stop or a fault."""
         self._ask(request)
         while (stop := self._await_stop() >> 8) != signal.SIGTRAP:
             if stop >> 8 != EVENT_STOP and stop != signal.SIGSTOP:
-                raise OSError(f"process {self.pid} was stopped by signal {stop & 0xFF} in a call made for it")
+                raise OSError(f"process {self.pid} was stopped by signal {stop & 0xFF} during an injected call")
             self._ask(request)
 
     def _checked(self, number: int, result: int) -> int:
@@ -223,20 +224,20 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def settled(registers: dict[str, int]) -> dict[str, int]:
-    """Registers to go on with, somewhere else: a system call that was interrupted is made again."""
+def restart_interrupted_call(registers: dict[str, int]) -> dict[str, int]:
+    """Registers to continue with elsewhere: an interrupted system call is restarted."""
     result = signed(registers["rax"])
     if signed(registers["orig_rax"]) < 0:
         return registers
     if result in RESTART:
         return {**registers, "rax": registers["orig_rax"], "rip": registers["rip"] - len(SYSCALL), "orig_rax": NONE}
-    if result == RESTART_BLOCK:  # what it was to go on with lies in the kernel
+    if result == RESTART_BLOCK:  # the kernel holds what it needs to continue
         return {**registers, "rax": -4 & NONE, "orig_rax": NONE}  # EINTR
     return {**registers, "orig_rax": NONE}
 
 
 def share_open_file(pid: int, one: int, other: int) -> bool:
-    """Whether two descriptors of a process share their place in the file. Raises `OSError`."""
+    """Whether two descriptors of a process refer to the same open file description. Raises `OSError`."""
     order = int(_libc.syscall(KCMP, pid, pid, 0, one, other))
     if order == -1:
         number = ctypes.get_errno()
@@ -245,5 +246,5 @@ def share_open_file(pid: int, one: int, other: int) -> bool:
 
 
 def why_not() -> str:
-    """Why this cannot be done here; "" where it can."""
+    """Why this machine is not supported; "" if it is."""
     return "" if platform.machine() == "x86_64" else f"no table of registers for {platform.machine()}"

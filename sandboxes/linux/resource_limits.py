@@ -1,4 +1,9 @@
-"""The kernel's own limits on each process of a world, and how a command's end tells which one it met. Stdlib only."""
+"""What a world may use (`Bounds`), and the kernel's limits on each of its processes. Stdlib only.
+
+`Bounds` is `contract.Limits` without what the agent cannot import. `apply` sets limits for good, `met` tells from an
+exit code which one ended a command; `read_rlimits` and `restore_rlimits` carry a shell's own limits (`ulimit`) to the
+next one.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,14 @@ import os
 import re
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The fields are those of `Limits`; none: as much as there is."""
+    """The fields are those of `Limits`; None means no limit."""
 
     memory_bytes: int | None = None
     processes: int | None = None
@@ -25,20 +30,22 @@ class Bounds:
 
 
 FORKS_AHEAD = 64
-"""How many processes over its limit a world may reach before the kernel stops it: the watchdog, which kills what
-goes over, looks a few times a second only."""
+"""How many processes above its limit a world may have before the kernel stops it. The watchdog, which kills what
+exceeds the limit, looks only a few times a second.
+"""
 
 NO_CORE = 1
-"""Of a core file, one byte: less than any, so none is written. Not 0, which does not keep the kernel from piping it
-to the program that `core_pattern` names, on the host and as root."""
+"""The limit for core files: one byte, so that none is written. With 0 the kernel would still pipe a core to the
+program that `core_pattern` names, on the host and as root.
+"""
 
 
-FIRST_TO_GO = 500  # of 1000, in the kernel's reckoning of whom to kill for memory
+FIRST_TO_GO = 500  # of 1000, in the kernel's score of which process to kill for memory
 _SCORE = "/proc/self/oom_score_adj"
 
 
 def apply(bounds: Bounds, *, isolated: bool) -> None:
-    """Set this process's limits, which all that it starts inherits and cannot lift. Never above what is set."""
+    """Set this process's limits, which its descendants inherit and cannot lift. Never raises a limit."""
     if resource.getrlimit(resource.RLIMIT_CORE)[1] != 0:  # a user may not raise it again, not even to this
         resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
     _volunteer()
@@ -53,15 +60,18 @@ def apply(bounds: Bounds, *, isolated: bool) -> None:
 
 
 class Score:
-    """This process's own, kept open: an agent that shuts itself to its commands cannot open it again, nor can what it
-    forks, until that has executed something."""
+    """This process's out-of-memory score, its file held open.
+
+    An agent that closes itself to its commands cannot open the file again; nor can its children until they execute a
+    program.
+    """
 
     def __init__(self) -> None:
         self._file = os.open(_SCORE, os.O_RDWR | os.O_CLOEXEC)
 
     @contextmanager
     def handed_on(self) -> Iterator[None]:
-        """What is forked meanwhile is among the first to go; this process is not."""
+        """Processes forked inside this context are among the first to be killed for memory; this process is not."""
         mine = os.pread(self._file, 16, 0)
         if int(mine) >= FIRST_TO_GO:
             yield
@@ -74,8 +84,8 @@ class Score:
 
 
 def _volunteer() -> None:
-    """Where memory runs out, have the kernel end a command before the world's agent, and before the host's own."""
-    with open(_SCORE) as file:  # noqa: PTH123  (a fork waits)
+    """Let the kernel kill this command for memory before the world's agent, and before the host's own processes."""
+    with open(_SCORE) as file:  # noqa: PTH123  # a fork waits for this
         if int(file.read()) >= FIRST_TO_GO:
             return
     with open(_SCORE, "w") as file:  # noqa: PTH123
@@ -88,24 +98,45 @@ def _lower(what: int, soft: int, hard: int | None = None) -> None:
     resource.setrlimit(what, (min(_least(soft, now), top), top))
 
 
-def _least(wanted: int, now: int) -> int:
-    return wanted if now == resource.RLIM_INFINITY else min(wanted, now)
-
-
 @functools.cache
 def nproc_is_per_namespace() -> bool:
-    """Whether RLIMIT_NPROC counts a user namespace's processes by themselves, as it does since Linux 5.14.
+    """Whether RLIMIT_NPROC counts each user namespace separately, as it does since Linux 5.14.
 
-    Before, all of the user's count, and a busy host would starve the world. Root is never held by it: cgroups are.
+    Before, it counts all processes of the user, and a busy host would starve the world. Root is never bound by it:
+    control groups bind root.
     """
     major, minor = re.findall(r"\d+", os.uname().release)[:2]
     return (int(major), int(minor)) >= (5, 14)
 
 
 def met(bounds: Bounds, exit_code: int) -> str:
-    """The limit that a command's exit code betrays, "" for none: the kernel sends a signal of its own for two."""
+    """The limit that a command's exit code shows, "" for none: for two limits the kernel sends a signal of its
+    own."""
     if bounds.cpu_s is not None and exit_code == 128 + signal.SIGXCPU:
         return "cpu_s"
     if bounds.file_bytes is not None and exit_code == 128 + signal.SIGXFSZ:
         return "file_bytes"
     return ""
+
+
+RLIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
+
+
+def read_rlimits(pid: int) -> str:
+    """The limits of a process, in the format of `shell_report.Report`. Raises `ProcessLookupError`."""
+    pairs = ((name, *resource.prlimit(pid, number)) for name, number in RLIMITS.items())
+    return "".join(f"{name} {soft} {hard}\n" for name, soft, hard in pairs)
+
+
+def restore_rlimits(limits: Mapping[str, Sequence[int]]) -> None:
+    """Set limits as a shell had them, as far as the new shell's world allows."""
+    for name, (soft, hard) in limits.items():
+        _, highest = resource.getrlimit(RLIMITS[name])
+        hard, soft = _least(hard, highest), _least(soft, highest)
+        resource.setrlimit(RLIMITS[name], (_least(soft, hard), hard))
+
+
+def _least(a: int, b: int) -> int:
+    if resource.RLIM_INFINITY in (a, b):
+        return b if a == resource.RLIM_INFINITY else a
+    return min(a, b)

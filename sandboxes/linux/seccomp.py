@@ -1,11 +1,11 @@
-"""Which system calls commands may make. Stdlib only: installed in a shell's child, just before it becomes bash.
+"""The system calls that commands may make. Stdlib only: installed in a shell's child just before it executes bash.
 
-A list of what is refused, not of what is allowed: a world is to run any program, and what keeps it inside are its
-namespaces, mounts and lost capabilities. The filter takes away what would reach *past* them by a kernel bug (the
-calls that most such bugs were found in) and what namespaces do not cover (keys, vsock, the terminal's input queue).
-Calls newer than our table answer as an older kernel would: a program falls back, and nothing slips by unread.
+This is a list of refused calls, not of allowed ones. A world is to run any program; its namespaces, mounts and
+dropped capabilities confine it. The filter takes away what would reach past them through a kernel bug (the calls that
+most such bugs were found in) and what namespaces do not cover (keys, vsock, the terminal's input queue). Calls newer
+than our table answer as on an older kernel: programs fall back, and nothing passes unexamined.
 
-What programs probe for, knowing that kernels lack it, gets ENOSYS; what is a refusal gets EPERM.
+Calls that programs probe for, knowing that kernels may lack them, get ENOSYS; real refusals get EPERM.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ KILL = 0x8000_0000  # the whole process
 ERRNO = 0x0005_0000
 
 REFUSED = (
-    # mounts: the view of the world is the agent's to make
+    # mounts: only the agent makes the world's view
     *("mount", "umount2", "pivot_root", "chroot", "open_tree", "open_tree_attr", "move_mount"),
     *("fsopen", "fsconfig", "fsmount", "fspick", "mount_setattr"),
-    # other namespaces; `unshare` and `clone` are looked into below
+    # other namespaces; arguments of `unshare` and `clone` are checked below
     "setns",
     # files by their number on the disk, past every mount
     *("open_by_handle_at", "lookup_dcookie", "fanotify_init"),
-    # keys, which are the user's and not the namespace's
+    # keys, which belong to the user and not to the namespace
     *("add_key", "request_key", "keyctl"),
     # the kernel and the machine
     *("bpf", "perf_event_open", "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module"),
@@ -47,12 +47,12 @@ ABSENT = (
     "memfd_secret",
     "modify_ldt",
 )
-"""`clone3` hides its flags behind a pointer, where no filter sees them: the C library then uses `clone`."""
+"""`clone3` passes its flags behind a pointer, where no filter can read them: the C library then uses `clone`."""
 
 NEW_NAMESPACES = 0x7E02_0000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
-NEW_TIME = 0x80  # CLONE_NEWTIME: for `unshare` alone; in `clone` these bits are a signal's number
-AGENT = 1  # its pid inside; the kernel lets whoever has its uid take its limits away
-TERMINAL_TRICKS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal that someone else reads
+NEW_TIME = 0x80  # CLONE_NEWTIME: for `unshare` only; in `clone` these bits are a signal number
+AGENT = 1  # its pid inside; the kernel lets processes of the same uid change its limits
+TERMINAL_TRICKS = (0x5412, 0x541C)  # TIOCSTI, TIOCLINUX: type into a terminal that another process reads
 FAMILIES = (1, 2, 10, 16, 17)  # AF_UNIX, INET, INET6, NETLINK, PACKET. Not vsock, which reaches a hypervisor
 
 SECCOMP_SET_MODE_FILTER = 1
@@ -68,13 +68,13 @@ class SockFprog(ctypes.Structure):
 
 @functools.cache
 def program(machine: str) -> bytes:
-    """The filter for `machine`, as `platform.machine()` names it. Raises `KeyError` for one without a table."""
+    """The filter for `machine`, as named by `platform.machine()`. Raises `KeyError` for one without a table."""
     architecture = ARCHITECTURES[machine]
     numbers = architecture.numbers
     code = bpf.Assembler()
     code.load(bpf.ARCHITECTURE)
     code.jump(bpf.EQUAL, architecture.audit, "our table")
-    code.answer(KILL)  # another call table (32-bit): its numbers mean other calls
+    code.answer(KILL)  # another call table (32-bit), in which the numbers mean other calls
     code.label("our table")
     code.load(bpf.NUMBER)
     if architecture.x32:
@@ -90,8 +90,8 @@ def program(machine: str) -> bytes:
 
 
 def _search(code: bpf.Assembler, special: Sequence[tuple[int, str]]) -> None:
-    """Go where the loaded number is sent, and allow one that is not among them. By halves: the kernel tries every
-    number when a filter is installed, which is most of what a new shell waits for."""
+    """Jump to the loaded number's target; allow a number that is not listed. Binary search: the kernel tries every
+    number when a filter is installed, which is most of a new shell's start-up time."""
     if len(special) <= 3:
         for number, target in special:
             code.jump(bpf.EQUAL, number, target)
@@ -106,7 +106,7 @@ def _search(code: bpf.Assembler, special: Sequence[tuple[int, str]]) -> None:
 
 
 def _arguments(code: bpf.Assembler) -> None:
-    """The five calls that are one thing or another by an argument. The kernel itself reads the low half of each."""
+    """The five calls that depend on an argument. The kernel itself reads the low half of each."""
     for name, bits in (("clone", NEW_NAMESPACES), ("unshare", NEW_NAMESPACES | NEW_TIME)):
         code.label(name)
         code.load(bpf.argument(0))
@@ -131,10 +131,10 @@ def _arguments(code: bpf.Assembler) -> None:
 
 @functools.cache
 def filter_for_restored() -> bytes:
-    """What memory over an image cannot do as other memory would, for x86_64, which alone has such sessions.
+    """Refuse what memory mapped from an image cannot do like other memory. For x86_64, which alone has such sessions.
 
     Grown, it would show what follows in the image; given back, it would show the image again instead of zeros. Every
-    allocator knows what to do where the kernel refuses: copy, or clear. MREMAP_FIXED is for the bringing itself.
+    allocator can handle the refusal: it copies, or clears. MREMAP_FIXED is needed by the restore itself.
     """
     code = bpf.Assembler()
     code.load(bpf.NUMBER)
@@ -155,17 +155,17 @@ def filter_for_restored() -> bytes:
 
 
 def supported() -> str:
-    """Why there is no filter on this machine; "" where there is."""
+    """Why this machine has no filter; "" if it has."""
     return "" if here() is not None else f"no table of system calls for {platform.machine()}"
 
 
 def install() -> None:
-    """From now on, for this thread and all it starts. Needs no-new-privs. Raises `OSError`."""
+    """Install the filter, for this thread and all that it starts. Needs no-new-privs. Raises `OSError`."""
     _install(program(platform.machine()))
 
 
 def install_for_restored() -> None:
-    """As `install`, beside it."""
+    """As `install`, in addition to it."""
     _install(filter_for_restored())
 
 

@@ -1,7 +1,7 @@
-"""System call numbers, by architecture, and a way to make the calls that Python does not wrap. Stdlib only.
+"""System call numbers by architecture, and a way to make calls that Python does not wrap. Stdlib only.
 
-From the kernel's `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`. From 424 on every
-architecture has the same number for a call. A call that an architecture never had has no entry there.
+From the kernel's `arch/x86/entry/syscalls/syscall_64.tbl` and `include/uapi/asm-generic/unistd.h`. From 424 on, all
+architectures share the numbers. A call that an architecture never had has no entry there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import platform
 from dataclasses import dataclass
 
-LAST = 469  # file_setattr, Linux 6.17: the last call that this table's author has read about
+LAST = 469  # file_setattr, Linux 6.17: calls after it were never reviewed for this table
 
 SHARED = {
     "io_uring_setup": 425,
@@ -121,9 +121,9 @@ AARCH64 = {
 
 @dataclass(frozen=True)
 class Architecture:
-    audit: int  # AUDIT_ARCH_*: how seccomp tells one call table from another
+    audit: int  # AUDIT_ARCH_*: by which seccomp tells call tables apart
     numbers: dict[str, int]
-    x32: int = 0  # the bit that marks a call of a second table under the same AUDIT_ARCH
+    x32: int = 0  # the bit that marks calls of a second table under the same AUDIT_ARCH
 
 
 ARCHITECTURES = {
@@ -135,12 +135,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def here() -> Architecture | None:
-    """This machine's; none where there is no table for it."""
+    """This machine's architecture; None without a table for it."""
     return ARCHITECTURES.get(platform.machine())
 
 
 def call(name: str, *arguments: object) -> int:
-    """Make a system call by its number. Raises `OSError`, whose text begins with the name."""
+    """Make a system call by name. Raises `OSError`, whose text begins with the name."""
     architecture = here()
     number = architecture.numbers.get(name) if architecture is not None else SHARED.get(name)
     if number is None:

@@ -21,6 +21,7 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "docs" / "index.md",
     ROOT / "docs" / "tutorial.md",
+    ROOT / "docs" / "tutorial-forks.md",
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
     *sorted((ROOT / "docs" / "examples").glob("*.md")),
 ]

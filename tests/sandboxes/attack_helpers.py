@@ -1,4 +1,4 @@
-"""What tests of attacks have in common: what a world's processes are, and whether it still answers."""
+"""Helpers for attack tests: find a world's processes, and check that it still works."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PATIENCE = 30.0
 
 
 async def family(world: World) -> list[int]:
-    """The pids of the world's processes as the host counts, its agent first."""
+    """The host's pids of the world's processes, its agent first."""
     namespace = (await world.run("readlink /proc/self/ns/pid")).stdout.strip()
     inside: dict[int, int] = {}
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -25,7 +25,7 @@ async def family(world: World) -> list[int]:
 
 
 async def peak_kb(world: World) -> int:
-    """The most memory that the world's agent has had, in kB."""
+    """The agent's peak memory, in kB."""
     status = Path(f"/proc/{(await family(world))[0]}/status").read_text()
     return int(re.findall(r"VmHWM:\s+(\d+)", status)[0])
 

@@ -28,7 +28,7 @@ from ramify.sandboxes.testing import Answer, ScriptedBackend
 
 @functools.cache
 def why_not(marker: str) -> str:
-    """Why tests with this marker cannot run here; "" where they can."""
+    """Why tests with this marker cannot run here; "" if they can."""
     if marker == "docker":
         return doctor.docker().reason
     if marker == "criu":
@@ -39,7 +39,8 @@ def why_not(marker: str) -> str:
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test cuts the power, and a flush is the whole file system's: it waits for what all others here wrote."""
+    """Do not flush: no test cuts the power, and a flush of the whole file system waits for what all others here
+    wrote."""
     monkeypatch.setattr(stores, "sync_file_system", lambda _: None)
 
 
@@ -51,7 +52,7 @@ def _needs(request: pytest.FixtureRequest) -> None:
 
 
 def bash_script(tree: Path, command: str) -> Answer:
-    """The scripted backend's script where a test needs what a command does to the tree."""
+    """A script for the scripted backend, for tests that need a command's effect on the tree."""
     done = subprocess.run(["bash", "-c", command], cwd=tree, capture_output=True, stdin=subprocess.DEVNULL)
     return Answer(done.returncode, done.stdout, done.stderr)
 
@@ -93,13 +94,13 @@ def spec(workspace: Path) -> WorldSpec:
 
 @pytest.fixture
 def stands_in_tmp(spec: WorldSpec) -> set[str]:
-    """The names that a new world has in /tmp: the ways to its workspace and to what it is shown there."""
+    """The names in a new world's /tmp: the ways to its workspace and to what it is shown there."""
     return {path.parts[2] for path in (spec.mount_at, *spec.visible) if path.is_relative_to("/tmp")}
 
 
 @dataclass(frozen=True)
 class BackendCase:
-    """A backend to be held to the contract."""
+    """A backend to run the contract tests on."""
 
     name: str
     open: Callable[[SnapshotStore, Path], Backend]
@@ -117,7 +118,7 @@ CASES = (
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test that takes `backend` runs on every backend; in modules with SHELLS_ONLY, on those with a real shell."""
+    """Run a test that takes `backend` on every backend; in modules with SHELLS_ONLY, on those with a real shell."""
     if "backend" in metafunc.fixturenames:
         shells = getattr(metafunc.module, "SHELLS_ONLY", False)
         cases = [case for case in CASES if case.shell or not shells]
@@ -143,7 +144,7 @@ async def world(backend: Backend, base: Snapshot, spec: WorldSpec) -> World:
 
 @pytest.fixture
 def out() -> Callable[..., Awaitable[str]]:
-    """Run a command that must succeed; its output."""
+    """Run a command that must succeed; return its output."""
 
     async def out(world: World, command: str) -> str:
         result = await world.run(command)
@@ -162,7 +163,7 @@ def home_workspace() -> Iterator[Path]:
 
 @pytest.fixture
 def standing(scratch: Path) -> Callable[[], list[Path]]:
-    """Gives everything in the worlds' scratch place but what stands ready for worlds to come."""
+    """Lists everything in the worlds' scratch folder, except what is prepared for future worlds."""
 
     def standing() -> list[Path]:
         made = {"upper", "work", "work/1"}
@@ -178,8 +179,8 @@ def standing(scratch: Path) -> Callable[[], list[Path]]:
 
 @pytest.fixture
 def root_file_system() -> Callable[..., Path]:
-    """Make an image's root file system: some of this machine's programs, and the libraries that they name and that
-    `beside` does."""
+    """Make an image's root file system: some of this machine's programs, and the libraries of these and of
+    `beside`."""
 
     def make(root: Path, *programs: str, beside: Iterable[str | Path] = ()) -> Path:
         for folder in ("usr/bin", "etc"):

@@ -15,15 +15,15 @@ import pytest
 from ramify.fork_engine.errors import ForkEngineError
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, ProcessTier, Snapshot
-from ramify.sandboxes.capabilities import Feature, wanted
-from ramify.sandboxes.contract import MIB, Backend, Limits, World, WorldSpec
+from ramify.sandboxes.capabilities import Feature
+from ramify.sandboxes.contract import MIB, Backend, Limits, World, WorldSpec, required_features
 from ramify.sandboxes.errors import SandboxError, Unsupported, WorldDied, WorldStartFailed
 
 Out = Callable[[World, str], Awaitable[str]]
 
 
 def plain_scan(tree: Path) -> dict[str, tuple[str, int, str]]:
-    """Every path below `tree`: kind, permission bits, content or target."""
+    """Every path below `tree`, with its kind, permission bits, and content or target."""
     found = {}
     for folder, names, files in os.walk(tree):
         for name in (*names, *files):
@@ -67,7 +67,7 @@ async def test_a_sequence_is_one_quoted_command(world: World) -> None:
     assert result.stdout == "".join(f"<{word}>" for word in words)
 
 
-async def test_what_no_shell_can_be_told_is_refused(world: World) -> None:
+async def test_commands_that_no_shell_can_execute_are_refused(world: World) -> None:
     with pytest.raises(ValueError, match="NUL"):
         await world.run("echo a\0b")
     with pytest.raises(ValueError, match="not-a-name"):
@@ -117,7 +117,7 @@ async def test_seals_stack(
     assert plain_scan(fork.path) == expected[2][1]
 
 
-async def test_nothing_changed_is_the_same_snapshot(world: World, base: Snapshot, out: Out) -> None:
+async def test_a_seal_without_changes_gives_the_same_snapshot(world: World, base: Snapshot, out: Out) -> None:
     assert await world.seal() is base
     await out(world, "cat readme.txt; ls -R")
     assert (await world.seal()).id == base.id
@@ -127,7 +127,7 @@ async def test_nothing_changed_is_the_same_snapshot(world: World, base: Snapshot
     assert (await world.seal()).id == sealed.id
 
 
-async def test_what_the_host_writes_through_path_is_a_change(
+async def test_writes_of_the_host_through_path_are_changes(
     world: World, backend: Backend, spec: WorldSpec, out: Out
 ) -> None:
     (world.path / "package" / "code.py").write_text("x = 2\n")
@@ -194,7 +194,7 @@ ASKED: dict[Feature, dict[str, Any]] = {
 }
 
 
-async def test_what_a_backend_has_not_is_refused(
+async def test_missing_features_are_refused(
     backend: Backend, base: Snapshot, spec: WorldSpec, standing: Callable[[], list[Path]]
 ) -> None:
     before = standing()
@@ -217,13 +217,13 @@ async def test_variables_that_no_process_can_have_are_refused(
         assert "1\0" not in str(refused.value)
 
 
-def test_every_wish_of_a_specification_has_its_feature(spec: WorldSpec) -> None:
+def test_every_request_of_a_specification_has_a_feature(spec: WorldSpec) -> None:
     for feature, asked in ASKED.items():
-        assert list(wanted(replace(spec, **asked))) == [feature]
-    assert list(wanted(spec)) == []
+        assert list(required_features(replace(spec, **asked))) == [feature]
+    assert list(required_features(spec)) == []
 
 
-async def test_rollback_drops_what_was_done(world: World, base: Snapshot, workspace: Path, out: Out) -> None:
+async def test_rollback_drops_changes(world: World, base: Snapshot, workspace: Path, out: Out) -> None:
     await out(world, "echo x > kept")
     sealed = await world.seal()
     await out(world, "rm -r package kept; echo y > dropped")
@@ -257,7 +257,7 @@ async def test_leaving_the_backend_ends_its_worlds(world: World, backend: Backen
     assert list(scratch.iterdir()) == []
 
 
-async def test_runs_that_overlap_wait_for_each_other(world: World, out: Out) -> None:
+async def test_overlapping_runs_wait_for_each_other(world: World, out: Out) -> None:
     await asyncio.gather(*(out(world, f"echo begin {n} >> log; sleep 0.01; echo end {n} >> log") for n in range(5)))
     lines = (world.path / "log").read_text().split("\n")
     for begin, end in zip(lines[0:10:2], lines[1:10:2], strict=True):

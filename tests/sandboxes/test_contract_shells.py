@@ -1,4 +1,4 @@
-"""What every backend with a real shell must do: state, streams, timeouts, processes. (`conftest` picks them.)"""
+"""What every backend with a real shell must do: state, streams, timeouts, processes. (`conftest` selects them.)"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import ConflictKind, ProcessTier, Snapshot
 from ramify.sandboxes.contract import Backend, World, WorldSpec
 
-SHELLS_ONLY = True  # what a scripted backend cannot be asked
+SHELLS_ONLY = True  # a scripted backend has no shell
 
 Out = Callable[[World, str], Awaitable[str]]
 
@@ -105,7 +105,7 @@ async def test_a_syntax_error_is_the_commands_own(world: World, out: Out) -> Non
 
 
 async def test_a_command_may_end_with_a_backslash(world: World, out: Out) -> None:
-    """As where a line was to go on; `bash -c` says the same."""
+    """As in the middle of a continued line; `bash -c` behaves the same."""
     for command, code, told in (
         ("kept=1; echo x \\\n", 0, "x\n"),
         ("echo $kept; false \\\n", 1, "1\n"),
@@ -133,13 +133,13 @@ async def test_a_shell_that_ends_gives_its_code_and_a_new_one_remembers(world: W
         assert await out(world, "pwd; echo $E $v; f; echo ${LANG-unset}; echo $-") == (
             f"{place}x y 1\nf\nunset\nhuBs\n"
         )
-    assert (await world.run("echo $nosuch")).exit_code == 1  # set -u ends a shell, as bash does
+    assert (await world.run("echo $nosuch")).exit_code == 1  # `set -u` ends the shell, as bash does
 
 
 async def test_a_shell_may_export_more_than_a_program_can_be_given(
     backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
-    """No program starts until it is gone; the next shell has it all the same, and a fork's."""
+    """No program can start until the variable is gone; still, the next shell has it, and so has a fork's."""
     spec = replace(spec, env={**spec.env, "GIVEN": "x" * 150_000})
     world = await backend.materialise(base, spec)
     told = await out(world, 'export LONG="it\'s$(printf %0200000d 1)"; echo ${#GIVEN} ${#LONG}')
@@ -161,14 +161,14 @@ async def test_a_background_child_holding_the_output_open_does_not_hang(world: W
 
 async def test_a_shell_that_is_killed_while_nobody_asks_is_replaced(world: World, out: Out) -> None:
     killer = "until [ -e go ]; do sleep 0.01; done; kill -9 $$; while kill -0 $$; do sleep 0.01; done"
-    await out(world, f"cd package; ({killer}) 2>/dev/null &")  # which ends when the shell is dead and buried
-    await out(world, ":")  # it has told where it is
+    await out(world, f"cd package; ({killer}) 2>/dev/null &")  # it ends when the shell is dead and reaped
+    await out(world, ":")  # it has reported its directory
     (world.path / "package" / "go").touch()
     await until_alone(world)
     assert (await out(world, "pwd")).endswith("/package\n")
 
 
-async def test_a_background_job_that_talks_all_the_time_holds_nobody_up(world: World, out: Out) -> None:
+async def test_a_background_job_that_prints_all_the_time_blocks_nothing(world: World, out: Out) -> None:
     await out(world, "yes & sleep 0.05")
     assert "done\n" in await out(world, "echo done")
     await out(world, "kill %1; wait")
@@ -190,7 +190,7 @@ async def test_a_timeout_kills_all_that_the_command_started_and_nothing_else(wor
             timeout=patience,
         )
         if all((tree / name).exists() for name in names):
-            break  # else the machine is so busy that not all of them had begun
+            break  # else the machine was so busy that not all of them had started
     assert (result.exit_code, result.timed_out) == (124, True)
     assert (result.stdout, result.stderr) == ("begun\n", "problem\n")
     assert await world.background_processes() > 0
@@ -219,7 +219,7 @@ async def test_cancelling_kills_what_was_started_before_it_goes_on(world: World,
     assert await out(world, "echo well") == "well\n"
 
 
-async def test_cancelling_one_that_waits_leaves_the_other_alone(world: World) -> None:
+async def test_cancelling_a_waiting_run_does_not_affect_the_running_one(world: World) -> None:
     first = asyncio.create_task(world.run("echo > begun; until [ -e go ]; do sleep 0.01; done; echo first"))
     await until_it_beats(world, "begun")
     second = asyncio.create_task(world.run("touch second"))
@@ -232,7 +232,7 @@ async def test_cancelling_one_that_waits_leaves_the_other_alone(world: World) ->
     assert not (world.path / "second").exists()
 
 
-async def test_environment_and_directory_go_with_a_snapshot(
+async def test_environment_and_directory_are_part_of_a_snapshot(
     world: World, backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     await out(world, "export NEW='a\nb ü' PATH=$PATH:/extra; unset LANG; cd package/inner")
@@ -251,7 +251,7 @@ async def test_environment_and_directory_go_with_a_snapshot(
     assert await out(fork, "echo ${NEW-none} $LANG; ls") == "none C.UTF-8\nlink\npackage\nreadme.txt\nrun.sh\n"
 
 
-async def test_the_whole_shell_goes_with_a_snapshot(
+async def test_the_whole_shell_state_is_part_of_a_snapshot(
     world: World, backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     await out(
@@ -295,7 +295,7 @@ async def test_secrets_reach_commands_and_no_snapshot(
     assert await out(fork, "echo $TOKEN") == "another\n"
 
 
-async def test_a_directory_outside_the_tree_goes_with_a_snapshot(
+async def test_a_directory_outside_the_tree_is_part_of_a_snapshot(
     world: World, backend: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     await out(world, "cd /usr/lib")
@@ -308,7 +308,7 @@ async def test_a_directory_outside_the_tree_goes_with_a_snapshot(
     assert (await fork.seal()).cwd == "package"
 
 
-async def test_a_directory_that_is_gone_is_the_top(world: World, backend: Backend, spec: WorldSpec, out: Out) -> None:
+async def test_a_removed_directory_becomes_the_top(world: World, backend: Backend, spec: WorldSpec, out: Out) -> None:
     await out(world, "true")
     sealed = await world.seal()
     for gone in ("was/removed", "/was/removed"):
@@ -316,7 +316,7 @@ async def test_a_directory_that_is_gone_is_the_top(world: World, backend: Backen
         assert "readme.txt" in await out(fork, "ls")
 
 
-async def test_two_shells_are_merged(
+async def test_the_states_of_two_shells_are_merged(
     world: World, backend: Backend, store: SnapshotStore, spec: WorldSpec, out: Out
 ) -> None:
     await out(world, "f() { echo old; }; i=0; umask 027; shopt -s nullglob")
@@ -348,7 +348,7 @@ async def test_the_shell_stays_where_it_was_over_a_seal(world: World, out: Out) 
     assert await out(world, "ls") == "z\n"
 
 
-async def test_a_seal_while_processes_live_says_so_and_lets_them_live(
+async def test_a_seal_records_living_processes_and_keeps_them_running(
     world: World, backend: Backend, spec: WorldSpec, out: Out
 ) -> None:
     await out(world, f"({beat('beat')}) & echo one > one")

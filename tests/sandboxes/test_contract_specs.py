@@ -1,8 +1,4 @@
-"""What every backend with real commands must do with what a `WorldSpec` asks and its flags promise.
-
-A flag's no is tested, too: what is not kept must really be gone, and what cannot be asked is `Unsupported` (that one
-is in test_conformance.py).
-"""
+"""What every backend with real commands must do with the requests of a `WorldSpec`, as its flags promise."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.contract import MIB, Backend, Limit, Limits, World, WorldSpec
 
 SHELLS_ONLY = True
-PATIENCE = 30.0  # of a command that a limit ends: where it does not, the test fails and does not hang
+PATIENCE = 30.0  # seconds for a command that a limit should end: if none does, the test fails instead of hanging
 
 Out = Callable[[World, str], Awaitable[str]]
 
@@ -78,7 +74,7 @@ async def test_a_world_without_limits_has_none(backend: Backend, base: Snapshot,
 
 @pytest.fixture
 def server() -> Callable[[], int]:
-    """A host's server that says hello to whoever comes; its port."""
+    """A server on the host that says hello; its port."""
     sockets: list[socket.socket] = []
 
     def serve() -> int:
@@ -95,7 +91,7 @@ def server() -> Callable[[], int]:
     return serve
 
 
-async def test_the_network_is_there_only_where_asked_for(
+async def test_the_network_is_available_only_on_request(
     backend: Backend, base: Snapshot, spec: WorldSpec, server: Callable[[], int]
 ) -> None:
     call = "exec 3<>/dev/tcp/127.0.0.1/{port} && cat <&3"
@@ -112,7 +108,7 @@ async def test_the_network_is_there_only_where_asked_for(
         socket.create_connection(("127.0.0.1", port)).close()
 
 
-async def test_loopback_is_always_there(backend: Backend, base: Snapshot, spec: WorldSpec, out: Out) -> None:
+async def test_loopback_is_always_available(backend: Backend, base: Snapshot, spec: WorldSpec, out: Out) -> None:
     world = await backend.materialise(base, spec)
     program = (
         "import socket; s = socket.create_server(('127.0.0.1', 0)); "
@@ -133,7 +129,7 @@ async def test_the_hosts_files_are_safe(backend: Backend, base: Snapshot, spec: 
         outside.unlink(missing_ok=True)
 
 
-async def test_what_changes_beside_the_workspace_is_kept_where_the_flag_says_so(
+async def test_changes_beside_the_workspace_are_kept_if_the_flag_says_so(
     backend: Backend, base: Snapshot, spec: WorldSpec, store: SnapshotStore, out: Out
 ) -> None:
     world = await backend.materialise(base, spec)
@@ -156,7 +152,7 @@ async def test_what_changes_beside_the_workspace_is_kept_where_the_flag_says_so(
 
 @pytest.fixture(scope="session")
 def image_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small root file system of this machine's own bash, with a mark in it."""
+    """A small root file system from this machine's bash, with a marker file."""
     tar = tmp_path_factory.mktemp("image") / "root.tar"
     with tar.open("wb") as out:
         RootFs.of_host(python=False, texts={"etc/mark": "of the image\n"}).write(out)

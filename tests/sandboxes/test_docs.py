@@ -1,4 +1,4 @@
-"""docs/sandboxes.md says what is so."""
+"""docs/sandboxes.md is correct."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ramify.sandboxes.selection import NAMES
 DOC = Path(__file__).resolve().parents[2] / "docs" / "sandboxes.md"
 
 
-def test_its_table_has_every_backend() -> None:
+def test_the_page_has_every_backend() -> None:
     (head,) = (line for line in DOC.read_text().splitlines() if line.startswith("| |"))
     assert tuple(re.findall(r"`(\w+)`", head)) == NAMES
 
 
-def test_its_links_lead_somewhere() -> None:
+def test_the_pages_links_exist() -> None:
     links = re.findall(r"\]\(([^)]+)\)", DOC.read_text())
     assert len(links) >= 4
     for link in links:
         assert (DOC.parent / link).is_file(), link
 
 
-def test_its_program_makes_a_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_program_makes_a_tar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (program,) = re.findall(r"```python\n(from .*?)```", DOC.read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
     exec(compile(program, str(DOC), "exec"), {})

@@ -29,7 +29,7 @@ except BackendUnavailable as error:
 
 
 @pytest.mark.linux_ns
-def test_a_machine_that_can_says_so(tmp_path: Path) -> None:
+def test_a_capable_machine_is_reported(tmp_path: Path) -> None:
     namespaces, _, copy = capabilities(tmp_path / "new")
     assert (namespaces.backend, namespaces.available, namespaces.reason) == ("namespaces", True, "")
     assert namespaces.can(Feature.FILE_ISOLATION)
@@ -39,7 +39,7 @@ def test_a_machine_that_can_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.linux_ns
-def test_a_machine_that_forbids_it_says_why_and_what_to_do(tmp_path: Path) -> None:
+def test_a_machine_that_forbids_namespaces_gets_a_reason_and_a_remedy(tmp_path: Path) -> None:
     # a user namespace of our own has its own switch, which we may turn off
     command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", FORBIDDEN, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -51,14 +51,14 @@ def test_a_machine_that_forbids_it_says_why_and_what_to_do(tmp_path: Path) -> No
     assert reason in error
 
 
-def test_a_scratch_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_an_impossible_scratch_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     namespaces, *_ = capabilities(tmp_path / "file" / "below")
     assert not namespaces.available
     assert str(tmp_path / "file" / "below") in namespaces.reason
 
 
-def test_bash_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bash_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("os.defpath", str(tmp_path))
     for able in (namespaces(tmp_path), copy()):
@@ -66,13 +66,13 @@ def test_bash_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert "bash is not installed" in able.reason
 
 
-def test_a_backend_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="namespaces, docker, copy"):
         open_backend("magic", None, tmp_path)  # type: ignore[arg-type]
     assert not issubclass(BackendUnavailable, ValueError)
 
 
-def test_an_engine_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("docker", reason="the docker extra is not installed")
     deaf = tmp_path / "deaf.sock"
     with socket.socket(socket.AF_UNIX) as bound:
@@ -88,12 +88,12 @@ def test_an_engine_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytes
             open_backend("docker", None, tmp_path)  # type: ignore[arg-type]
 
 
-def test_the_sdk_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_sdk_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
     assert "pip install 'ramify[docker]'" in docker().reason
 
 
-def test_every_no_has_a_reason_and_no_yes_has(tmp_path: Path) -> None:
+def test_every_missing_feature_has_a_reason_and_no_other_has(tmp_path: Path) -> None:
     for able in capabilities(tmp_path):
         assert [flag.feature for flag in able.flags] == list(Feature)
         for flag in able.flags:

@@ -1,4 +1,4 @@
-"""docs/serving.md names every tag, policy and option that there is, and no metric that there is not."""
+"""The pages about serving name every tag and policy that exists, and no metric that does not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from ramify.serving.gateway.records.metrics import EngineCosts, Metrics
 from ramify.serving.policy.registry import POLICIES
 from ramify.serving.protocol.tags import SLOTags
 
-TEXT = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+TEXT = "\n".join((DOCS / page).read_text("utf-8") for page in ("serving.md", "reference/serving.md"))
 
 
 def test_every_tag_and_every_policy_is_in_it() -> None:

@@ -1,15 +1,16 @@
-"""Dumping a world's processes to files, and bringing them back, with CRIU: the agent's side. Stdlib only.
+"""Dump a world's processes to files and restore them, with CRIU. Stdlib only; agent side.
 
-The agent runs CRIU inside the world and is not dumped itself. What is dumped is one tree, the shell with all below
-it: the shell is a child subreaper, so that a job which daemonises stays in the tree. The shell's own streams are
-named pipes in the agent's private folder, which the agent of the restored world makes anew before CRIU opens them.
+The agent runs CRIU inside the world and is not dumped itself. The dump covers one process tree: the shell with its
+descendants. The shell is a child subreaper, so daemonised jobs stay in its tree. The shell's own streams are named
+pipes in the agent's private folder; the agent of the restored world creates them again before CRIU opens them.
 
-CRIU opens what the processes had open by the paths that this had, and what they made of those paths is theirs to say:
-a folder that they removed may be a link by then. So nothing of the host is in its reach: the agent is shut to it, and
-what it is given, the images and a folder to work in, leads nowhere (decision 037).
+CRIU opens the dumped processes' files by path, and those processes control what is at these paths: a folder may have
+been replaced by a link. So nothing of the host is within CRIU's reach: the agent closes itself to it
+(`kernel.set_undumpable`), and the folders that it is given, images and a working folder, lead nowhere else (decision
+037).
 
-A process comes back with the pid that it had. So the world's processes live above `FIRST_PID`, and CRIU itself is
-started below it.
+A restored process has the pid that it had before. So the world's processes have pids above `FIRST_PID`, and CRIU
+itself runs below it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Self
 from ramify.sandboxes.linux import kernel
 
 FIRST_PID = 300
-CRIU_PID = 10  # CRIU, its helper processes and no one else run from here on
+CRIU_PID = 10  # CRIU and its helper processes run from this pid on
 NOTE = "ramify.json"
 FEATURES = "criu.kdat"
 LOG = "criu.log"
@@ -43,14 +44,14 @@ COMMON = (
 )
 NOT_FOUND = "Can't open mapped ["
 HOMES_OWN = (
-    ". Programs and libraries of your home cannot be dumped while Ramify's own folder lies in it:"
-    " set RAMIFY_HOME to one outside"
+    ". Programs and libraries in your home folder cannot be dumped while Ramify's own folder is in it:"
+    " set RAMIFY_HOME to a folder outside"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What the next agent has to know of the dumped tree. A file of the image folder."""
+class DumpNote:
+    """What the agent that restores the tree must know. Stored as a file in the image folder."""
 
     shell: int  # its pid, and the tree's root
     last_pid: int
@@ -68,10 +69,10 @@ class Note:
 
 
 class PidCounter:
-    """Which pid the next process gets. Only the owner of the pid namespace may say so."""
+    """The pid of the next process. Only the owner of the pid namespace may set it."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor  # of ns_last_pid, opened before /proc/sys was protected
+        self._descriptor = descriptor  # of ns_last_pid, opened before /proc/sys became read-only
 
     @property
     def last(self) -> int:
@@ -83,21 +84,21 @@ class PidCounter:
 
 
 class CriuProgram:
-    """The program, as this world sees it. Every failure is an `OSError` that ends with CRIU's own first error."""
+    """The CRIU program as this world sees it. A failure is an `OSError` that ends with CRIU's own first error."""
 
     def __init__(self, command: Sequence[str], pids: PidCounter) -> None:
         self.pids = pids
         self._command = command
-        self._features = b""  # what it found out about this kernel: 15 ms that it spares itself until the next boot
+        self._features = b""  # CRIU's findings about this kernel, valid until the next boot: they save it 15 ms
 
     def dump(self, root: int, images: int) -> None:
-        """Dump the tree of `root`, which stands still from then on. Where it fails all run on."""
+        """Dump the process tree of `root` and leave it stopped. If the dump fails, all processes run on."""
         self._run("dump", images, "-t", str(root), "--leave-stopped")
         if self._features:
             _place(images, FEATURES).write_bytes(_boot() + self._features)
 
     def restore(self, images: int) -> None:
-        """Bring the tree back, running, as children of this process."""
+        """Restore the tree as running children of this process."""
         with contextlib.suppress(FileNotFoundError):
             known = _place(images, FEATURES).read_bytes()
             if known.startswith(_boot()):
@@ -105,9 +106,9 @@ class CriuProgram:
         self._run("restore", images, "--restore-detached")
 
     def _run(self, verb: str, images: int, *arguments: str) -> None:
-        """In a folder of its own, on a tmpfs, or it does not keep the kernel's features. What it restores may hold on
-        to that folder, so nothing is read from it after a restore but the log of one that failed."""
-        folder = kernel.nowhere("16m")
+        """Run CRIU in a new folder on a tmpfs, where it keeps the kernel's features. Restored processes may keep that
+        folder open, so after a restore only the log of a failed one is read from it."""
+        folder = kernel.empty_tmpfs("16m")
         before, self.pids.last = self.pids.last, CRIU_PID
         try:
             if self._features:
@@ -130,9 +131,9 @@ def _place(folder: int, name: str) -> Path:
 
 
 def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int:
-    """Run a program to its end, with these descriptors; its exit code, negative for a signal. One that hangs is
-    killed. Meanwhile we are shut to it."""
-    kernel.shut(closed=True)
+    """Run a program to its end with these descriptors; return its exit code, negative for a signal. A program that
+    hangs is killed. This process is closed to it meanwhile."""
+    kernel.set_undumpable(closed=True)
     try:
         pid = os.fork()
         if pid == 0:
@@ -144,7 +145,7 @@ def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int
                 signal.set_wakeup_fd(-1)
                 for reset in (signal.SIGPIPE, signal.SIGINT, signal.SIGCHLD):
                     signal.signal(reset, signal.SIG_DFL)
-                if os.geteuid() != 0:  # where there is no root, CRIU must not believe that it could become it
+                if os.geteuid() != 0:  # without root, CRIU must not try to become root
                     kernel.keep_capabilities_on_exec(but=frozenset({kernel.CAP_SETUID, kernel.CAP_SETGID}))
                 os.execve(words[0], words, env)
             finally:
@@ -157,7 +158,7 @@ def _finish(words: list[str], env: dict[str, str], handed: Sequence[int]) -> int
         finally:
             os.close(ended)
     finally:
-        kernel.shut(closed=False)
+        kernel.set_undumpable(closed=False)
 
 
 def _boot() -> bytes:
@@ -173,4 +174,4 @@ def _first_error(log: Path) -> str:
     errors = [line.strip() for line in lines if "Error" in line and "RLIMIT_NOFILE for self" not in line]
     if errors and NOT_FOUND in errors[0]:
         return f"{errors[0]}{HOMES_OWN}"
-    return errors[0] if errors else f"it named no error among {len(lines)} lines"
+    return errors[0] if errors else f"its log of {len(lines)} lines has no error"

@@ -1,8 +1,13 @@
-"""A stopped process's memory to a file: whole, or as it differs from what was kept before. Stdlib only; x86_64.
+"""Images of a stopped process's memory: whole, or as the difference from an earlier image. Stdlib only; x86_64.
 
-Kept again, it is compared with its `Ground`, what was kept of it before, and only the pages that differ are written:
-a fork maps the ground, and has the difference written over it. To compare is to read all of it, but nothing is
-written, hashed or flushed again. Soft-dirty bits would spare the reading; many kernels are built without them.
+Pages that the process never wrote are not kept: they come from their files again. Pages that it wrote are stored in a
+sparse file, area by area. Another process maps that file privately, at the cost of the mapping alone, and shares its
+pages until it writes.
+
+When a process is dumped again, its memory is compared with its base (`BasePages`), the file of an earlier dump, and
+only the pages that differ are written. A fork maps the base and has the difference written over it. The comparison
+reads all memory, but nothing is written, hashed or flushed twice. Soft-dirty bits would save that; many kernels lack
+them.
 """
 
 from __future__ import annotations
@@ -16,31 +21,60 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ramify.sandboxes.linux.memory_map import (
-    BLOCK,
-    KERNELS,
-    OWN,
-    PAGE,
-    WRITE,
-    Area,
-    CannotDump,
-    FileId,
-    Kept,
-    Run,
-    areas,
-)
+from ramify.sandboxes.linux.memory_map import KERNELS, OWN, PAGE, WRITE, Area, FileId, areas
 
+FEW = 1 << 16  # bytes: smaller contents of an area are copied into the new process instead of mapped
+BLOCK = 1 << 18
 MOST_AREAS = 8192
-MOST_BYTES = 1 << 36  # of addresses: each page of them is asked after
-LOOK = 1 << 27  # bytes of addresses, at once
-HOLE = 1 << 22  # bytes that an area does not use, from which on they are left out
-SMALL = 1 << 22  # bytes: a difference so small never makes another ground worth while
-SHARE = 8  # nor one that is smaller than this part of it: each fork has to write it
+MOST_BYTES = 1 << 36  # of mapped addresses: the page table entry of each page is read
+LOOK = 1 << 27  # bytes of addresses to read entries of at once
+HOLE = 1 << 22  # bytes: unused parts of an area of at least this size are left out
+SMALL = 1 << 22  # bytes: a difference this small is never worth a new base
+SHARE = 8  # nor is one below an eighth of the base: every fork writes the difference
+
+
+class CannotDump(Exception):
+    """Some state of the process that no image can hold. The text says what."""
+
+
+ByteRange = tuple[int, int]
+"""A range of an area's bytes: its offset and its length."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArea:
+    """An area, or a part of one, and which of its bytes the image holds."""
+
+    area: Area
+    at: int = 0  # its position in the image
+    runs: tuple[ByteRange, ...] = ()
+    below: int = -1  # its position in the base, which the runs are written over; -1 without a base
+
+    @property
+    def mapped(self) -> bool:
+        """Whether it is mapped from the image as a whole; else its runs are copied."""
+        return self.below < 0 and self.area.plain and self._bytes > FEW
+
+    @property
+    def _bytes(self) -> int:
+        return sum(length for _, length in self.runs)
+
+    @property
+    def room(self) -> int:
+        """The bytes it takes in the image: all of its size if it is mapped from there, else its runs only."""
+        return self.area.size if self.mapped else self._bytes
+
+    def placed(self) -> Iterator[tuple[int, int, int]]:
+        """For each run: its position in the image, its offset in the area, and its length."""
+        at = self.at
+        for offset, length in self.runs:
+            yield self.at + offset if self.mapped else at, offset, length
+            at += length
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Which addresses a file of pages holds, from where on."""
+    """A range of addresses whose pages a file holds, and where they begin in it."""
 
     start: int
     end: int
@@ -48,23 +82,23 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """A file of pages that was kept before, whole: another image may stand on it."""
+class BasePages:
+    """A complete file of pages from an earlier dump, which another image may build on."""
 
     file: int  # a descriptor
     inode: int
-    mapped_as: FileId  # by the process itself, where it was brought back; ("", 0) where it was not
-    places: tuple[Place, ...]  # ascending, none over another
+    mapped_as: FileId  # how the process itself maps it, if it was restored from it; else ("", 0)
+    places: tuple[Place, ...]  # ascending, without overlaps
 
     def close(self) -> None:
         os.close(self.file)
 
-    def again(self) -> Ground:
-        """The same, to be closed by someone else."""
+    def duplicate(self) -> BasePages:
+        """A copy with a descriptor of its own, which its owner closes."""
         return replace(self, file=fcntl.fcntl(self.file, fcntl.F_DUPFD_CLOEXEC, 3))
 
-    def holding(self, at: int, end: int) -> Iterator[Run]:
-        """The runs of this part of the file that are no holes, from its beginning."""
+    def holding(self, at: int, end: int) -> Iterator[ByteRange]:
+        """The runs of data, not holes, in this part of the file, relative to its beginning."""
         begin = at
         while at < end:
             try:
@@ -79,8 +113,8 @@ class Ground:
             yield first - begin, at - first
 
 
-def places(kept: Iterable[Kept], *, whole: bool) -> tuple[Place, ...]:
-    """What an image's own file holds (`whole`), or its ground, that others can stand on."""
+def places(kept: Iterable[StoredArea], *, whole: bool) -> tuple[Place, ...]:
+    """The ranges that other images can build on: of the image's own file (`whole`), or of its base."""
     found = (
         Place(k.area.start, k.area.end, k.at if whole else k.below)
         for k in kept
@@ -89,15 +123,17 @@ def places(kept: Iterable[Kept], *, whole: bool) -> tuple[Place, ...]:
     return tuple(sorted(found, key=lambda place: place.start))
 
 
-def keep(pid: int, memory: int, image: int, came: Collection[FileId], ground: Ground | None) -> list[Kept]:
-    """Write what is the process's own into the file `image`; all its areas, but the kernel's.
+def write_image(
+    pid: int, memory: int, image: int, came: Collection[FileId], base: BasePages | None
+) -> list[StoredArea]:
+    """Write the process's own pages into the file `image`; return all its areas except the kernel's.
 
-    `came`: the files that its pages were mapped from when it was brought back, which are its own. With `ground` what
-    lies there already is left out, unless too much differs. Raises `CannotDump`.
+    `came`: files that its pages were mapped from when it was restored; those pages are its own. With `base`, pages
+    that lie there already are left out, unless too much differs. Raises `CannotDump`.
     """
     found = areas(pid)
     if len(found) > MOST_AREAS:
-        raise CannotDump(f"it has {len(found)} mappings, more than the {MOST_AREAS} that are kept")
+        raise CannotDump(f"it has {len(found)} mappings, more than the maximum of {MOST_AREAS}")
     if sum(area.size for area in found) > MOST_BYTES:
         raise CannotDump(f"it has mapped more than {MOST_BYTES >> 30} GiB of addresses")
     found = [area for area in found if area.name not in KERNELS]
@@ -105,41 +141,41 @@ def keep(pid: int, memory: int, image: int, came: Collection[FileId], ground: Gr
         _check(area, once=area.of in came)
     with _opened(f"/proc/{pid}/pagemap") as pagemap:
         stopped = _Stopped(pagemap, memory, came)
-        kept = [] if ground is None else [one for area in found for one in stopped.over(area, ground)]
-        if ground is None or _too_much(kept, ground):
+        kept = [] if base is None else [one for area in found for one in stopped.over(area, base)]
+        if base is None or _too_much(kept, base):
             kept = [one for area in found for one in _without_holes(area, tuple(stopped.own(area)))]
     return _written_to(image, memory, [replace(one, area=_plainly(one.area, came)) for one in kept])
 
 
-def _too_much(kept: Sequence[Kept], ground: Ground) -> bool:
-    """Whether so much differs, or so little of the ground is used, that a file of its own serves forks better."""
+def _too_much(kept: Sequence[StoredArea], base: BasePages) -> bool:
+    """Whether so much differs, or so little of the base is still used, that a new file serves forks better."""
     differs = sum(length for one in kept if one.area.plain for _, length in one.runs)
     used = sum(one.area.size for one in kept if one.below >= 0)
-    held = sum(place.end - place.start for place in ground.places)
+    held = sum(place.end - place.start for place in base.places)
     return differs > max(SMALL, used // SHARE) or held - used > max(SMALL, held // 2)
 
 
-def _without_holes(area: Area, runs: Sequence[Run]) -> Iterator[Kept]:
-    """Cut out what is mapped and hardly used, which the file would hold as zeros, for all who read it."""
+def _without_holes(area: Area, runs: Sequence[ByteRange]) -> Iterator[StoredArea]:
+    """Cut out mapped but unused parts, which readers of the file would otherwise read as zeros."""
     if not area.plain:
-        yield Kept(area, 0, tuple(runs))
+        yield StoredArea(area, 0, tuple(runs))
         return
     begin = last = 0
-    within: list[Run] = []
+    within: list[ByteRange] = []
     for offset, length in (*runs, (area.size, 0)):
         if offset - last >= HOLE:
             if last > begin:
-                yield Kept(_part(area, area.start + begin, area.start + last), 0, tuple(within))
-            yield Kept(_part(area, area.start + last, area.start + offset))
+                yield StoredArea(_part(area, area.start + begin, area.start + last), 0, tuple(within))
+            yield StoredArea(_part(area, area.start + last, area.start + offset))
             begin, within = offset, []
         if length:
             within.append((offset - begin, length))
         last = offset + length
     if last > begin:
-        yield Kept(_part(area, area.start + begin, area.end), 0, tuple(within))
+        yield StoredArea(_part(area, area.start + begin, area.end), 0, tuple(within))
 
 
-def _written_to(image: int, memory: int, kept: Sequence[Kept]) -> list[Kept]:
+def _written_to(image: int, memory: int, kept: Sequence[StoredArea]) -> list[StoredArea]:
     placed, at = [], 0
     for one in kept:
         one = replace(one, at=at if one.runs else 0)
@@ -161,55 +197,55 @@ def _opened(path: str) -> Iterator[int]:
 
 
 def _plainly(area: Area, came: Collection[FileId]) -> Area:
-    """As it would be, had it never been brought back."""
+    """The area as it would be had the process never been restored."""
     return Area(area.start, area.end, area.modes, 0, "", 0, "") if area.of in came else area
 
 
 @dataclass(frozen=True, slots=True)
 class _Stopped:
-    """A process that stands still, to be looked through."""
+    """A stopped process, to be read."""
 
     pagemap: int
     memory: int
     came: Collection[FileId]
 
-    def own(self, area: Area) -> Iterator[Run]:
+    def own(self, area: Area) -> Iterator[ByteRange]:
         if area.of in self.came:
             yield 0, area.size
         else:
             yield from _written(self.pagemap, area)
 
-    def over(self, area: Area, ground: Ground) -> Iterator[Kept]:
-        """The area, part by part: what lies over the ground, with what differs, and what does not."""
+    def over(self, area: Area, base: BasePages) -> Iterator[StoredArea]:
+        """Split the area at the base's borders: for each part, the runs that differ from the base, or its own."""
         if not _plainly(area, self.came).plain:
-            yield Kept(area, 0, tuple(self.own(area)))
+            yield StoredArea(area, 0, tuple(self.own(area)))
             return
-        for part, below in _parts(area, ground.places):
-            runs = self.own(part) if below < 0 else self._differing(part, ground, below)
-            yield Kept(part, 0, tuple(runs), below)
+        for part, below in _parts(area, base.places):
+            runs = self.own(part) if below < 0 else self._differing(part, base, below)
+            yield StoredArea(part, 0, tuple(runs), below)
 
-    def _differing(self, part: Area, ground: Ground, below: int) -> Iterator[Run]:
-        if part.of == ground.mapped_as and part.offset == below and part.inode:
-            candidates = _written(self.pagemap, part)  # the rest is the ground itself
+    def _differing(self, part: Area, base: BasePages, below: int) -> Iterator[ByteRange]:
+        if part.of == base.mapped_as and part.offset == below and part.inode:
+            candidates = _written(self.pagemap, part)  # all other pages are the base itself
         else:
-            candidates = _joined([*self.own(part), *ground.holding(below, below + part.size)])
+            candidates = _joined([*self.own(part), *base.holding(below, below + part.size)])
         return _joined(
-            run for offset, length in candidates for run in self._unlike(part, offset, length, ground, below)
+            run for offset, length in candidates for run in self._unlike(part, offset, length, base, below)
         )
 
-    def _unlike(self, part: Area, offset: int, length: int, ground: Ground, below: int) -> Iterator[Run]:
+    def _unlike(self, part: Area, offset: int, length: int, base: BasePages, below: int) -> Iterator[ByteRange]:
         for first in range(offset, offset + length, BLOCK):
             size = min(BLOCK, offset + length - first)
             here = os.pread(self.memory, size, part.start + first)
-            there = os.pread(ground.file, size, below + first).ljust(size, b"\0")
+            there = os.pread(base.file, size, below + first).ljust(size, b"\0")
             if here != there:
                 for at in range(0, size, PAGE):
                     if here[at : at + PAGE] != there[at : at + PAGE]:
                         yield first + at, PAGE
 
 
-def _joined(runs: Iterable[Run]) -> Iterator[Run]:
-    """The same bytes, ascending, none twice."""
+def _joined(runs: Iterable[ByteRange]) -> Iterator[ByteRange]:
+    """The union of the runs, ascending."""
     begin = end = 0
     for offset, length in sorted(runs):
         if offset > end:
@@ -221,10 +257,10 @@ def _joined(runs: Iterable[Run]) -> Iterator[Run]:
         yield begin, end - begin
 
 
-def _parts(area: Area, ground: Sequence[Place]) -> Iterator[tuple[Area, int]]:
-    """Cut where the ground begins and ends: each part, and its place in the ground or -1."""
+def _parts(area: Area, base: Sequence[Place]) -> Iterator[tuple[Area, int]]:
+    """Split an area where the base begins and ends; with each part its position in the base, or -1."""
     at = area.start
-    for place in ground[bisect.bisect_right(ground, at, key=lambda place: place.end) :]:
+    for place in base[bisect.bisect_right(base, at, key=lambda place: place.end) :]:
         start, end = max(place.start, area.start), min(place.end, area.end)
         if start >= area.end:
             break
@@ -246,13 +282,13 @@ def _check(area: Area, *, once: bool) -> None:
     if not once and area.inode and not area.name.startswith("/"):
         raise CannotDump(f"it has mapped {area.name}")
     if not once and area.name.endswith(" (deleted)"):
-        raise CannotDump(f"it has mapped a file that is gone: {area.name}")
+        raise CannotDump(f"it has mapped a file that was removed: {area.name}")
     if not area.inode and area.name not in ("", *OWN) and not area.name.startswith("[anon"):
-        raise CannotDump(f"it has a mapping of a kind that is not known: {area.name}")
+        raise CannotDump(f"it has a mapping of an unknown kind: {area.name}")
 
 
-def _written(pagemap: int, area: Area) -> Iterator[Run]:
-    """The runs of pages that are this process's own: there or swapped out, and not a file's (bits 63, 62, 61)."""
+def _written(pagemap: int, area: Area) -> Iterator[ByteRange]:
+    """Runs of the process's own pages: present or swapped out, and not a file's (bits 63, 62, 61 of an entry)."""
     if "s" in area.modes:
         return
     begun = -1
@@ -276,3 +312,12 @@ def _copy(memory: int, address: int, image: int, at: int, length: int) -> None:
         got = os.preadv(memory, [buffer[: length - done]], address + done)
         os.pwrite(image, buffer[:got], at + done)
         done += got
+
+
+def read_into_memory(memory: int, image: int, kept: StoredArea) -> None:
+    """Copy the runs from the image into the memory."""
+    for place, offset, length in kept.placed():
+        done = 0
+        while done < length:
+            data = os.pread(image, min(length - done, BLOCK), place + done)
+            done += os.pwrite(memory, data, kept.area.start + offset + done)

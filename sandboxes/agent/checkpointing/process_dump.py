@@ -1,7 +1,7 @@
-"""Taking a Python session's process out of one world, for others: tier (b). Stdlib only; the agent's side.
+"""Dump a Python session's process to an image, for other worlds: checkpoint tier (b). Stdlib only; agent side.
 
-What is taken is one process of one thread: its own pages (memory.py), its registers, what the kernel knows of its
-signals and its program, its open files by path and place. `arriving.py` brings it back.
+The dump covers one process with one thread: its own pages (linux/memory_map.py), its registers, what the kernel knows
+of its signals and its program, and its open files by path and position. `process_restore.py` restores it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from ramify.sandboxes.agent.checkpointing.memory_image import Ground, keep, places
-from ramify.sandboxes.linux import memory_map, processes, rlimits
-from ramify.sandboxes.linux.memory_map import Area, CannotDump, FileId, Kept
-from ramify.sandboxes.linux.ptrace import Call, Tracee, settled, share_open_file
+from ramify.sandboxes.agent.checkpointing.memory_image import BasePages, CannotDump, StoredArea, places, write_image
+from ramify.sandboxes.linux import memory_map, processes, resource_limits
+from ramify.sandboxes.linux.memory_map import Area, FileId
+from ramify.sandboxes.linux.ptrace import Call, Tracee, restart_interrupted_call, share_open_file
 
 # x86_64, arch/x86/entry/syscalls/syscall_64.tbl
 MMAP, MUNMAP, BRK, RT_SIGACTION, GETITIMER, PRCTL = 9, 11, 12, 13, 36, 157
@@ -33,12 +33,12 @@ PLACES = (26, 27, 45, 46, 47, 28, 48, 49, 50, 51)
 env_start, env_end."""
 STATUS_FLAGS = os.O_ACCMODE | os.O_APPEND | os.O_NONBLOCK | os.O_DIRECTORY | os.O_PATH | os.O_SYNC | os.O_NOATIME
 MOST_FILES = 256
-PAGES, GROUND, NOTE = "pages", "ground", "session.json"
+PAGES, BASE_PAGES, NOTE = "pages", "ground", "session.json"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFile:
-    """A descriptor of a file that can be opened again, or of one of the session's own pipes."""
+    """A descriptor of a file that can be opened again by its path, or of one of the session's own pipes."""
 
     number: int
     path: str  # inside; "pipe:NAME" of a pipe in the agent's private folder
@@ -50,7 +50,7 @@ class OpenFile:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a new process must have to be this one."""
+    """What a new process needs to become this one."""
 
     path: str
     name: str  # as `ps` shows it
@@ -63,7 +63,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Thread:
-    """What the processor and the kernel keep of the one thread."""
+    """The state that the processor and the kernel keep of the one thread."""
 
     registers: dict[str, int]
     floats: str  # hex
@@ -77,7 +77,7 @@ class Thread:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A session, but for its pages. A file of the image's folder."""
+    """A session's image without its pages. Stored as a file in the image's folder."""
 
     session: str
     pid: int
@@ -85,7 +85,7 @@ class Image:
     thread: Thread
     places: tuple[int, ...]  # as `PLACES`, and where its heap ends
     kernels: tuple[Area, ...]  # the vDSO and its data
-    areas: tuple[Kept, ...]
+    areas: tuple[StoredArea, ...]
     files: tuple[OpenFile, ...]
 
     def write(self, folder: Path) -> None:
@@ -97,61 +97,63 @@ class Image:
         raw["program"] = Program(**raw["program"] | {"identity": tuple(raw["program"]["identity"])})
         raw["thread"] = Thread(**raw["thread"])
         raw["kernels"] = tuple(Area(**area) for area in raw["kernels"])
-        raw["areas"] = tuple(Kept(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
+        raw["areas"] = tuple(StoredArea(**kept | {"area": Area(**kept["area"])}) for kept in raw["areas"])
         raw["files"] = tuple(OpenFile(**file) for file in raw["files"])
         return cls(**raw)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a session's next image may stand, and where its pages came from."""
+class ImageBase:
+    """The earlier image that a session's next image may build on, and the files that its pages were mapped from."""
 
-    ground: Ground | None = None
+    base: BasePages | None = None
     came: frozenset[FileId] = frozenset()
 
-    def again(self) -> Standing:
-        """Of a session that was forked from this one."""
-        return replace(self, ground=self.ground and self.ground.again())
+    def duplicate(self) -> ImageBase:
+        """A copy for a session that was forked from this one."""
+        return replace(self, base=self.base and self.base.duplicate())
 
     def close(self) -> None:
-        if self.ground is not None:
-            self.ground.close()
+        if self.base is not None:
+            self.base.close()
 
 
-def take(
+def dump(
     session: str,
     pid: int,
     folder: Path,
     private: str,
-    on: Standing,
+    image_base: ImageBase,
     spare: Container[int] = (),
     points: Sequence[str] = (),
-) -> Ground | None:
-    """Write a session's image into a new folder; the session goes on as it was. A new ground where it is whole, None
-    where it stands on the one in `on`: then `GROUND` is to be put there, for whoever reads it.
+) -> BasePages | None:
+    """Write a session's image into a new folder; the session then runs on unchanged.
 
-    `private`: where its pipes lie. `spare`: the world's other sessions, which are taken for themselves where it
-    forked them. `points`: where the world's overlays are mounted. Raises `CannotDump` with what of it no image can
-    take, `OSError` where the kernel refuses.
+    Returns a new `BasePages` if the image is complete by itself. Returns None if it builds on the base in
+    `image_base`: then the caller puts that file at `BASE_PAGES`, where readers expect it.
+
+    `private`: the folder of the session's pipes. `spare`: pids of the world's other sessions, which are dumped by
+    themselves even where this session forked them. `points`: where the world's overlays are mounted. Raises
+    `CannotDump` with what no image can hold, and `OSError` if the kernel refuses.
     """
     threads = len(list(Path(f"/proc/{pid}/task").iterdir()))
     if threads != 1:
         raise CannotDump(f"it has {threads} threads")
     if any(p.parent == pid and p.pid not in spare for p in processes.descendants(pid)):
-        raise CannotDump("it has started processes that live")
+        raise CannotDump("it has living child processes")
     with Tracee.seize(pid) as tracee:
         tracee.interrupt()
         blocked = tracee.blocked
         registers, floats = tracee.registers, tracee.floats
-        tracee.blocked = ALL_SIGNALS  # they wait, as it does
+        tracee.blocked = ALL_SIGNALS  # signals wait until the process runs on
         try:
             files = _files(session, pid, private)
-            thread, heap_end = _thread(tracee, settled(registers), floats, blocked)
+            thread, heap_end = _thread(tracee, restart_interrupted_call(registers), floats, blocked)
             kernels = tuple(area for area in memory_map.areas(pid) if area.name in memory_map.KERNELS)
             folder.mkdir()
             with _new(folder / PAGES) as pages:
-                kept = keep(pid, tracee.memory, pages, on.came, on.ground)
-                made = None if any(one.below >= 0 for one in kept) else _ground(pages, kept)
+                kept = write_image(pid, tracee.memory, pages, image_base.came, image_base.base)
+                made = None if any(one.below >= 0 for one in kept) else _base_of(pages, kept)
             places = (*_places(pid), heap_end)
             kept = _found_again(kept, points)
             image = Image(session, pid, _program(pid), thread, places, kernels, tuple(kept), tuple(files))
@@ -162,14 +164,16 @@ def take(
     return made
 
 
-def _found_again(kept: Sequence[Kept], points: Sequence[str]) -> list[Kept]:
-    """With the paths at which the mapped files can be opened. Of a home that is an overlay itself below the world's
-    own, the kernel tells the path within that. Raises `CannotDump`."""
+def _found_again(kept: Sequence[StoredArea], points: Sequence[str]) -> list[StoredArea]:
+    """Add the paths at which the mapped files can be opened. Raises `CannotDump`.
+
+    If a home is itself an overlay below the world's overlay, the kernel reports the path within the lower one.
+    """
     names = {(one.area.name, one.area.inode): "" for one in kept if one.area.file and not one.mapped}
     for name, inode in names:
         within = [path for point in points if _inode(path := point.rstrip("/") + name) == inode]
         if not within and _inode(name) < 0:
-            raise CannotDump(f"it has mapped a file that is not found at its place: {name}")
+            raise CannotDump(f"it has mapped a file that is not found at its path: {name}")
         names[name, inode] = within[0] if within else name
     return [
         replace(one, area=replace(one.area, name=names.get((one.area.name, one.area.inode), one.area.name)))
@@ -178,7 +182,7 @@ def _found_again(kept: Sequence[Kept], points: Sequence[str]) -> list[Kept]:
 
 
 def _inode(path: str) -> int:
-    """-1 where there is nothing."""
+    """The inode number of a file, -1 if there is none."""
     try:
         return os.stat(path).st_ino  # noqa: PTH116  (hundreds of libraries)
     except OSError:
@@ -194,25 +198,26 @@ def _new(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _ground(pages: int, kept: Sequence[Kept]) -> Ground:
-    return Ground(pages, os.fstat(pages).st_ino, ("", 0), places(kept, whole=True)).again()
+def _base_of(pages: int, kept: Sequence[StoredArea]) -> BasePages:
+    return BasePages(pages, os.fstat(pages).st_ino, ("", 0), places(kept, whole=True)).duplicate()
 
 
-def standing(image: Image, folder: Path, found: Sequence[Area]) -> Standing:
-    """Of a session that was brought back from an image, and has mapped what was `found`."""
+def base_of_restored(image: Image, folder: Path, found: Sequence[Area]) -> ImageBase:
+    """The base of a session that was restored from an image and has mapped the areas `found`."""
     whole = not any(kept.below >= 0 for kept in image.areas)
     below = {kept.area.start for kept in image.areas if (kept.mapped if whole else kept.below >= 0)}
     came = {kept.area.start for kept in image.areas if kept.mapped or kept.below >= 0}
     mapped_as = next((area.of for area in found if area.start in below), ("", 0))
-    file = os.open(folder / (PAGES if whole else GROUND), os.O_RDONLY | os.O_CLOEXEC)
-    ground = Ground(file, os.fstat(file).st_ino, mapped_as, places(image.areas, whole=whole))
-    return Standing(ground, frozenset(area.of for area in found if area.start in came))
+    file = os.open(folder / (PAGES if whole else BASE_PAGES), os.O_RDONLY | os.O_CLOEXEC)
+    base = BasePages(file, os.fstat(file).st_ino, mapped_as, places(image.areas, whole=whole))
+    return ImageBase(base, frozenset(area.of for area in found if area.start in came))
 
 
 def _program(pid: int) -> Program:
     path = str(Path(f"/proc/{pid}/exe").readlink())
     status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    limits = {name: (int(soft), int(hard)) for name, soft, hard in map(str.split, rlimits.told(pid).splitlines())}
+    listed = map(str.split, resource_limits.read_rlimits(pid).splitlines())
+    limits = {name: (int(soft), int(hard)) for name, soft, hard in listed}
     name = Path(f"/proc/{pid}/comm").read_text().rstrip("\n")
     cwd = str(Path(f"/proc/{pid}/cwd").readlink())
     return Program(path, name, cwd, int(status["Umask"], 8), limits, identity(path), os.uname().release)
@@ -230,7 +235,7 @@ def _places(pid: int) -> tuple[int, ...]:
 
 
 def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: int) -> tuple[Thread, int]:
-    """The thread, and where the heap ends."""
+    """The thread's state, and the end of the heap."""
     tracee.step_from(next(area for area in memory_map.areas(tracee.pid) if area.name == "[vdso]"))
     signals = _minded(tracee.pid)
     flags = memory_map.PRIVATE | memory_map.ANONYMOUS
@@ -252,7 +257,7 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
     finally:
         tracee.call(MUNMAP, room, 3 * memory_map.PAGE)
     if any(data[: 32 * TIMERS]):
-        raise CannotDump("it has set itself a timer")
+        raise CannotDump("it has a timer set")
     tid_address, head, length = struct.unpack_from("=QQQ", data, 96)
     actions = {number: data[160 + n * SIGACTION :][:SIGACTION].hex() for n, number in enumerate(signals)}
     stack, restartable = data[120:144].hex(), tracee.restartable
@@ -261,7 +266,7 @@ def _thread(tracee: Tracee, registers: dict[str, int], floats: bytes, blocked: i
 
 
 def _minded(pid: int) -> list[int]:
-    """The signals that it catches or ignores."""
+    """The signals that the process catches or ignores."""
     masks = 0
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(("SigIgn:", "SigCgt:")):
@@ -271,12 +276,12 @@ def _minded(pid: int) -> list[int]:
 
 def _files(session: str, pid: int, private: str) -> list[OpenFile]:
     if Path(f"/proc/{pid}/timers").read_bytes():
-        raise CannotDump("it has set itself a timer")
+        raise CannotDump("it has a timer set")
     own = [f"{private}/{name}" for name in (f"{session}.in", f"{session}.out", "out", "err")]
     files: list[OpenFile] = []
     numbers = sorted(int(entry.name) for entry in Path(f"/proc/{pid}/fd").iterdir())
     if len(numbers) > MOST_FILES:
-        raise CannotDump(f"it has {len(numbers)} files open, more than the {MOST_FILES} that are kept")
+        raise CannotDump(f"it has {len(numbers)} files open, more than the maximum of {MOST_FILES}")
     for number in numbers:
         with contextlib.suppress(FileNotFoundError):
             files.append(_file(pid, number, private, own, files))
@@ -298,9 +303,9 @@ def _file(pid: int, number: int, private: str, own: Sequence[str], before: list[
         try:
             there = Path(path).stat()
         except OSError:
-            raise CannotDump(f"it holds a file open that is gone from its place: {path}") from None
+            raise CannotDump(f"it holds a file open that was removed from its path: {path}") from None
         if (there.st_dev, there.st_ino) != (found.st_dev, found.st_ino):
-            raise CannotDump(f"it holds a file open in whose place another lies: {path}")
+            raise CannotDump(f"it holds a file open whose path is now another file: {path}")
     same = next(
         (file.number for file in before if file.path == path and share_open_file(pid, file.number, number)), -1
     )

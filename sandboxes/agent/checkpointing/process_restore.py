@@ -1,12 +1,11 @@
-"""Bringing a Python session back in another world: tier (b). Stdlib only; the agent's side.
+"""Restore a Python session from its image in another world: checkpoint tier (b). Stdlib only; agent side.
 
-It is brought back *into a process of that world*: a child of its agent, confined as every command is, that executes
-the same interpreter and is stopped before its first instruction. Its memory is laid out anew by calls that it makes
-itself (tracing.py), under its own filter, and its pages are mapped from the image: shared by all that are brought
-back from it, until one writes.
+The agent forks a child that is confined like any command, executes the same interpreter and stops before its first
+instruction. The agent then makes the child rebuild its memory by its own system calls (linux/ptrace.py), under its
+own filter, and maps its pages from the image. All sessions restored from one image share its pages until they write.
 
-So nothing crosses a wall: no process leaves its namespaces, and no right is given to memory that the world's code
-wrote. See docs/decisions/038-python-sessions-are-copied-into-forks.md.
+So no process leaves its namespaces, and memory that the world's code wrote gains no rights. See
+docs/decisions/038-python-sessions-are-copied-into-forks.md.
 """
 
 from __future__ import annotations
@@ -20,9 +19,10 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ramify.sandboxes.agent.checkpointing.memory_image import read_into_memory
 from ramify.sandboxes.agent.checkpointing.process_dump import (
     ALL_SIGNALS,
-    GROUND,
+    BASE_PAGES,
     MMAP,
     MUNMAP,
     PAGES,
@@ -33,7 +33,7 @@ from ramify.sandboxes.agent.checkpointing.process_dump import (
     OpenFile,
     identity,
 )
-from ramify.sandboxes.linux import kernel, rlimits
+from ramify.sandboxes.linux import kernel, resource_limits
 from ramify.sandboxes.linux import memory_map as memory
 from ramify.sandboxes.linux.memory_map import Area
 from ramify.sandboxes.linux.ptrace import CODE, ENTRY, EXIT_KILL, TRACE_EXEC, Call, Tracee
@@ -47,41 +47,41 @@ STACK = struct.Struct("=QI4xQ")  # stack_t
 MM_MAP = struct.Struct("=11QQII")
 NO_AUXV, NO_FILE = 0, 0xFFFF_FFFF
 STACK_DISABLED, STACK_IN_USE = 2, 1
-TOP = 0x7FFF_FFFF_F000  # where a process's addresses end
-SLOT = 4096  # bytes of the room for each of the things that calls point at: a path, for one
+TOP = 0x7FFF_FFFF_F000  # the end of a process's user addresses
+SLOT = 4096  # bytes of scratch space for one value that a call takes by pointer, such as a path
 
 
-class Lost(Exception):
-    """An image that cannot be brought back here. The text says why."""
+class CannotRestore(Exception):
+    """An image that cannot be restored here. The text says why."""
 
 
-def check(image: Image) -> None:
-    """Raises `Lost` where the machine or a file is not what it was."""
+def check_compatible(image: Image) -> None:
+    """Raise `CannotRestore` if the kernel or the interpreter differs from when the image was taken."""
     if image.program.kernel != os.uname().release:
-        raise Lost(f"it was taken under the kernel {image.program.kernel}, and this is {os.uname().release}")
+        raise CannotRestore(f"it was dumped under kernel {image.program.kernel}, but this is {os.uname().release}")
     try:
         same = identity(image.program.path) == image.program.identity
     except OSError as error:
-        raise Lost(f"its interpreter cannot be found: {error}") from None
+        raise CannotRestore(f"its interpreter cannot be found: {error}") from None
     if not same:
-        raise Lost(f"its interpreter has changed: {image.program.path}")
+        raise CannotRestore(f"its interpreter has changed: {image.program.path}")
 
 
-def bring(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None]) -> int:
-    """A new process, a child of ours, that goes on where the image's stood; its pid.
+def restore(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callable[[], None]) -> int:
+    """Restore the image in a new child process, which runs on from where the image was taken; return its pid.
 
-    `pipes`: descriptors of the session's own, by their names. `confine` makes the child what a command may be, for
-    good. Raises `Lost`, or `OSError`.
+    `pipes`: the session's own pipe ends, by name. `confine` is called in the child, and restricts it for good to what
+    a command may do. Raises `CannotRestore`, or `OSError`.
     """
-    check(image)
+    check_compatible(image)
     pages = os.open(folder / PAGES, os.O_RDONLY | os.O_CLOEXEC)
     stands = any(kept.below >= 0 for kept in image.areas)
-    ground = os.open(folder / GROUND, os.O_RDONLY | os.O_CLOEXEC) if stands else os.dup(pages)
+    base = os.open(folder / BASE_PAGES, os.O_RDONLY | os.O_CLOEXEC) if stands else os.dup(pages)
     go, go_in = os.pipe()
     try:
         pid = os.fork()
         if pid == 0:
-            _become(image, (ground, pages), pipes, confine, go)
+            _become(image, (base, pages), pipes, confine, go)
         try:
             with Tracee.seize(pid, TRACE_EXEC | EXIT_KILL) as tracee:
                 try:
@@ -89,21 +89,21 @@ def bring(image: Image, folder: Path, pipes: Mapping[str, int], confine: Callabl
                     tracee.await_exec()
                     _lay_out(tracee, image, pages)
                 except BaseException:
-                    os.kill(pid, signal.SIGKILL)  # before it is let go of: it must not run as what it is half way
+                    os.kill(pid, signal.SIGKILL)  # before it is released: it must not run half restored
                     raise
         except BaseException as error:
             _end(pid)
             if isinstance(error, OSError):
-                raise Lost(f"it could not be brought back: {error}") from error
+                raise CannotRestore(f"it could not be restored: {error}") from error
             raise
         return pid
     finally:
-        for descriptor in (pages, ground, go, go_in):
+        for descriptor in (pages, base, go, go_in):
             os.close(descriptor)
 
 
 def _end(pid: int) -> None:
-    """Of a child that may have ended, and may have been waited for."""
+    """Kill and reap a child that may have ended or been reaped already."""
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -112,14 +112,14 @@ def _end(pid: int) -> None:
 def _become(
     image: Image, memory: Sequence[int], pipes: Mapping[str, int], confine: Callable[[], None], go: int
 ) -> None:
-    """The child: what its files were, then the interpreter."""
+    """In the child: open the image's files, then execute the interpreter."""
     program = image.program
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        rlimits.set_limits(program.limits)
+        resource_limits.restore_rlimits(program.limits)
         lowest = _spare(image.files)
         go = fcntl.fcntl(go, fcntl.F_DUPFD_CLOEXEC, lowest)
         above = [fcntl.fcntl(source, fcntl.F_DUPFD_CLOEXEC, lowest) for source in memory]
@@ -139,13 +139,13 @@ def _become(
         kernel.close_all_but((*opened, lowest - 2, lowest - 1))
         os.execve(program.path, [program.path], {})
     except OSError as error:
-        os.write(2, f"a Python session could not be brought back: {error}\n".encode())
+        os.write(2, f"a Python session could not be restored: {error}\n".encode())
     finally:
         os._exit(127)
 
 
 def _spare(files: Sequence[OpenFile]) -> int:
-    """Descriptors from here on are ours; the two below are the image's ground and its pages."""
+    """Our own descriptors start here; the two below are the image's base pages and its own pages."""
     return max((file.number for file in files), default=2) + 3
 
 
@@ -162,13 +162,13 @@ def _open(file: OpenFile, held: Mapping[str, int], lowest: int) -> int:
 
 
 def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
-    """Everything from the first instruction of a new program to the one where the image stood."""
+    """Rebuild the process, from the first instruction of a new program to the instruction where the image stopped."""
     tracee.blocked = ALL_SIGNALS
     mine = memory.areas(tracee.pid)
     kernels = {area.name: area for area in mine if area.name in memory.KERNELS}
     wanted = {area.name: area for area in image.kernels}
     if {name: area.size for name, area in kernels.items()} != {name: area.size for name, area in wanted.items()}:
-        raise Lost("its vDSO has another size here")
+        raise CannotRestore("its vDSO has a different size here")
     tracee.step_from(kernels["[vdso]"])
     paths = sorted({kept.area.file for kept in image.areas if kept.area.file and not kept.mapped})
     told = _told(image)
@@ -194,7 +194,7 @@ def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
     )
     for kept in image.areas:
         if not kept.mapped:
-            memory.write(tracee.memory, pages, kept)
+            read_into_memory(tracee.memory, pages, kept)
     tracee.step_from(wanted["[vdso]"])
     _know_itself(tracee, image)
     tracee.call(MUNMAP, room.at, room.size)
@@ -204,7 +204,7 @@ def _lay_out(tracee: Tracee, image: Image, pages: int) -> None:
 
 
 class _Room:
-    """What is ours in the new process: the table of calls, and what they point at."""
+    """Our scratch memory in the new process: the table of calls, and the values that they point to."""
 
     def __init__(self, calls: int, slots: int) -> None:
         self._slots = -(-(CODE + calls * ENTRY.size) // memory.PAGE) * memory.PAGE
@@ -216,7 +216,7 @@ class _Room:
 
 
 def _clearing(kernels: Mapping[str, Area], wanted: Mapping[str, Area], room: _Room) -> Iterator[Call]:
-    """Nothing but the room and the kernel's areas stay, these where they were in the image."""
+    """Unmap everything but our scratch memory and the kernel's areas; move those to their addresses in the image."""
     aside = at = room.at + room.size
     for area in kernels.values():
         yield (MREMAP, area.start, area.size, area.size, MAY_MOVE_FIXED, at)
@@ -230,23 +230,23 @@ def _clearing(kernels: Mapping[str, Area], wanted: Mapping[str, Area], room: _Ro
 
 def _mapping(image: Image, files: Mapping[str, int]) -> Iterator[Call]:
     lowest = _spare(image.files)
-    ground, pages = lowest - 2, lowest - 1
+    base, pages = lowest - 2, lowest - 1
     for kept in image.areas:
         area, source, offset = kept.area, -1, 0
         flags = area.flags
         if kept.below >= 0:
-            flags, source, offset = flags & ~memory.ANONYMOUS, ground, kept.below
+            flags, source, offset = flags & ~memory.ANONYMOUS, base, kept.below
         elif kept.mapped:
             flags, source, offset = flags & ~memory.ANONYMOUS, pages, kept.at
         elif area.file:
             source, offset = files[area.file], area.offset
         yield (MMAP, area.start, area.size, area.protection, flags, source, offset)
-    for descriptor in (*files.values(), ground, pages):
+    for descriptor in (*files.values(), base, pages):
         yield (CLOSE, descriptor)
 
 
 def _told(image: Image) -> list[tuple[bytes, Callable[[int], Call]]]:
-    """What the kernel is told by a pointer: the data, and the call with its address."""
+    """What the kernel is told through a pointer: the data, and the call as a function of the data's address."""
     thread = image.thread
     *places, heap_end = image.places
     layout = MM_MAP.pack(*places[:5], heap_end, *places[5:], NO_AUXV, 0, NO_FILE)
@@ -268,7 +268,7 @@ def _action(number: int, at: int) -> Call:
 
 
 def _settling(image: Image) -> Iterator[Call]:
-    """What it is told by a value."""
+    """What the kernel is told by value."""
     thread = image.thread
     if thread.tid_address:
         yield (SET_TID_ADDRESS, thread.tid_address)
@@ -280,9 +280,9 @@ def _settling(image: Image) -> Iterator[Call]:
 
 
 def _know_itself(tracee: Tracee, image: Image) -> None:
-    """What it must find in its memory first: its own number, and the area that the kernel will write to."""
+    """Fix what depends on the process's identity: its thread id, and its area for restartable sequences."""
     address = image.thread.tid_address
-    if address and os.pread(tracee.memory, 4, address) == struct.pack("=I", image.pid):  # glibc knows itself by it
+    if address and os.pread(tracee.memory, 4, address) == struct.pack("=I", image.pid):  # glibc keeps it there
         os.pwrite(tracee.memory, struct.pack("=I", tracee.pid), address)
     address, length, signature = image.thread.restartable
     if address:

@@ -1,10 +1,10 @@
-"""A Python session: the process inside the world. Run as a script by any Python 3.8 or later. Stdlib only.
+"""A Python session: the process inside the world. Run as a script by Python 3.8 or later. Stdlib only.
 
-    python3 session.py IN OUT
+    python3 python_session.py IN OUT
 
-Requests come on one named pipe, answers go on the other, one JSON object a line. What the code prints goes to the
-session's own standard output, which the agent reads. `fork` makes a second session of this one: the memory is shared
-until one of the two writes to it, and the child serves on pipes of its own.
+Requests come on one named pipe and replies go to the other, as one JSON object per line. Output of the code goes to
+the session's standard output, which the agent reads. `fork` creates a second session from this one: they share memory
+until one of them writes, and the child serves its own pipes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
             return
         request = json.loads(line)
         if "fork" in request:
-            gc.freeze()  # so that a collection does not write to all that is shared
+            gc.freeze()  # so that a collection does not write to shared pages
             child = os.fork()
             if child == 0:
                 requests.close()
@@ -43,7 +43,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
 
 
 def run(code: str, names: dict[str, Any]) -> dict[str, str | None]:
-    """What came of it: the last expression's repr, or the traceback without our own frames."""
+    """Run code; return the repr of the last expression, or the traceback without our own frames."""
     value = error = None
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
@@ -56,7 +56,7 @@ def run(code: str, names: dict[str, Any]) -> dict[str, str | None]:
             value = eval(compile(ast.Expression(last), "<session>", "eval"), names)
             names["_"] = value
             value = None if value is None else repr(value)
-    except BaseException as raised:  # noqa: BLE001  (whatever it is, also SystemExit, is the code's own outcome)
+    except BaseException as raised:  # noqa: BLE001  (any exception, also SystemExit, is the code's own outcome)
         trace = raised.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next

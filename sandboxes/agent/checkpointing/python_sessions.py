@@ -1,7 +1,7 @@
-"""The agent's side of Python sessions: starting them, asking them, noticing their end. Stdlib only.
+"""The agent's side of Python sessions: start them, send them requests, notice their end. Stdlib only.
 
-A session is a process of the world like any other, a descendant of the shell, so that it is dumped with it. Its two
-named pipes lie in the agent's private folder; the agent of a restored world makes them anew.
+A session is an ordinary process of the world and a descendant of the shell, so it is dumped with the shell. Its two
+named pipes lie in the agent's private folder; the agent of a restored world creates them again.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ramify.sandboxes.agent.checkpointing.process_dump import Standing
-from ramify.sandboxes.agent.private_folder import Private
+from ramify.sandboxes.agent.checkpointing.process_dump import ImageBase
+from ramify.sandboxes.agent.private_folder import PrivateFolder
 
 CHUNK = 1 << 16
 SOURCE = "session.py"
 
 
 @dataclass(slots=True)
-class Session:
-    """One Python session. It does not read by itself: the agent's loop does, and calls `hear`."""
+class PythonSession:
+    """One Python session. It does not read by itself: the agent's loop calls `hear`."""
 
     name: str
-    requests: int  # where we write
-    answers: int  # where we read
-    held: tuple[int, ...]  # its own ends, until it has opened them
+    requests: int  # we write here
+    answers: int  # we read here
+    held: tuple[int, ...]  # the session's own ends, kept open until it has opened them
     pid: int = 0
     watch: int = -1  # a pidfd
     answer: dict[str, object] | None = None
     ended: bool = False
-    on: Standing = field(default_factory=Standing)
+    image_base: ImageBase = field(default_factory=ImageBase)
     _heard: bytearray = field(default_factory=bytearray)
 
     def ask(self, request: dict[str, object]) -> None:
-        """`answer` is set when it has answered, `ended` if it ends first."""
+        """Send a request. `answer` is set when the session has replied, `ended` if it ends first."""
         self.answer = None
         data = json.dumps(request).encode() + b"\n"
         try:
@@ -55,7 +55,7 @@ class Session:
             self.answer = json.loads(line)
 
     def known(self, pid: int) -> None:
-        """It lives, under this pid. Raises `ProcessLookupError` where it does not."""
+        """Note that it lives, with this pid. Raises `ProcessLookupError` if it does not."""
         self.pid, self.watch = pid, os.pidfd_open(pid)
         for descriptor in self.held:
             os.close(descriptor)
@@ -72,38 +72,38 @@ class Session:
         for descriptor in (self.requests, self.answers, self.watch, *self.held):
             if descriptor >= 0:
                 os.close(descriptor)
-        self.on.close()
+        self.image_base.close()
 
 
-class Sessions:
-    """Those of one world, by name."""
+class PythonSessions:
+    """The sessions of one world, by name."""
 
-    def __init__(self, private: Private, poll: select.poll) -> None:
+    def __init__(self, private: PrivateFolder, poll: select.poll) -> None:
         self._private, self._poll = private, poll
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, PythonSession] = {}
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[PythonSession]:
         return iter(self._sessions.values())
 
-    def get(self, name: str) -> Session | None:
+    def get(self, name: str) -> PythonSession | None:
         return self._sessions.get(name)
 
     def pipes(self, name: str) -> tuple[str, str]:
         return (self._private.path(f"{name}.in"), self._private.path(f"{name}.out"))
 
-    def prepare(self, name: str) -> Session:
-        """The pipes of a session that is about to start."""
+    def prepare(self, name: str) -> PythonSession:
+        """Create the pipes of a session that is about to start."""
         requests, answers = (self._private.pipe(f"{name}.{end}") for end in ("in", "out"))
         os.set_blocking(answers[0], False)
-        session = self._sessions[name] = Session(name, requests[1], answers[0], (requests[0], answers[1]))
+        session = self._sessions[name] = PythonSession(name, requests[1], answers[0], (requests[0], answers[1]))
         self._poll.register(session.answers, select.POLLIN)
         return session
 
-    def begin(self, session: Session, pid: int) -> None:
+    def begin(self, session: PythonSession, pid: int) -> None:
         session.known(pid)
         self._poll.register(session.watch, select.POLLIN)
 
-    def forget(self, session: Session) -> None:
+    def forget(self, session: PythonSession) -> None:
         for descriptor in (session.answers, session.watch):
             if descriptor >= 0:
                 self._poll.unregister(descriptor)
@@ -113,7 +113,7 @@ class Sessions:
             self._private.remove(f"{session.name}.{end}")
 
     def turn(self, descriptor: int) -> None:
-        """What the loop found ready, if it is of a session."""
+        """Handle a descriptor that the loop found ready, if it is a session's."""
         for session in self:
             if descriptor == session.answers:
                 session.hear()
@@ -123,6 +123,6 @@ class Sessions:
                 os.close(session.watch)
                 session.watch = -1
 
-    def bury(self) -> None:
+    def release_ended(self) -> None:
         for session in [s for s in self if s.ended]:
             self.forget(session)

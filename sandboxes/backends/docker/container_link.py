@@ -1,8 +1,8 @@
-"""The host's end of a container's life: its agent's socket, and the container that goes with it.
+"""The host's end of a container's life: its agent's socket, and the container.
 
-The host listens on a socket in the world's own folder, the agent connects to it from inside. So frames go straight
-from process to process, and never through the engine; and a host that ends closes the socket, upon which the agent
-ends and, with its first process, the container.
+The host listens on a socket in the world's own folder, and the agent connects to it from inside. So messages go from
+process to process and never through the engine. When the host ends, its socket closes, so the agent ends, and with
+this first process the container.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ import socket
 from pathlib import Path
 
 from ramify.sandboxes.agent.container import SOCKET
-from ramify.sandboxes.backends.docker import cgroup
 from ramify.sandboxes.backends.docker.engine import End, Engine, Plan
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.sandboxes.host.agent_link import AgentLink, Line
-from ramify.sandboxes.host.concurrency import to_the_end
+from ramify.sandboxes.host.agent_link import AgentLink, MessageStream
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.linux import cgroups
 
-PATIENCE_S = 120.0  # with a container that runs: one that is short of processor time takes tens of seconds to call
-LOOK_S = 0.25  # how often we look whether it still runs meanwhile
-END_S = 5.0  # how long a world that was hung up on may take to end
+PATIENCE_S = 120.0  # for a container that runs: on a loaded machine its agent takes tens of seconds to connect
+LOOK_S = 0.25  # how often we check meanwhile that it still runs
+END_S = 5.0  # how long a world may take to end after a hang-up
 
 
 class ContainerLink(AgentLink):
-    """An agent's link whose other end is a container's first process."""
+    """A link to an agent that is a container's first process."""
 
-    def __init__(self, engine: Engine, container: str, line: Line) -> None:
-        self._engine, self.container, self._line = engine, container, line
+    def __init__(self, engine: Engine, container: str, stream: MessageStream) -> None:
+        self._engine, self.container, self._stream = engine, container, stream
         self.pid = 0
         self._ending: asyncio.Future[End] | None = None
 
     async def out_of_memory(self) -> int:
-        return cgroup.out_of_memory(self.pid)
+        return cgroups.kills_for_memory(self.pid)
 
     async def close(self) -> None:
-        await self._line.close()
+        await self._stream.close()
         await self._end()
 
     async def _end(self) -> End:
@@ -46,32 +46,33 @@ class ContainerLink(AgentLink):
         return await asyncio.shield(self._ending)
 
     async def _exit_reason(self) -> str:
-        return f"{_told(await self._end())}; start from its last snapshot again"
+        return f"{_told(await self._end())}; start again from its last snapshot"
 
 
 async def launch(engine: Engine, plan: Plan, private: Path) -> ContainerLink:
-    """Start the container and take its agent's call, to be sent its `Start`. Raises `WorldStartFailed`."""
+    """Start the container and accept its agent's connection, on which `Start` can be sent. Raises
+    `WorldStartFailed`."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         _listen(listening, private)
         try:
-            await to_the_end(asyncio.to_thread(engine.start, plan))
+            await finish_before_cancelling(asyncio.to_thread(engine.start, plan))
             sock = await _accept(listening, engine, plan.name)
         except BaseException:
-            await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+            await finish_before_cancelling(asyncio.to_thread(engine.remove, plan.name))
             raise
         (private / Path(SOCKET).name).unlink()
     try:
-        link = ContainerLink(engine, plan.name, await Line.over(sock))
+        link = ContainerLink(engine, plan.name, await MessageStream.over(sock))
         link.pid = await asyncio.to_thread(engine.pid, plan.name)
     except BaseException:
         sock.close()
-        await to_the_end(asyncio.to_thread(engine.remove, plan.name))
+        await finish_before_cancelling(asyncio.to_thread(engine.remove, plan.name))
         raise
     return link
 
 
 def _listen(listening: socket.socket, private: Path) -> None:
-    """By way of /proc: a socket's address holds a hundred bytes, which a deep folder's path may not fit in."""
+    """Listen by way of /proc: a socket's address has about a hundred bytes, too few for a deep folder's path."""
     folder = os.open(private, os.O_PATH | os.O_DIRECTORY)
     try:
         listening.bind(f"/proc/self/fd/{folder}/{Path(SOCKET).name}")
@@ -92,11 +93,11 @@ async def _accept(listening: socket.socket, engine: Engine, container: str) -> s
                 return call.result()[0]
             if not await asyncio.to_thread(engine.pid, container):
                 end = await asyncio.to_thread(engine.end, container, 0.1)
-                raise WorldStartFailed(f"a container was started, but its agent did not call: {_told(end)}")
+                raise WorldStartFailed(f"a container was started, but its agent did not connect: {_told(end)}")
             if loop.time() > deadline:
                 raise WorldStartFailed(
-                    f"a container was started and runs, but its agent did not call in {PATIENCE_S:g} s: is the "
-                    "machine overloaded? start fewer worlds at once"
+                    f"a container was started and runs, but its agent did not connect within {PATIENCE_S:g} s: is "
+                    "the machine overloaded? start fewer worlds at once"
                 )
     finally:
         call.cancel()

@@ -1,7 +1,7 @@
-"""The Docker Engine of this machine, through its SDK: the few calls that worlds need. All of them block.
+"""The Docker Engine of this machine, through its SDK: find it, and make the few calls that worlds need. All block.
 
-Everything that we make carries labels: `ramify.scratch` and `ramify.session` say whose it is, so that what a crash
-left behind is found by the next session of the same place.
+Every container gets the labels `ramify.scratch` and `ramify.session`, so that the next session in the same place
+finds what a crash left behind. Errors of the SDK become `BackendUnavailable` or `WorldStartFailed`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 PATIENCE_S = 60  # for one call
-PING_TIMEOUT_S = 5  # for the first sign of life
+PING_TIMEOUT_S = 5  # for the first reply
 
 
 def connect() -> docker.DockerClient:
-    """Raises `BackendUnavailable` with what is missing and what to do about it."""
+    """Connect to the engine. Raises `BackendUnavailable` with what is missing and what to do about it."""
     try:
         import docker
     except ImportError:
@@ -47,20 +47,20 @@ def connect() -> docker.DockerClient:
 
 
 def _check_users(client: docker.DockerClient) -> None:
-    """Users must be the same inside and outside, for the folders that are mounted."""
-    with told("telling about itself"):
+    """Check that users are the same inside and outside: mounted folders need that."""
+    with translated_errors("telling about itself"):
         security = client.info().get("SecurityOptions") or []
     for option in ("name=rootless", "name=userns"):
         if any(option in one for one in security):
             raise BackendUnavailable(
-                f"the Docker Engine maps users ({option}): what a world writes would be somebody else's. "
+                f"the Docker Engine maps users ({option}): files that a world writes would belong to another user. "
                 "Use one that does not"
             )
 
 
 @contextmanager
-def told(doing: str) -> Iterator[None]:
-    """What the SDK raises, as ours. `NotFound` passes: the callers know what it means."""
+def translated_errors(doing: str) -> Iterator[None]:
+    """Translate the SDK's errors to ours. `NotFound` passes through: callers know what it means."""
     import docker
     import requests
 
@@ -73,18 +73,18 @@ def told(doing: str) -> Iterator[None]:
 
 
 def check_engine_answers(where: str) -> None:
-    """Raises `BackendUnavailable` where no engine of this machine answers."""
+    """Raise `BackendUnavailable` if no engine on this machine answers."""
     scheme, _, path = where.partition("://")
     if scheme != "unix":
         raise BackendUnavailable(
-            f"the Docker Engine at {where} may be on another machine, but worlds are folders of this one, mounted: "
+            f"the Docker Engine at {where} may be on another machine, but worlds mount folders of this one: "
             f"unset DOCKER_HOST, or set it to a socket, as {DEFAULT_HOST}"
         )
     try:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.settimeout(PING_TIMEOUT_S)
             sock.connect(path)
-            sock.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")  # one that hangs would hold us for much longer later
+            sock.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")  # one that hangs would hold us much longer later
             sock.recv(1)
     except FileNotFoundError:
         raise BackendUnavailable(
@@ -106,19 +106,19 @@ ROOM, MEMORY_ROOM = (
     64 << 20,
 )  # processes and bytes beyond the limit: for the agent, and for it to name the culprit
 LOG = {"max-size": "256k", "max-file": "1"}
-REMOVED = 2  # among the kinds of change that the engine knows
+REMOVED = 2  # the engine's number for this kind of change
 ENGINES_OWN = ("/.dockerenv", "/dev", "/proc", "/sys", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/ramify")
 ROOT_KEEPS = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "NET_BIND_SERVICE", "SETFCAP")
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One container."""
+    """How to run one container."""
 
     image: str
     name: str
     command: list[str]
-    mounts: Mapping[str, Path]  # where inside: the host's folder, read-only
+    mounts: Mapping[str, Path]  # by place inside: the host's folder, read-only
     writable: Mapping[str, Path]
     network: bool
     limits: Limits
@@ -126,7 +126,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended, and the last line it wrote."""
+    """How a container ended, and the last line of its log."""
 
     exit_code: int
     out_of_memory: bool
@@ -135,7 +135,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Absolute paths. One of `removed` that is there nevertheless is a folder made anew."""
+    """Changed and removed absolute paths. A removed path that exists nevertheless is a folder that was made anew."""
 
     changed: tuple[str, ...]
     removed: tuple[str, ...]
@@ -162,17 +162,17 @@ class Engine:
         import docker
 
         try:
-            with told(f"looking for the image {name}"):
+            with translated_errors(f"looking for the image {name}"):
                 self._client.images.get(name)
         except docker.errors.ImageNotFound:
             return False
         return True
 
     def import_tar(self, tar: BinaryIO, name: str) -> None:
-        """Make the image `name` (repository:tag) of a root file system's tar."""
+        """Make the image `name` (repository:tag) from the tar of a root file system."""
         repository, _, tag = name.rpartition(":")
-        with told(f"importing the image {name}"):
-            # the engine answers with a line of progress, also where it fails
+        with translated_errors(f"importing the image {name}"):
+            # the engine answers with lines of progress, even if it fails
             answer: str = self._client.api.import_image(src=tar, repository=repository, tag=tag)
         if '"error"' in answer:
             raise WorldStartFailed(f"importing the image {name}: {answer.strip()}")
@@ -180,8 +180,8 @@ class Engine:
     # Containers
 
     def start(self, plan: Plan) -> None:
-        """Run a container. It goes by its name from now on. Raises `WorldStartFailed`, with nothing left behind."""
-        with told("creating a container"):
+        """Run a container, known by its name from now on. Raises `WorldStartFailed` and leaves nothing behind."""
+        with translated_errors("creating a container"):
             container = self._client.containers.create(
                 plan.image,
                 plan.command,
@@ -202,28 +202,28 @@ class Engine:
                 **_limits(plan.limits),
             )
         try:
-            with told("starting a container"):
+            with translated_errors("starting a container"):
                 container.start()
         except WorldStartFailed:
             self.remove(plan.name)
             raise
 
     def pid(self, container: str) -> int:
-        """Of its first process, as the host counts; 0 where it does not run, or is not there."""
+        """The host's pid of its first process; 0 if it does not run or does not exist."""
         import docker
 
         try:
-            with told("looking at a container"):
+            with translated_errors("looking at a container"):
                 return int(self._client.api.inspect_container(container)["State"]["Pid"])
         except docker.errors.NotFound:
             return 0
 
     def end(self, container: str, patience_s: float) -> End:
-        """Wait for its end, for so long, then kill it; remove it, and say how it ended."""
+        """Wait this long for its end, else kill it; then remove it and report how it ended."""
         import docker
 
         try:
-            with told("ending a container"):
+            with translated_errors("ending a container"):
                 self._wait(container, patience_s)
                 found = self._client.containers.get(container)
                 log = found.logs(tail=1).decode("utf-8", "replace").strip()
@@ -239,11 +239,11 @@ class Engine:
         try:
             self._client.api.wait(container, timeout=patience_s)
         except (requests.exceptions.ReadTimeout, requests.exceptions.ConnectionError):
-            return  # it still runs; an engine that is gone says so at the next call
+            return  # it still runs; the next call reports an engine that is gone
 
     def changes(self, container: str, apart: Collection[str]) -> Changes:
-        """What differs from the container's image, but for the places `apart`, what lies in them and leads there."""
-        with told("looking for what changed in a container"):
+        """What differs from the container's image, except in the places `apart` and on the way to them."""
+        with translated_errors("looking for what changed in a container"):
             found = self._client.api.diff(container) or []
         apart = (*ENGINES_OWN, *apart)
         changed: list[str] = []
@@ -254,14 +254,14 @@ class Engine:
                 continue
             if "\ufffd" in path:
                 raise SandboxError(
-                    f"{path}: the engine cannot name what is not UTF-8. Keep such names in the workspace"
+                    f"{path}: the engine cannot handle names that are not UTF-8. Keep such files in the workspace"
                 )
             (removed if kind == REMOVED else changed).append(path)
         return Changes(tuple(changed), tuple(removed))
 
     def execute(self, container: str, command: list[str]) -> None:
-        """Run a program in the container, as its own user. Raises `SandboxError` where it fails."""
-        with told("running a program in a container"):
+        """Run a program in the container as the container's user. Raises `SandboxError` if it fails."""
+        with translated_errors("running a program in a container"):
             started = self._client.api.exec_create(container, command, user=_user())
             said: bytes = self._client.api.exec_start(started["Id"])
             code = self._client.api.exec_inspect(started["Id"])["ExitCode"]
@@ -271,28 +271,31 @@ class Engine:
             )
 
     def remove(self, container: str) -> None:
-        """Kill and remove it, if it is there."""
+        """Kill and remove it, if it exists."""
         import docker
 
         try:
-            with told("removing a container"):
+            with translated_errors("removing a container"):
                 self._client.api.remove_container(container, force=True, v=True)
         except docker.errors.NotFound:
-            pass  # what we wanted
+            pass  # as wanted
         except WorldStartFailed as error:
             if "already in progress" not in str(error):
                 raise
 
     def sweep(self, scratch: Path, living: Container[str]) -> int:
-        """Remove the containers of `scratch` whose session is not among the `living`, and those that have ended and
-        whose own scratch folder is gone, so that nobody else will; how many there were."""
+        """Remove containers that nobody else will; return how many there were.
+
+        These are containers of `scratch` whose session is not among the `living`, and ended containers whose own
+        scratch folder is gone.
+        """
 
         def abandoned(labels: Mapping[str, str], state: str) -> bool:
             if labels[SCRATCH] == str(scratch):
                 return labels.get(SESSION) not in living
             return state == "exited" and not Path(labels[SCRATCH]).exists()
 
-        with told("listing containers"):
+        with translated_errors("listing containers"):
             found = self._client.containers.list(all=True, filters={"label": SCRATCH}, sparse=True)
         gone = [one.id for one in found if abandoned(one.attrs["Labels"], one.attrs["State"])]
         for container in gone:
@@ -313,7 +316,7 @@ def _mounts(plan: Plan) -> list[Any]:
 
 
 def _limits(limits: Limits) -> dict[str, Any]:
-    """The engine's hard stops. The agent watches over the limits, and names the one that ended a command."""
+    """The engine's hard limits. The agent watches the limits itself, and names the one that ended a command."""
     from docker.types import Ulimit
 
     flags: dict[str, Any] = {"ulimits": [Ulimit(name="core", soft=NO_CORE, hard=NO_CORE)]}

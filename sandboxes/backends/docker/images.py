@@ -1,10 +1,11 @@
-"""A small root file system of this machine's own programs, for containers where there is no registry.
+"""Images for containers: a root file system made from this machine's own programs, and imports into the engine.
 
     with open("root.tar", "wb") as tar:
         RootFs.of_host(extra=["file"]).write(tar)
 
-Programs are looked up on the path; their libraries and the Python that runs us come along. `docker import` and
-`WorldSpec.image` take the tar.
+`RootFs` looks programs up on the path and includes their libraries and the running Python. `docker import` and
+`WorldSpec.image` take the tar. `Images` finds the engine's image for a world; Ramify's own are imported once and
+named by content.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ USUAL = """
     tr true truncate tty uname uniq unlink wc which who whoami xargs yes
 """
 PROGRAMS = (*NEEDED, *USUAL.split())
-# By binary wheels, beside what programs are linked to (PEP 600).
+# Libraries that binary wheels expect beside those that programs are linked to (PEP 600).
 EXPECTED = "libgcc_s.so.1 libstdc++.so.6 libm.so.6 libdl.so.2 librt.so.1 libutil.so.1 libpthread.so.0 libresolv.so.2"
 WHERE = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into usr on most machines
 UNWANTED = frozenset({"test", "site-packages", "dist-packages", "__pycache__", "idlelib", "turtledemo", "ensurepip"})
-# /root is open: a Python may lie below it, and the world's user be somebody else.
+# /root is readable: a Python may be installed below it, and the world's user may not be root.
 FOLDERS = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o755, "home": 0o755, "proc": 0o755, "sys": 0o755, "dev": 0o755}
 TEXTS = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
@@ -54,7 +55,7 @@ TEXTS = {
 
 @dataclass(frozen=True, slots=True)
 class RootFs:
-    """What goes into the tar, by its path in it, without the leading slash. The programs' libraries come along."""
+    """The contents of the tar, by path without the leading slash. The programs' libraries are added."""
 
     files: dict[str, Path]
     links: dict[str, str]
@@ -65,11 +66,10 @@ class RootFs:
     def of_host(
         cls, extra: Iterable[str] = (), *, python: bool = True, texts: Mapping[str, str] | None = None
     ) -> Self:
-        """With `extra` programs, with the Python that runs us or without, and with small files of your own.
+        """With `extra` programs, with or without the running Python, and with small files (`texts`) of your own.
 
-        Raises `BackendUnavailable` where one of `extra`, or what none can do without, is not on the path.
-
-        An extra program brings its libraries, but no files that it reads: `git` wants its folder of helpers, too.
+        An extra program brings its libraries, but no files that it reads: `git`, for one, also wants its folder of
+        helpers. Raises `BackendUnavailable` if an extra or an indispensable program is not on the path.
         """
         wanted = (*PROGRAMS, *extra)
         programs = [path for name in wanted if (path := _find(name, must=name not in PROGRAMS or name in NEEDED))]
@@ -85,7 +85,7 @@ class RootFs:
         return cls(files, links, {**TEXTS, **(texts or {})}, binaries)
 
     def digest(self) -> str:
-        """The same as long as none of the files has changed, by name, size and time."""
+        """Changes if any of the files changes, by name, size and time."""
         fixed = (FOLDERS, sorted(self.links.items()), sorted(self.texts.items()), EXPECTED)
         seen = hashlib.sha256(repr(fixed).encode())
         for name, path in sorted(self.files.items()):
@@ -94,7 +94,7 @@ class RootFs:
         return seen.hexdigest()
 
     def write(self, tar: BinaryIO) -> None:
-        """The tar, everything in it root's. Raises `BackendUnavailable` where a library is missing."""
+        """Write the tar; root owns everything in it. Raises `BackendUnavailable` if a library is missing."""
         needed = libraries(self.binaries)
         shared = {_place(Path(name) if name.startswith("/") else path): path for name, path in needed.items()}
         beside = next(path.parent for name, path in needed.items() if name.startswith("libc."))
@@ -115,7 +115,7 @@ class RootFs:
 
 
 def write_folder(folder: Path, tar: BinaryIO) -> None:
-    """The tar of a root file system's folder, everything in it root's."""
+    """Write the tar of a root file system's folder; root owns everything in it."""
     with tarfile.open(fileobj=tar, mode="w") as out:
         out.add(folder, "", filter=as_root)
 
@@ -135,17 +135,17 @@ def _member(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
 def _find(name: str, *, must: bool) -> Path | None:
     found = shutil.which(name, path=WHERE)
     if found is None and must:
-        raise BackendUnavailable(f"{name} is not on this machine ({WHERE}): an image of it would be of no use")
+        raise BackendUnavailable(f"{name} is not on this machine ({WHERE}): an image needs it")
     return None if found is None else Path(found)
 
 
 def _place(path: Path) -> str:
-    """Where a file goes: its own path, with the links of its folders followed, for those are links there, too."""
+    """Its place in the tar: its own path, with links among its folders resolved, which are links in the tar too."""
     return os.fspath(Path(os.path.realpath(path.parent), path.name)).lstrip("/")
 
 
 def _below(standard: Path) -> Iterator[Path]:
-    """The standard library without its tests, its caches and what was installed beside it."""
+    """The standard library without tests, caches and installed packages."""
     for folder, names, files in os.walk(standard):
         names[:] = [name for name in names if name not in UNWANTED and not name.startswith("config-")]
         yield from (Path(folder, file) for file in files)
@@ -156,7 +156,8 @@ DIGITS = 24  # of a digest, in a tag
 
 
 class Images:
-    """Finds images, importing those that the engine has not yet. One import at a time: siblings want the same."""
+    """Finds images and imports those that the engine lacks. One import at a time: sibling worlds want the same
+    one."""
 
     def __init__(self, engine: Engine, store: SnapshotStore, folder: Path) -> None:
         self._engine, self._store, self._folder = engine, store, folder
@@ -164,11 +165,11 @@ class Images:
         self._one = asyncio.Lock()
 
     async def find(self, snapshot: Snapshot, wanted: Path | None) -> tuple[str, LayerId | None]:
-        """The image under `snapshot`, else the one `wanted`, else one of this machine's own programs.
+        """The image of `snapshot`, else the one `wanted`, else one made of this machine's own programs.
 
-        `wanted` is a root file system's folder or tar; where there is no such file, an image of the engine by name.
-        Gives the engine's name of it, and the layer that it is in our store, if it is one.
-        Raises `WorldStartFailed`, `BackendUnavailable`, and what importing into the store raises.
+        `wanted` is a root file system's folder or tar; if no such file exists, it is the name of an image of the
+        engine. Returns the engine's name of the image, and its layer in our store if it is one. Raises
+        `WorldStartFailed`, `BackendUnavailable`, and what importing into the store raises.
         """
         key = snapshot.image or wanted
         async with self._one:
@@ -192,7 +193,7 @@ class Images:
         if not self._engine.has_image(name):
             raise WorldStartFailed(
                 f"{name} is neither a root file system's folder or tar nor an image of the Docker Engine: "
-                f"name one that is there, or `docker pull {name}` first"
+                f"name an existing one, or `docker pull {name}` first"
             )
         return name
 

@@ -1,7 +1,7 @@
-"""The host's Python, made to run in any container: the agent needs one, and most images have none, or an old one.
+"""Make the host's Python run in any container. The agent needs one, and most images have none, or an old one.
 
-The interpreter goes in with its own loader and its own libraries, so that it does not matter which C library the
-image has. An image needs nothing but bash.
+The interpreter is mounted with its own dynamic loader and libraries, so the image's C library does not matter. An
+image needs nothing but bash.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ LINE = re.compile(r"^\s+(?:(?P<name>\S+) => )?(?P<path>/\S+) \(0x[0-9a-f]+\)$", 
 
 
 def libraries(programs: Iterable[Path]) -> dict[str, Path]:
-    """By the name that they are loaded by (libz.so.1, not the file's own libz.so.1.2.13): where each lies.
+    """The path of each library, by the name that programs load it by (libz.so.1, not the file's own libz.so.1.2.13).
 
-    The loader itself is among them, by its whole path. Scripts and static programs need none.
-    Raises `BackendUnavailable` where one is missing.
+    The loader itself is included, by its full path. Scripts and static programs need none. Raises
+    `BackendUnavailable` if a library is missing.
     """
     asked = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True)
     if "=> not found" in asked.stdout:
@@ -38,14 +38,15 @@ def is_loader(name: str) -> bool:
     return Path(name).name.startswith(("ld-", "ld64.so", "ld.so"))
 
 
-INSIDE = Path(__file__).with_name("inside.py")
-PLACE = "/ramify/python"  # where containers see the carrier
-CODE = "/ramify/sandboxes"  # where they see this package's parent
+AGENT = Path(__file__).parents[2] / "agent" / "__main__.py"
+PLACE = "/ramify/python"  # where containers see it
+CODE = "/ramify/sandboxes"  # where they see ramify.sandboxes
 
 
 @dataclass(frozen=True, slots=True)
 class PortablePython:
-    """`folder` holds `bin/python3` and `lib/`, to be mounted at PLACE, with `standard` in it."""
+    """A Python that runs in containers. `folder` holds `bin/python3` and `lib/`; it is mounted at PLACE, with
+    `standard` in it."""
 
     folder: Path
     loader: str  # the dynamic loader's name in `lib`
@@ -53,28 +54,28 @@ class PortablePython:
 
     @property
     def command(self) -> list[str]:
-        """The agent's command line inside."""
-        return self.running(INSIDE.name)
+        """The agent's command line in a container."""
+        return self.running("container")
 
-    def running(self, script: str) -> list[str]:
-        """The command line inside of a script of this package."""
+    def running(self, program: str) -> list[str]:
+        """The command line in a container of one of the agent's programs."""
         start = [f"{PLACE}/lib/{self.loader}", "--library-path", f"{PLACE}/lib", f"{PLACE}/bin/python3"]
-        return [*start, "-I", "-S", "-B", f"{CODE}/docker/{script}"]
+        return [*start, "-I", "-S", "-B", f"{CODE}/agent/{AGENT.name}", program]
 
     @property
     def mounts(self) -> dict[str, Path]:
-        """What stands where inside, read-only."""
+        """The host's folders to mount read-only, by their places in the container."""
         return {
             PLACE: self.folder,
             f"{PLACE}/lib/{self.standard.name}": self.standard,
-            CODE: INSIDE.parent.parent,
+            CODE: AGENT.parents[1],
         }
 
 
-def carry(folder: Path) -> PortablePython:
-    """Make the carrier in `folder`: about ten files, a tenth of a second. Raises `BackendUnavailable`."""
+def make_portable_python(folder: Path) -> PortablePython:
+    """Make a portable Python in `folder`: about ten files, a tenth of a second. Raises `BackendUnavailable`."""
     python, standard = Path(os.path.realpath(sys.executable)), Path(sysconfig.get_path("stdlib"))
-    asked = subprocess.run([python, "-I", "-S", INSIDE, "--extensions"], capture_output=True, text=True)
+    asked = subprocess.run([python, "-I", "-S", AGENT, "extensions"], capture_output=True, text=True)
     if asked.returncode != 0:
         raise BackendUnavailable(f"{python} cannot run the agent: {asked.stderr.strip()}")
     needed = libraries([python, *map(Path, asked.stdout.splitlines())])

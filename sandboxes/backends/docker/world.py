@@ -14,7 +14,7 @@ from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.container import PRIVATE
 from ramify.sandboxes.agent.container_changes import LAYERS
 from ramify.sandboxes.agent.messages import Ready, Start
-from ramify.sandboxes.agent.private_folder import Private
+from ramify.sandboxes.agent.private_folder import PrivateFolder
 from ramify.sandboxes.backends.copying import CopyWorld
 from ramify.sandboxes.backends.docker.container_link import ContainerLink, launch
 from ramify.sandboxes.backends.docker.engine import Changes, Engine, Plan
@@ -22,7 +22,7 @@ from ramify.sandboxes.backends.docker.portable_python import PortablePython
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed, WorldStartFailed
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellState
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +30,20 @@ class DockerSession:
     """What all worlds of a session share."""
 
     engine: Engine
-    carrier: PortablePython
+    portable_python: PortablePython
     starting: asyncio.Semaphore
 
 
 @dataclass(slots=True)
 class ContainerSpawner:
-    """Where one world's agent is started: a container of its own."""
+    """Starts one world's agent in a container of its own."""
 
     dock: DockerSession
     image: str
     folder: Path
     spec: WorldSpec
-    outside: tuple[Path, ...] = ()  # the layers to lay over the image before the first command
-    hidden: tuple[Path, ...] = ()  # of the host's, what no world sees
+    outside: tuple[Path, ...] = ()  # layers to apply to the image before the first command
+    hidden: tuple[Path, ...] = ()  # files of the host that no world sees
 
     async def spawn(self, start: Start) -> ContainerLink:
         async with self.dock.starting:
@@ -62,11 +62,11 @@ class ContainerSpawner:
 
     @property
     def shown(self) -> dict[str, Path]:
-        """Folders of the host's. Over an image there are none: its own /usr must not be covered by the host's."""
+        """The host's folders that the world is shown. None over an image: its own /usr must not be covered."""
         return {} if self.spec.image else {str(path): path for path in self.spec.visible if path.exists()}
 
     def covers(self) -> dict[str, Path]:
-        """Something empty in the place of what lies in a shown folder and is hidden."""
+        """Something empty to mount over each hidden path in a shown folder."""
         nothing, empty = self.folder / "hidden", self.folder / "hidden.file"
         found: dict[str, Path] = {}
         for shown in self.shown.values():
@@ -83,8 +83,8 @@ class ContainerSpawner:
         return Plan(
             image=self.image,
             name=f"ramify-{self.folder.parent.name}-{self.folder.name}",
-            command=self.dock.carrier.command,
-            mounts={**self.shown, **self.covers(), **self.dock.carrier.mounts, **layers},
+            command=self.dock.portable_python.command,
+            mounts={**self.shown, **self.covers(), **self.dock.portable_python.mounts, **layers},
             writable={PRIVATE: self.folder / "private", start.tree: self.folder / "tree"},
             network=self.spec.network,
             limits=self.spec.limits,
@@ -92,14 +92,16 @@ class ContainerSpawner:
 
 
 class DockerWorld(CopyWorld):
-    """The tree is a plain folder, as in `copy`, that the container mounts where `WorldSpec.mount_at` says.
+    """The tree is a plain folder, as in `copy`, that the container mounts at `WorldSpec.mount_at`.
 
-    What changes beside it is taken out of the container at a seal, as one layer over the image, and laid over the
-    image again in a fork's container.
+    A seal copies what changed beside it out of the container, as one layer over the image; a fork's container gets it
+    applied to its image.
     """
 
-    def __init__(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec, berth: ContainerSpawner) -> None:
-        super().__init__(ground, snapshot, spec)
+    def __init__(
+        self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec, berth: ContainerSpawner
+    ) -> None:
+        super().__init__(resources, snapshot, spec)
         self._berth = berth
 
     def _tree_inside(self) -> str:
@@ -114,7 +116,7 @@ class DockerWorld(CopyWorld):
 
     def _make_folders(self, snapshot: Snapshot) -> None:
         (self._folder / "private").mkdir(parents=True)
-        store = self._ground.store
+        store = self._resources.store
         store.materialise(snapshot, self._folder / "tree")
         self._berth.outside = store.outside_dirs(snapshot)[-len(snapshot.outside) :] if snapshot.outside else ()
 
@@ -124,7 +126,7 @@ class DockerWorld(CopyWorld):
         if not changes and not self._snapshot.outside:
             return sealed
         upper, nothing = self._take_outside(changes), self._folder / "nothing"
-        with_outside = self._ground.store.seal_upper(
+        with_outside = self._resources.store.seal_upper(
             nothing,
             replace(sealed, outside=()),
             env=state.env,
@@ -139,25 +141,25 @@ class DockerWorld(CopyWorld):
         return self._snapshot if with_outside.id == self._snapshot.id else with_outside
 
     def _changes_outside(self) -> Changes:
-        """Against the image. The time of a place for temporary files is not what anybody wants to keep."""
+        """Changes against the image. The times of temporary places are not kept."""
         places = (*self._berth.shown, self._tree_inside())
         changes = self._berth.dock.engine.changes(self._container(), places)
         passing = ("/tmp", "/var/tmp", self._start_env()["HOME"])
         return Changes(tuple(path for path in changes.changed if path not in passing), changes.removed)
 
     def _take_outside(self, changes: Changes) -> Path:
-        """The changes as an upper folder, and beside it one that changes nothing of the tree."""
+        """The changes as an upper folder. Also makes `nothing`, an upper folder without changes of the tree."""
         private = self._folder / "private"
         upper, nothing, tree = private / "upper", self._folder / "nothing", (self._folder / "tree").stat()
         remove_tree(upper)
         told = json.dumps({"changed": changes.changed, "removed": changes.removed})
-        with closing(Private(str(private))) as shared:  # which commands can write to as well
+        with closing(PrivateFolder(str(private))) as shared:  # commands can write to it too
             shared.write("changes", told.encode())
-        command = self._berth.dock.carrier.running("outside.py")
+        command = self._berth.dock.portable_python.running("capture")
         engine = self._berth.dock.engine
         engine.execute(self._container(), [*command, f"{PRIVATE}/changes", f"{PRIVATE}/upper"])
         if upper.is_symlink():
-            raise SealFailed("a command put a link in the place of what is sealed. Roll the world back")
+            raise SealFailed("a command replaced the folder to be sealed by a link. Roll the world back")
         nothing.mkdir(exist_ok=True)
         nothing.chmod(stat.S_IMODE(tree.st_mode))
         os.utime(nothing, ns=(tree.st_atime_ns, tree.st_mtime_ns))

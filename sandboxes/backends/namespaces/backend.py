@@ -1,12 +1,13 @@
 """The default backend: a fork is a mount, a seal is a rename.
 
-A world's tree is an overlay: the snapshot's layers below, a fresh upper folder on top, mounted by the keeper before
-the world has any process; its agent starts when something is asked of it. A seal takes the mount away for a moment,
-hands the upper to the store as a new layer and mounts the longer stack. What lies beside the tree is sealed in the
-same way (surroundings.py). Where a process besides the shell lives, something holds a mount, or the mount is the root
-that the agent itself stands on (an image, of which something changed), all are frozen and
-the uppers are copied instead; the world then goes on over its old stack, so that its next layer is again everything
-since that stack.
+A world's tree is an overlay: the snapshot's layers below a fresh upper folder. The mount server mounts it before the
+world has any process; the world's agent starts with the first request. A seal removes the mount for a moment, hands
+the upper folder to the store as a new layer, and mounts the longer stack. What lies beside the tree is sealed in the
+same way (home_overlay.py).
+
+Sometimes the mount cannot be removed: a process besides the shell lives, something holds the mount, or it is the root
+that the agent itself stands on (an image that has changed). Then all processes are frozen and the upper folders are
+copied; the world goes on over its old stack, so its next layer again holds everything since that stack.
 """
 
 from __future__ import annotations
@@ -22,31 +23,31 @@ from typing import Self
 from ramify.fork_engine.seal import LastSeal
 from ramify.fork_engine.types import LayerId, Snapshot
 from ramify.sandboxes.agent.messages import Attach, Detach, Done, Start, View
-from ramify.sandboxes.agent.mount_server import Over
+from ramify.sandboxes.agent.mount_server import Overlay
 from ramify.sandboxes.agent.mount_view import PRIVATE, ROOT, SCRATCH_PLACES
 from ramify.sandboxes.backends.agent_backend import AgentBackend
-from ramify.sandboxes.backends.namespaces.home_overlay import Beside, Surroundings, bash_of_image
-from ramify.sandboxes.backends.namespaces.warm_pool import Folders
+from ramify.sandboxes.backends.namespaces.home_overlay import HomeOverlays, SideOverlay, bash_of_image
+from ramify.sandboxes.backends.namespaces.warm_pool import WarmPool
 from ramify.sandboxes.capabilities import Feature
 from ramify.sandboxes.checkpointing import criu
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, WorldStartFailed, explain_file_limit
 from ramify.sandboxes.host.agent_link import AgentLink
 from ramify.sandboxes.host.agent_world import AgentWorld
-from ramify.sandboxes.host.concurrency import all_of
+from ramify.sandboxes.host.concurrency import run_all_to_end
 from ramify.sandboxes.host.fork_server_client import ForkServerClient
 from ramify.sandboxes.host.scratch import remove_tree
-from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, Ground, ShellState
+from ramify.sandboxes.host.world_lifecycle import DEFAULT_PATH, ShellState, WorldResources
 from ramify.sandboxes.linux import ptrace
 
 RESOLVER = Path("/etc/resolv.conf")
 
 
 class NamespaceBackend(AgentBackend):
-    """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must lie on the store's file system."""
+    """Worlds in user, mount, pid, net, ipc and uts namespaces. `scratch` must be on the store's file system."""
 
     name = "namespaces"
-    _around: Surroundings
+    _around: HomeOverlays
 
     @classmethod
     def missing(cls) -> dict[Feature, str]:
@@ -59,15 +60,15 @@ class NamespaceBackend(AgentBackend):
         await super().__aenter__()
         assert self._helper is not None
         home = Path("~").expanduser()
-        self._around = Surroundings(self._session.folder, self._helper.trees, home, self._hidden)
+        self._around = HomeOverlays(self._session.folder, self._helper.trees, home, self._hidden)
         self._around.store = str(Path(self._store.root).resolve())
         self._images: dict[tuple[str, int], LayerId] = {}
-        self._folders = Folders(self._session.folder, self._helper.trees)
+        self._pool = WarmPool(self._session.folder, self._helper.trees)
         self._standing: dict[Path, os.stat_result] = {}
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._folders.close()
+        await self._pool.close()
         await super().__aexit__(*exc)
 
     def _new_helper(self) -> ForkServerClient:
@@ -75,13 +76,13 @@ class NamespaceBackend(AgentBackend):
         (self._session.folder / ROOT).mkdir()
         return ForkServerClient(self._session.folder / "helper.log", anchors)
 
-    def _world(self, ground: Ground, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
+    def _world(self, resources: WorldResources, snapshot: Snapshot, spec: WorldSpec) -> NamespaceWorld:
         assert self._helper is not None
-        world = NamespaceWorld(ground, self._helper, self._around, snapshot, spec)
-        top = self._standing.pop(ground.folder, None)
+        world = NamespaceWorld(resources, self._helper, self._around, snapshot, spec)
+        top = self._standing.pop(resources.folder, None)
         if top is not None:
-            world.next_tree_overlay()  # was mounted before
-            world.planted(snapshot, top)
+            world.next_tree_overlay()  # its tree was mounted earlier
+            world.adopt_tree(snapshot, top)
         return world
 
     async def materialise(self, snapshot: Snapshot, spec: WorldSpec) -> World:
@@ -100,12 +101,12 @@ class NamespaceBackend(AgentBackend):
     async def _forked(self, snapshot: Snapshot, spec: WorldSpec, n: int) -> list[World]:
         worlds: list[AgentWorld] = []
         try:
-            for folder, top in self._folders.take(self._store.lower_dirs(snapshot), n):
+            for folder, top in self._pool.take(self._store.lower_dirs(snapshot), n):
                 if top is not None:
                     self._standing[folder] = top
                 worlds.append(self._register(snapshot, spec, folder))
-            await plant([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
-            await all_of([world.begin() for world in worlds])
+            await mount_trees([world for world in worlds if isinstance(world, NamespaceWorld)], snapshot)
+            await run_all_to_end([world.begin() for world in worlds])
         except BaseException:
             await asyncio.gather(*(world.close() for world in worlds))
             raise
@@ -123,23 +124,23 @@ class NamespaceBackend(AgentBackend):
 class NamespaceWorld(AgentWorld):
     def __init__(
         self,
-        ground: Ground,
+        resources: WorldResources,
         helper: ForkServerClient,
-        around: Surroundings,
+        around: HomeOverlays,
         snapshot: Snapshot,
         spec: WorldSpec,
     ) -> None:
-        super().__init__(ground, snapshot, spec)
-        self._fresh = self._folder.exists()  # the folders of its first mount are there, empty
+        super().__init__(resources, snapshot, spec)
+        self._fresh = self._folder.exists()  # the folders for its first mount exist, empty
         self._helper, self._around = helper, around
-        self._base = snapshot  # what is mounted below the uppers: older than the last seal, where that had to copy
-        self._beside: list[Beside] = []
-        self._stayed = LastSeal()  # what the seals made of the uppers since they were mounted
-        self._mounts = 0  # so many times: overlayfs takes no work folder twice after `volatile`
-        self._works: list[Path] = []  # the work folders of what is mounted beside the tree
+        self._base = snapshot  # mounted below the uppers; older than the last seal if that seal had to copy
+        self._beside: list[SideOverlay] = []
+        self._stayed = LastSeal()  # what seals recorded of the uppers since they were mounted
+        self._mounts = 0  # how many; overlayfs accepts no work folder twice after `volatile`
+        self._works: list[Path] = []  # work folders of the mounts beside the tree
         self._tidying: asyncio.Task[None] | None = None
-        self._planted = False
-        self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time as it was made
+        self._has_tree = False
+        self._untouched: dict[str, tuple[int, int]] = {}  # by upper: its mode and time when it was created
 
     @property
     def path(self) -> Path:
@@ -156,15 +157,15 @@ class NamespaceWorld(AgentWorld):
 
     async def _make(self, snapshot: Snapshot) -> Start:
         self._stayed.forget()
-        if not self._planted:
-            await plant([self], snapshot)
-        self._planted = False
-        image = None if snapshot.image is None else self._ground.store.outside_dirs(snapshot)[0]
+        if not self._has_tree:
+            await mount_trees([self], snapshot)
+        self._has_tree = False
+        image = None if snapshot.image is None else self._resources.store.outside_dirs(snapshot)[0]
         await self._lay_out(snapshot, image)
         return Start(
             tree=self._tree_inside(),
             private=PRIVATE,
-            bash=self._ground.bash if image is None else bash_of_image(image),
+            bash=self._resources.bash if image is None else bash_of_image(image),
             env=self._shell_env(snapshot),
             cwd=snapshot.cwd,
             max_output=self._spec.max_output,
@@ -172,7 +173,7 @@ class NamespaceWorld(AgentWorld):
                 folder=str(self._folder),
                 store=self._around.store,
                 points=[*(beside.point for beside in self._beside), self._tree_inside()],
-                hidden=[*map(str, self._ground.hidden), *self._around.exposed],
+                hidden=[*map(str, self._resources.hidden), *self._around.exposed],
                 visible=[str(path) for path in self._visible()],
                 network=self._spec.network,
                 image=image is not None,
@@ -181,17 +182,17 @@ class NamespaceWorld(AgentWorld):
 
     async def _lay_out(self, snapshot: Snapshot, image: Path | None) -> None:
         places = [self._spec.mount_at, *self._visible()]
-        layers = self._ground.store.outside_dirs(snapshot)
+        layers = self._resources.store.outside_dirs(snapshot)
         if image is not None:
             self._beside = await self._around.overlays_over_image(self._folder, image, layers[1:], places)
         else:
             self._beside = await self._around.overlays_over_host(self._folder, layers, places)
 
     def _visible(self) -> tuple[Path, ...]:
-        """With the network comes how to find names in it, where that lies in a hidden place."""
+        """With the network, also show the resolver's configuration if it lies in a hidden place."""
         shown = self._spec.visible
         if self._spec.dumpable and self._snapshot.image is None and criu.folder().is_dir():
-            shown = (*shown, criu.folder())  # by default in Ramify's home, which is hidden
+            shown = (*shown, criu.folder())  # it lies in Ramify's home by default, which is hidden
         if not self._spec.network:
             return shown
         resolver = RESOLVER.resolve()
@@ -201,14 +202,15 @@ class NamespaceWorld(AgentWorld):
         return shown
 
     async def _link_to(self, start: Start) -> AgentLink:
-        """Late where nothing is to run yet; what was running when the snapshot was taken runs on from now."""
+        """Start the agent with the first request; at once if processes of the snapshot or startup commands must
+        run."""
         late = self._helper.late(start, self._mounted)
         if start.image or self._spec.startup:
             await late.start()
         return late
 
     async def _mounted(self, given: list[int]) -> None:
-        """Everything that the agent puts in its places, as descriptors."""
+        """Append to `given` a descriptor of every mount that the agent attaches."""
         tree = asyncio.ensure_future(self._helper.trees.clone(self._id))
         try:
             await self._mount_beside(given)
@@ -225,33 +227,33 @@ class NamespaceWorld(AgentWorld):
 
     # MountView
 
-    def next_tree_overlay(self) -> Over:
+    def next_tree_overlay(self) -> Overlay:
         self._mounts += 1
         fresh, self._fresh = self._fresh, False
-        return Over(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
+        return Overlay(str(self._folder / "upper"), str(self._folder / f"work/{self._mounts}"), self._id, fresh)
 
     @property
-    def stands(self) -> bool:
-        """Whether its tree is mounted for a beginning that is still to come."""
-        return self._planted
+    def has_tree(self) -> bool:
+        """Whether its tree is already mounted for a start that is still to come."""
+        return self._has_tree
 
-    def planted(self, snapshot: Snapshot, top: os.stat_result) -> None:
-        self._base, self._planted = snapshot, True
+    def adopt_tree(self, snapshot: Snapshot, top: os.stat_result) -> None:
+        self._base, self._has_tree = snapshot, True
         self._untouched = {str(self._folder / "upper"): (top.st_mode, top.st_mtime_ns)}
 
     async def _mount_tree(self) -> None:
-        lowers = self._ground.store.lower_dirs(self._base)
+        lowers = self._resources.store.lower_dirs(self._base)
         fresh = not (self._folder / "upper").exists()
         await self._helper.trees.mount([str(folder) for folder in lowers], [self.next_tree_overlay()])
         if fresh:
             self._note(str(self._folder / "upper"))
 
     async def _mount_beside(self, given: list[int]) -> None:
-        """All at once: the keeper does one after the other, and waits for nobody in between."""
+        """Send all orders at once: the mount server works through them one by one without waiting for us."""
         mounted: dict[int, list[int]] = {}
         self._works = []
 
-        async def mount(at: int, beside: Beside) -> None:
+        async def mount(at: int, beside: SideOverlay) -> None:
             self._mounts += 1
             fresh = not Path(beside.upper).exists()
             work = self._folder / f"work/{self._mounts}"
@@ -261,7 +263,7 @@ class NamespaceWorld(AgentWorld):
                 self._note(beside.upper)
 
         try:
-            await all_of([mount(at, beside) for at, beside in enumerate(self._beside)])
+            await run_all_to_end([mount(at, beside) for at, beside in enumerate(self._beside)])
         finally:
             for at in sorted(mounted):
                 given += mounted[at]
@@ -284,7 +286,7 @@ class NamespaceWorld(AgentWorld):
             if state.same_as(self._snapshot):
                 return self._snapshot
             return await asyncio.to_thread(self._seal_uppers, state, outside=False, move=False)
-        root = outside and self._base.image is not None  # nobody can take away the root that they stand on
+        root = outside and self._base.image is not None  # a process cannot unmount the root that it stands on
         if others or root or not await self._take_away(outside=outside):
             return await self._frozen(lambda: self._seal_uppers(state, outside=outside, move=False))
         spent = set((self._folder / "work").iterdir()) - (set() if outside else set(self._works))
@@ -296,14 +298,14 @@ class NamespaceWorld(AgentWorld):
         return self._base
 
     def _tidy(self, spent: set[Path]) -> None:
-        """Remove work folders that no mount holds any more, while nobody waits: it takes a disk's time. Those of what
-        is still mounted beside the tree stay: without them nothing there could be changed."""
+        """Remove work folders that no mount holds any more, in the background: it waits for the disk. Work folders of
+        mounts beside the tree stay: without them nothing could be changed there."""
 
         async def tidy(before: asyncio.Task[None] | None) -> None:
             if before is not None:
                 await asyncio.wait({before})
             for work in spent:
-                with suppress(OSError):  # it goes with the world's folder, where it is told why that cannot go
+                with suppress(OSError):  # it goes with the world's folder, and that removal reports errors
                     await asyncio.to_thread(remove_tree, work)
 
         self._tidying = asyncio.ensure_future(tidy(self._tidying))
@@ -311,7 +313,7 @@ class NamespaceWorld(AgentWorld):
     def _seal_uppers(self, state: ShellState, *, outside: bool, move: bool) -> Snapshot:
         if move:
             self._stayed.forget()
-        sealed = self._ground.store.seal_upper(
+        sealed = self._resources.store.seal_upper(
             self._folder / "upper",
             self._base,
             env=state.env,
@@ -320,7 +322,7 @@ class NamespaceWorld(AgentWorld):
             processes=state.processes,
             outside=self._folder / "outside" if outside else None,
             move=move,
-            flush=self._flush and not self._still,  # what stands still waits for no disk: the flush comes after
+            flush=self._flush and not self._still,  # stopped processes wait for no disk: the flush comes later
             last_seal=self._stayed,
         )
         if self._maps_files:
@@ -331,7 +333,7 @@ class NamespaceWorld(AgentWorld):
         return self._living().pid != 0
 
     async def _take_away(self, *, outside: bool) -> bool:
-        """Unmount what is to be sealed, everywhere; False, with all as before, where something holds it."""
+        """Unmount what is to be sealed, everywhere. False, with all mounts back, if something holds one."""
         if self._started() and not (await self._ask(Detach(outside), Done)).ok:
             return False
         if await self._helper.trees.unmount(self._id):
@@ -340,14 +342,14 @@ class NamespaceWorld(AgentWorld):
         return False
 
     async def _put_back(self, *, outside: bool) -> None:
-        """The longer stack after a seal; after a failed one the old stack, its uppers still there."""
+        """Mount the longer stack after a seal; after a failed seal the old stack, whose uppers are still there."""
         try:
             await self._mount_tree()
             if outside:
                 await self._lay_out(self._base, None)
             await self._attach(outside=outside)
         except SandboxError:
-            await self._abandon()  # commands would see the host's folder where the tree should be
+            await self._abandon()  # commands would see the host's folder in the tree's place
             raise
 
     async def _attach(self, *, outside: bool) -> None:
@@ -364,30 +366,30 @@ class NamespaceWorld(AgentWorld):
                 os.close(descriptor)
 
 
-async def plant(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
-    """Mount the trees of worlds that have none, over one snapshot."""
-    worlds = [world for world in worlds if not world.stands]
+async def mount_trees(worlds: Sequence[NamespaceWorld], snapshot: Snapshot) -> None:
+    """Mount the trees of those worlds that have none, over one snapshot."""
+    worlds = [world for world in worlds if not world.has_tree]
     if not worlds:
         return
     first = worlds[0]
-    lowers = first._ground.store.lower_dirs(snapshot)
+    lowers = first._resources.store.lower_dirs(snapshot)
     await first._helper.trees.mount(
         [str(folder) for folder in lowers], [world.next_tree_overlay() for world in worlds]
     )
     top = lowers[-1].stat()
     for world in worlds:
-        world.planted(snapshot, top)
+        world.adopt_tree(snapshot, top)
 
 
 def _check_places(spec: WorldSpec, home: Path | None, *, image: bool) -> None:
-    """Raises `WorldStartFailed` for what could not be mounted when the world's agent starts."""
+    """Raise `WorldStartFailed` for what could not be mounted when the world's agent starts."""
     for path in spec.visible:
         if not path.exists():
-            raise WorldStartFailed(f"{path} is to be visible in a world, but does not exist")
+            raise WorldStartFailed(f"{path} is listed in WorldSpec.visible, but does not exist")
     writable = (*map(Path, SCRATCH_PLACES), *([home] if home is not None else []))
     if image or spec.mount_at.is_dir() or any(spec.mount_at.is_relative_to(place) for place in writable):
         return
     raise WorldStartFailed(
         f"{spec.mount_at} does not exist on this machine and cannot be made in the world, where only "
-        f"{', '.join(map(str, writable))} can hold new places: create the folder first"
+        f"{', '.join(map(str, writable))} can have new folders: create the folder first"
     )

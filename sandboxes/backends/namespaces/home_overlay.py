@@ -1,9 +1,9 @@
-"""What lies beside the tree in a world: the user's home and tmp over the host's root, or an image's whole root.
+"""What lies beside the tree in a world: overlays of the user's home and /tmp, or an image's whole root.
 
-All of it is copy-on-write: a world writes into `outside/`, by paths relative to "/", and a seal makes a layer of
-that. Below lie the outside layers of its snapshot, and at the bottom the host's own home, live, or the image.
-Empty folders that other mounts need to stand on come from a skeleton, the lowest of all: they are in no layer. Nor is
-the file of hosts that an image goes without.
+All of it is copy-on-write. A world writes into `outside/`, by paths relative to "/", and a seal makes a layer of
+that. Below are the outside layers of its snapshot, and at the bottom the host's own home, live, or the image. The
+lowest layer is a skeleton of empty folders that other mounts need as mount points; it is part of no snapshot. Neither
+is the hosts file for an image without one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ramify.sandboxes.agent.mount_server import Over, Piece
+from ramify.sandboxes.agent.mount_server import LayerEntry, Overlay
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.linux.mount_table import MountTable
 
 CREDENTIALS = (
@@ -31,68 +31,72 @@ CREDENTIALS = (
     ".cache/huggingface/stored_tokens", ".config/containers/auth.json", ".config/github-copilot", ".codex/auth.json",
     ".gemini", ".databrickscfg", ".kaggle", ".boto", ".s3cfg",
 )  # fmt: skip
-"""Places in a home that commands have no business in. A world's home is without them."""
+"""Places in a home that commands have no business reading. A world's home does not show them."""
 
-NO_HOME = "/tmp/home"  # for a user who has none
+NO_HOME = "/tmp/home"  # for a user who has no home
 IN_EVERY_ROOT = ("dev", "proc", "sys", "run", "tmp", "var", "var/tmp")
 HOSTS = "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost\n"
 BASHES = ("bin/bash", "usr/bin/bash", "usr/local/bin/bash")
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """One overlay beside the tree. `lowers` as in `orders.Mount`."""
+class SideOverlay:
+    """One overlay beside the tree. `lowers` as in `mount_server.Mount`."""
 
     point: str
     lowers: tuple[str, ...]
     upper: str
 
-    def over(self, work: str) -> Over:
-        return Over(self.upper, work, "")
+    def over(self, work: str) -> Overlay:
+        return Overlay(self.upper, work, "")
 
 
-class Surroundings:
-    """What the worlds of one backend have in common. `home` is none where the user has none. `hidden`: resolved."""
+class HomeOverlays:
+    """What the worlds of one backend share. `home` is None for a user without one. `hidden`: resolved paths."""
 
-    def __init__(self, session: Path, trees: Trees, home: Path | None, hidden: Sequence[Path] = ()) -> None:
+    def __init__(
+        self, session: Path, trees: MountServerClient, home: Path | None, hidden: Sequence[Path] = ()
+    ) -> None:
         self._trees, self._hidden = trees, hidden
-        self.store = ""  # where the layers lie, resolved
+        self.store = ""  # the folder of the layers, resolved
         self.home = home if home is not None and home.is_dir() and home != Path("/") else None
-        self.exposed: list[str] = []  # credentials that links in the home lead to, outside of it
+        self.exposed: list[str] = []  # credentials outside the home that links in it lead to
         self._around_session = self.home is not None and session.is_relative_to(self.home.resolve())
-        self._made: dict[str, asyncio.Future[None]] = {}  # what the keeper was asked for once for all
+        self._made: dict[str, asyncio.Future[None]] = {}  # what the mount server was asked to make once, by name
         self._skeletons: dict[tuple[Path, ...], str] = {}  # their names, by the places that they were made for
-        self._named: dict[Path, tuple[str, ...]] = {}  # by image: the layer that knows localhost, where it needs one
+        self._named: dict[Path, tuple[str, ...]] = {}  # by image: the layer with a hosts file, if the image needs one
 
     @property
     def inside(self) -> str:
         """HOME in a world."""
         return NO_HOME if self.home is None else str(self.home)
 
-    async def overlays_over_host(self, folder: Path, layers: Sequence[Path], places: Iterable[Path]) -> list[Beside]:
-        """Home and tmp of one world. `places` are where more will be mounted."""
+    async def overlays_over_host(
+        self, folder: Path, layers: Sequence[Path], places: Iterable[Path]
+    ) -> list[SideOverlay]:
+        """The overlays of one world's home and /tmp. `places`: where more will be mounted."""
         skeleton = await self._skeleton(places)
-        tmp = Beside("/tmp", (f"{skeleton}/tmp", *_having(layers, "tmp")), str(folder / "outside/tmp"))
+        tmp = SideOverlay("/tmp", (f"{skeleton}/tmp", *_having(layers, "tmp")), str(folder / "outside/tmp"))
         if self.home is None:
             return [tmp]
         inside = str(self.home).lstrip("/")
         lowers: tuple[str, ...] = (f"{skeleton}/home", str(self.home), await self._mask(self.home))
         if self._around_session:
             lowers = (await self._held(skeleton, lowers),)
-        home = Beside(str(self.home), (*lowers, *_having(layers, inside)), str(folder / "outside" / inside))
-        return [home] if self.home.is_relative_to("/tmp") else [tmp, home]  # an upper cannot lie in another
+        home = SideOverlay(str(self.home), (*lowers, *_having(layers, inside)), str(folder / "outside" / inside))
+        return [home] if self.home.is_relative_to("/tmp") else [tmp, home]  # no upper inside an overlay
 
     async def overlays_over_image(
         self, folder: Path, image: Path, layers: Sequence[Path], places: Iterable[Path]
-    ) -> list[Beside]:
-        """The whole root of one world."""
+    ) -> list[SideOverlay]:
+        """The overlay of one world's whole root."""
         lowers = (f"{await self._skeleton(places)}/root", str(image), *await self._names(image), *map(str, layers))
-        return [Beside("/", lowers, str(folder / "outside"))]
+        return [SideOverlay("/", lowers, str(folder / "outside"))]
 
     async def _names(self, image: Path) -> tuple[str, ...]:
-        """The layer that says what localhost is, where the image leaves that to whoever runs it, as most do."""
+        """The layer that defines localhost, for an image that leaves this to its runtime, as most do."""
         if image not in self._named:
-            pieces = await asyncio.to_thread(names, image)
+            pieces = await asyncio.to_thread(hosts_entries, image)
             point = f"names-{image.parent.name}"
             if pieces:
                 await self._once(point, lambda: self._trees.furnish(point, pieces))
@@ -105,18 +109,18 @@ class Surroundings:
         await asyncio.shield(self._made[name])
 
     async def _held(self, skeleton: str, lowers: tuple[str, ...]) -> str:
-        """An overlay may not write below one of its own layers, where the session lies: it has to look as another
-        file system. So the home is an overlay, read-only, below the worlds' own."""
+        """A read-only overlay of the home below the worlds' own. An overlay may not write below one of its own
+        layers, where the session lies, so the home has to look like another file system."""
         point = f"home-{skeleton[1:]}"
 
         async def mount() -> None:
-            await self._trees.mount(lowers, [Over("", "", point)])
+            await self._trees.mount(lowers, [Overlay("", "", point)])
 
         await self._once(point, mount)
         return f"@{point}"
 
     async def _mask(self, home: Path) -> str:
-        """The layer that takes the credentials away."""
+        """The layer that hides the credentials."""
 
         async def furnish() -> None:
             if mounted := MountTable.read().below(str(home.resolve())):
@@ -141,12 +145,12 @@ class Surroundings:
         return self._skeletons[key]
 
 
-def skeleton(places: Sequence[str], home: Path | None) -> list[Piece]:
-    """Something to mount on at each of the places, as it lies in the root of an image, in tmp, and in the home."""
-    pieces = {path: Piece(path, "folder") for path in ("root", "tmp", "home")}
-    pieces |= {f"root/{path}": Piece(f"root/{path}", "folder") for path in IN_EVERY_ROOT}
+def skeleton(places: Sequence[str], home: Path | None) -> list[LayerEntry]:
+    """Mount points for all the places, as they lie in an image's root, in /tmp, and in the home."""
+    pieces = {path: LayerEntry(path, "folder") for path in ("root", "tmp", "home")}
+    pieces |= {f"root/{path}": LayerEntry(f"root/{path}", "folder") for path in IN_EVERY_ROOT}
     for path in ("tmp", "root/tmp", "root/var/tmp"):
-        pieces[path] = Piece(path, "folder", 0o1777)
+        pieces[path] = LayerEntry(path, "folder", 0o1777)
     below = {"root": "/", "tmp": "/tmp/", **({"home": f"{home}/"} if home is not None else {})}
     for place in places:
         is_file = Path(place).exists() and not Path(place).is_dir()
@@ -154,31 +158,31 @@ def skeleton(places: Sequence[str], home: Path | None) -> list[Piece]:
             if place.startswith(top):
                 path = f"{part}/{place[len(top) :]}"
                 for parent in reversed(Path(path).parents[:-1]):
-                    pieces.setdefault(str(parent), Piece(str(parent), "folder"))
-                pieces.setdefault(path, Piece(path, "file" if is_file else "folder"))
+                    pieces.setdefault(str(parent), LayerEntry(str(parent), "folder"))
+                pieces.setdefault(path, LayerEntry(path, "file" if is_file else "folder"))
     return list(pieces.values())
 
 
-def names(image: Path) -> list[Piece]:
-    """A file of hosts for an image that has none, or an empty one, as `docker export` writes it. Blocks."""
+def hosts_entries(image: Path) -> list[LayerEntry]:
+    """A hosts file for an image that has none, or an empty one, as `docker export` writes it. Blocks."""
     etc, hosts = image / "etc", image / "etc/hosts"
     if etc.is_symlink() or (os.path.lexists(hosts) and (hosts.is_symlink() or hosts.lstat().st_size)):
         return []
-    folder = Piece("etc", "folder")
+    folder = LayerEntry("etc", "folder")
     if etc.is_dir():
         status = etc.stat()
-        folder = Piece("etc", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        folder = LayerEntry("etc", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
     status = image.stat()
-    root = Piece("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
-    return [root, folder, Piece("etc/hosts", "file", 0o644, text=HOSTS)]
+    root = LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+    return [root, folder, LayerEntry("etc/hosts", "file", 0o644, text=HOSTS)]
 
 
-def mask(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[Piece], list[str]]:
-    """Whiteouts for the credentials in a home, and for what is hidden there but for folders, which are covered when
-    they are there; and the credentials that links lead to, outside of it. Blocks."""
+def mask(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[LayerEntry], list[str]]:
+    """Whiteouts for a home: for the credentials in it, and for hidden files. Hidden folders are covered by mounts
+    instead. Also returns credentials outside the home that links lead to. Blocks."""
     real_home = home.resolve()
     status = real_home.stat()
-    pieces = {"": Piece("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)}
+    pieces = {"": LayerEntry("", "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)}
     elsewhere = []
     for name in CREDENTIALS:
         path = home / name
@@ -195,23 +199,23 @@ def mask(home: Path, hidden: Sequence[Path] = ()) -> tuple[list[Piece], list[str
     return list(pieces.values()), elsewhere
 
 
-def _white_out(path: Path, home: Path, pieces: dict[str, Piece]) -> None:
-    """A whiteout for a path of the home, or for the first folder on the way to it that is not there."""
+def _white_out(path: Path, home: Path, pieces: dict[str, LayerEntry]) -> None:
+    """Add a whiteout for a path of the home, or for the first missing folder on the way to it."""
     inside = path.relative_to(home)
     for parent in reversed(inside.parents[:-1]):
         if str(parent) in pieces and pieces[str(parent)].kind != "folder":
             return
         if not (home / parent).is_dir():
-            pieces[str(parent)] = Piece(str(parent), "whiteout")
+            pieces[str(parent)] = LayerEntry(str(parent), "whiteout")
             return
         status = (home / parent).stat()
-        folder = Piece(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
+        folder = LayerEntry(str(parent), "folder", stat.S_IMODE(status.st_mode), status.st_mtime_ns)
         pieces.setdefault(str(parent), folder)
-    pieces[str(inside)] = Piece(str(inside), "whiteout")
+    pieces[str(inside)] = LayerEntry(str(inside), "whiteout")
 
 
 def bash_of_image(image: Path) -> str:
-    """Raises `WorldStartFailed`."""
+    """The path of the image's bash, from inside. Raises `WorldStartFailed`."""
     for name in BASHES:
         if os.path.lexists(image / name):
             return f"/{name}"
@@ -221,5 +225,5 @@ def bash_of_image(image: Path) -> str:
 
 
 def _having(layers: Sequence[Path], inside: str) -> tuple[str, ...]:
-    """Those layers that say something of a folder."""
+    """The folder `inside` of those layers that have it."""
     return tuple(str(layer / inside) for layer in layers if (layer / inside).is_dir())

@@ -1,8 +1,8 @@
-"""What worlds to come stand on: folders, and trees over the snapshot that is forked again and again.
+"""Prepared folders and trees for future worlds, so that a fork need not wait for them.
 
-A fork makes four folders on the store's file system, which takes a disk's time where much else is made and removed,
-and has its tree mounted, which is a mount and the way to the keeper and back. So folders are made while nobody waits,
-and once a snapshot was forked a second time, trees over it: a fork takes its own, name and all.
+A fork needs four folders on the store's file system, which can take a disk's time, and the mount of its tree, which
+takes a round trip to the mount server. So folders are made in advance in the background; once a snapshot has been
+forked twice, trees over it are mounted in advance as well. A new world takes one together with its name.
 """
 
 from __future__ import annotations
@@ -14,38 +14,39 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ramify.sandboxes.agent.mount_server import Over
+from ramify.sandboxes.agent.mount_server import Overlay
 from ramify.sandboxes.errors import SandboxError
-from ramify.sandboxes.host.concurrency import to_the_end
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.concurrency import finish_before_cancelling
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 from ramify.sandboxes.host.scratch import remove_tree
 
 STOCK = 4
 TREES = 2  # as many as there are spare agents
-AFTER_S = 0.02  # so that what took the last goes first
+AFTER_S = 0.02  # so that the fork that took the last one is served first
 
 Stack = tuple[tuple[int, int], ...]
-"""Layers as a mount holds them, by device and inode: one that was removed and made again is another."""
+"""Layers of a mount, by device and inode: a layer that was removed and made again is another one."""
 
 
-class Folders:
-    """Some, empty, in a backend's folder. What a crash leaves of them goes with that."""
+class WarmPool:
+    """Empty folders, ready for worlds, in a backend's folder. After a crash they are removed with that folder."""
 
-    def __init__(self, place: Path, trees: Trees) -> None:
+    def __init__(self, place: Path, trees: MountServerClient) -> None:
         self._place, self._trees = place, trees
         self._ready: list[Path] = []
-        self._standing: list[tuple[Path, os.stat_result]] = []  # with a tree over `_lowers`, and its uppermost layer
-        self._spent: list[Path] = []  # with a tree that nobody will want
-        self._lowers: Sequence[Path] = ()  # of the last fork
+        self._standing: list[tuple[Path, os.stat_result]] = []  # tree mounted; its top layer's status
+        self._spent: list[Path] = []  # with a tree that nobody will use
+        self._lowers: Sequence[Path] = ()  # layers of the last fork
         self._stack: Stack = ()
-        self._again = False  # it was not its first
+        self._again = False  # the last fork was not the first of its snapshot
         self._making: asyncio.Task[None] | None = None
         self._asked = False  # since the making began
         self._restock()
 
     def take(self, lowers: Sequence[Path], n: int) -> list[tuple[Path, os.stat_result | None]]:
-        """Where `n` new worlds over these layers are to be: there with the upper and work folders of the first mount,
-        or not there yet. With its tree, where that stands: then also what the uppermost layer's folder is like."""
+        """Folders for `n` new worlds over these layers. A folder either has the upper and work folders of its first
+        mount, or does not exist yet. If its tree is mounted already, the status of the uppermost layer's folder comes
+        with it."""
         stack = _identity(lowers)
         again = stack == self._stack != ()
         self._again = again or (n > 1 and stack != ())
@@ -70,20 +71,20 @@ class Folders:
             self._making = asyncio.ensure_future(self._make())
 
     async def _make(self) -> None:
-        while self._asked:  # also who took while what failed was under way is owed a try
+        while self._asked:  # a request that came while a failed attempt was under way gets its own attempt
             self._asked = False
             await asyncio.sleep(AFTER_S)
-            with suppress(OSError, SandboxError):  # whoever forks next makes their own, and is told why that fails
+            with suppress(OSError, SandboxError):  # the next fork makes its own folder and reports why that fails
                 await self._fill_up()
 
     async def _fill_up(self) -> None:
         while True:
             if self._spent:
-                await to_the_end(self._clear(self._spent.pop()))
+                await finish_before_cancelling(self._clear(self._spent.pop()))
             elif len(self._ready) < STOCK:
-                await to_the_end(self._add())
+                await finish_before_cancelling(self._add())
             elif self._again and len(self._standing) < TREES and self._stack == _identity(self._lowers) != ():
-                await to_the_end(self._plant(self._ready.pop()))
+                await finish_before_cancelling(self._plant(self._ready.pop()))
             else:
                 return
 
@@ -94,8 +95,8 @@ class Folders:
 
     async def _plant(self, folder: Path) -> None:
         lowers, stack = self._lowers, self._stack
-        over = Over(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
-        self._spent.append(folder)  # unless it comes to something
+        over = Overlay(str(folder / "upper"), str(folder / "work/1"), folder.name, fresh=True)
+        self._spent.append(folder)  # unless the mount succeeds
         await self._trees.mount([str(lower) for lower in lowers], [over])
         if stack == self._stack == _identity(lowers) != ():
             self._spent.remove(folder)
@@ -106,14 +107,14 @@ class Folders:
         await asyncio.to_thread(remove_tree, folder)
 
     async def close(self) -> None:
-        """What stands goes with the keeper and the backend's folder."""
+        """Stop preparing. Mounted trees go with the mount server and the backend's folder."""
         if self._making is not None:
             self._making.cancel()
             await asyncio.wait({self._making})
 
 
 def _identity(lowers: Sequence[Path]) -> Stack:
-    """() where one is gone: whoever mounts them says so."""
+    """The layers' identity; () if one is gone: whoever mounts them reports it."""
     try:
         return tuple((status.st_dev, status.st_ino) for status in map(os.stat, lowers))
     except FileNotFoundError:

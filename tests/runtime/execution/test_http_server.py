@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-APPS = Path(__file__).parents[1] / "apps"
+APPS = Path(__file__).parents[2] / "apps"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HARNESS = Path(__file__).parents[1] / "apps" / "kill_harness.py"
+HARNESS = Path(__file__).parents[2] / "apps" / "kill_harness.py"
 TRIALS, UNSEALED_TRIALS = 12, 3
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 import pythons
 
-APP = Path(__file__).parents[1] / "apps" / "elsewhen_app.py"
+APP = Path(__file__).parents[2] / "apps" / "elsewhen_app.py"
 WHY_NOT = "no other Python that has Ramify's dependencies: `.ci/run pythons` makes them, or name some by " + (
     "RAMIFY_TEST_PYTHONS"
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-APP = Path(__file__).parents[1] / "apps" / "forking_app.py"
+APP = Path(__file__).parents[2] / "apps" / "forking_app.py"
 KINDS = ["os.fork", "os.fork+thread", "process", "process+thread", "pool", "exec"]
 
 

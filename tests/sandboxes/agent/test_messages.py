@@ -23,7 +23,7 @@ from ramify.sandboxes.agent.messages import (
     encode,
 )
 
-texts = st.text(st.characters(codec=None, exclude_categories=()))  # lone surrogates too: names that are not UTF-8
+texts = st.text(st.characters(codec=None, exclude_categories=()))  # also lone surrogates: names that are not UTF-8
 environments = st.dictionaries(texts, texts, max_size=3)
 lists = st.lists(texts, max_size=2)
 views = st.builds(View, texts, texts, lists, lists, lists, st.booleans(), st.booleans())
@@ -41,14 +41,14 @@ messages = st.one_of(
 
 
 @given(messages)
-def test_a_message_survives_the_wire(message: Message) -> None:
+def test_a_message_is_decoded_as_it_was_encoded(message: Message) -> None:
     frame = encode(message)
     head, body = LENGTHS.unpack(frame[: LENGTHS.size])
     assert len(frame) == LENGTHS.size + head + body
     assert decode(frame[LENGTHS.size : LENGTHS.size + head], frame[LENGTHS.size + head :]) == message
 
 
-def test_a_link_takes_whole_frames_and_sees_the_end() -> None:
+def test_a_link_reads_whole_frames_and_notices_the_end() -> None:
     ours, theirs = socket.socketpair()
     big = Run("cat", stdin=bytes(3_000_000))
     frames = encode(big) + encode(Cancel()) + encode(big)[:1000]

@@ -1,4 +1,4 @@
-"""What a world may use, and that a host outlives one that wants more. All with small limits: two cores are enough."""
+"""The limits of worlds, and that the host survives a world that exceeds them. Small limits: two cores are enough."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ramify.sandboxes.linux.resource_limits import Bounds
 Out = Callable[[World, str], Awaitable[str]]
 Make = Callable[..., Awaitable[World]]
 
-PATIENCE = 60.0  # of a command that a limit ends: where it does not, the test fails and does not hang
+PATIENCE = 60.0  # seconds for a command that a limit should end: if none does, the test fails instead of hanging
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def make(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> Make:
 
 
 def hog(megabytes: int) -> str:
-    """A command that holds this much memory, by one process."""
+    """A command that holds this much memory in one process."""
     return f"{sys.executable} -c 'import time; held = bytearray({megabytes} << 20); time.sleep(99)'"
 
 
@@ -68,7 +68,7 @@ async def test_a_memory_hog_is_killed_and_named(make: Make, out: Out) -> None:
     assert await out(world, "echo well") == "well\n"
 
 
-async def test_many_small_ones_are_a_memory_hog_too(make: Make) -> None:
+async def test_many_small_processes_are_a_memory_hog_too(make: Make) -> None:
     world = await make(memory_bytes=100 * MIB)
     result = await world.run(f"{hog(30)} & " * 6 + "wait", timeout=PATIENCE)
     assert result.limit is Limit.MEMORY
@@ -89,13 +89,13 @@ async def test_files_on_memory_file_systems_are_memory(make: Make, out: Out) -> 
     world = await make(memory_bytes=100 * MIB)
     try:
         result = await world.run("head -c 200M /dev/zero > /dev/shm/big; sleep 99", timeout=PATIENCE)
-    except WorldDied as died:  # the kernel was faster than the watchdog: no process's end frees such memory
-        assert "ran out of the memory" in str(died)
+    except WorldDied as died:  # the kernel was faster than the watchdog: killing a process does not free such memory
+        assert "exceeded its memory limit" in str(died)
     else:
         assert result.limit is Limit.MEMORY
 
 
-async def test_a_hog_that_an_earlier_command_left_is_killed_and_told_of(make: Make, out: Out) -> None:
+async def test_a_hog_left_by_an_earlier_command_is_killed_and_reported(make: Make, out: Out) -> None:
     world = await make(memory_bytes=100 * MIB)
     assert (await world.run(f"(sleep 0.3; exec {hog(300)}) >/dev/null 2>&1 &")).limit is Limit.NONE
     for _ in range(600):
@@ -112,7 +112,7 @@ async def test_a_full_disk_is_the_worlds_own(make: Make, out: Out, place: str) -
     world = await make(disk_bytes=20 * MIB)
     result = await world.run(f"head -c 60M /dev/zero > {place}/big; sleep 99", timeout=PATIENCE)
     assert (result.limit, result.exit_code) == (Limit.DISK, 137)
-    assert (await world.run(f"sleep 0.5; rm {place}/big; sleep 0.5")).limit is Limit.NONE  # so that it can be mended
+    assert (await world.run(f"sleep 0.5; rm {place}/big; sleep 0.5")).limit is Limit.NONE  # it can be repaired
     assert await out(world, "ls") == "link\npackage\nreadme.txt\nrun.sh\n"
 
 
@@ -162,8 +162,8 @@ async def test_descriptors_run_out_for_the_command_alone(make: Make, out: Out) -
     assert await out(world, "echo well") == "well\n"
 
 
-async def test_what_the_kernel_counts_by_user_is_not_the_worlds_alone(make: Make, out: Out) -> None:
-    """Its user is the host's: what it uses up the host lacks, also in another namespace."""
+async def test_a_world_leaves_the_host_a_share_of_per_user_resources(make: Make, out: Out) -> None:
+    """The world's user is the host's too: what it uses up is missing for the host, even in another namespace."""
     world = await make()
     for kind in ("instances", "watches"):
         all_of_it = int(Path(f"/proc/sys/fs/inotify/max_user_{kind}").read_text())
@@ -219,18 +219,18 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 def test_a_disk_that_is_really_full_is_a_typed_error(tmp_path: Path) -> None:
-    """In a mount namespace of its own, on a small memory file system."""
+    """In its own mount namespace, on a small memory file system."""
     mounted = f'mount -t tmpfs -o size=8m none {tmp_path} && exec {sys.executable} -c "$1" {tmp_path}'
     shell = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", mounted, "sh", FULL]
-    env = {**os.environ, "HOME": "/"}  # not the folder that the disk is mounted in
+    env = {**os.environ, "HOME": "/"}  # not in the folder that the disk is mounted in
     done = subprocess.run(shell, capture_output=True, text=True, timeout=PATIENCE, env=env)
     assert done.stdout.splitlines() == ["NONE True True", "SealFailed True", "well", "closed"], done.stderr
 
 
 def test_no_limit_is_ever_raised() -> None:
-    """Whatever a world asks for: not above what the host's own process may."""
+    """Whatever a world asks for, it gets no more than the host's own process."""
     script = (
-        "import resource as r, sys\nfrom ramify.sandboxes.linux import limits\n"
+        "import resource as r, sys\nfrom ramify.sandboxes.linux import resource_limits as limits\n"
         "from ramify.sandboxes.linux.resource_limits import Bounds\n"
         "r.setrlimit(r.RLIMIT_NOFILE, (50, 60))\n"
         "limits.apply(Bounds(open_files=1000), isolated=False)\nprint(r.getrlimit(r.RLIMIT_NOFILE))\n"
@@ -240,7 +240,7 @@ def test_no_limit_is_ever_raised() -> None:
     assert done.stdout == "(50, 60)\n(30, 30)\n"
 
 
-def test_what_an_exit_code_betrays() -> None:
+def test_the_limit_that_an_exit_code_shows() -> None:
     bounds = Bounds(cpu_s=1, file_bytes=1)
     assert [resource_limits.met(bounds, code) for code in (0, 1, 137, 152, 153)] == [
         "",

@@ -1,7 +1,4 @@
-"""Attempts on a world's agent, the first process of its namespace: those that docs/security.md lists.
-
-Every test is a command inside a world of the default backend, and what it must not have come to.
-"""
+"""Attacks on a world's agent, the first process of its namespace, as listed in docs/security.md."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pytest
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import Snapshot
 from ramify.sandboxes.agent.shell import CONTROL
-from ramify.sandboxes.agent.shell_state import VARIABLE
+from ramify.sandboxes.agent.shell_report import VARIABLE
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import SandboxError, SealFailed
@@ -73,7 +70,7 @@ async def test_killing_everything_in_reach_leaves_the_agent(world: World, out: O
 async def test_links_planted_where_the_agent_writes_do_not_lead_it_out(
     world: World, tmp_path: Path, store: SnapshotStore, out: Out
 ) -> None:
-    """It has the host's folders open, and a shell that ends makes it write what the shell knew for the next one."""
+    """The agent holds the host's folders open, and writes the state of an ended shell for the next one."""
     precious = tmp_path / "precious"
     precious.write_text("precious\n")
     private = (await out(world, "dirname $(readlink /proc/$$/fd/1)")).strip()
@@ -82,7 +79,7 @@ async def test_links_planted_where_the_agent_writes_do_not_lead_it_out(
         links = (f"ln -sfn /proc/self/fd/{number}/{up} {private}/{name}" for name in ("state", "stdin", "session.py"))
         await out(world, "; ".join(links))
         await world.run("exit 3", timeout=PATIENCE)
-        with contextlib.suppress(SandboxError):  # the agent may refuse; it may not be led
+        with contextlib.suppress(SandboxError):  # the agent may refuse, but must not follow the link
             await world.run("cat", stdin="evil\n", timeout=PATIENCE)
         assert precious.read_text() == "precious\n", number
     assert await well(world)
@@ -128,7 +125,7 @@ def pipes(flag, bit):
             yield os.open(path, flag)
 (script,), (control,) = pipes(os.O_RDONLY | os.O_NONBLOCK, 0o400), pipes(os.O_WRONLY, 0o200)
 """
-"""Finds what bash itself keeps open, and a command does not inherit: its script and the control descriptor."""
+"""Finds what bash itself keeps open and a command does not inherit: its script and the control descriptor."""
 
 
 async def test_the_control_descriptor_may_be_closed_or_stolen(world: World) -> None:
@@ -147,8 +144,9 @@ async def test_the_control_descriptor_may_be_closed_or_stolen(world: World) -> N
         assert await well(world), attempt
 
 
-async def test_a_lie_on_the_control_descriptor_is_the_worlds_own_loss(world: World) -> None:
-    """Who reads the shell's own script finds the tag, and may say what they like: about themselves alone."""
+async def test_a_forged_report_only_harms_its_own_world(world: World) -> None:
+    """A process that reads the shell's own script finds the tag, and can forge reports, but only about its own
+    world."""
     steal = THIEF + (
         "tag = re.findall(rb'[0-9a-f]{16}', os.read(script, 1 << 20))[-1]\n"
         "os.write(control, tag + sys.argv[1].encode().decode('unicode_escape').encode() + b'\\n' + tag + b'\\n')\n"
@@ -156,7 +154,7 @@ async def test_a_lie_on_the_control_descriptor_is_the_worlds_own_loss(world: Wor
     )
     for lie in (r"\x00", r"\x00seven\x00", r"\x000\x00x", r"\x00-1\x00\x00\x00\x00\x00"):
         result = await world.run([sys.executable, "-c", steal, lie], timeout=2.0)
-        assert result.stdout in ("lied\n", ""), result.stderr  # "" where the lie ended it first
+        assert result.stdout in ("lied\n", ""), result.stderr  # "" if the forged report ended it first
         await world.rollback(world.snapshot)
         assert await well(world)
 
@@ -165,19 +163,15 @@ async def test_a_lie_on_the_control_descriptor_is_the_worlds_own_loss(world: Wor
 async def impatient(
     store: SnapshotStore, scratch: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[NamespaceBackend]:
-    """Its agents wait for a silent shell for two seconds."""
-    first = "from ramify.sandboxes.agent.agent import Agent"
-    script = tmp_path / "zygote.py"
-    script.write_text(
-        f"__file__ = {str(fork_server_client.ZYGOTE)!r}\n"
-        + fork_server_client.ZYGOTE.read_text()
-        .replace("from __future__ import annotations\n", "")
-        .replace(
-            first,
-            f"from ramify.sandboxes import inhabitants  # noqa\ninhabitants.SHELL_ANSWER_TIMEOUT_S = 2.0\n{first}",
-        )
-    )
-    monkeypatch.setattr(fork_server_client, "ZYGOTE", script)
+    """A backend whose agents wait two seconds for a silent shell."""
+    program = fork_server_client.AGENT
+    prepare = "    make_importable()\n"
+    limit = "    from ramify.sandboxes.agent import supervisor\n    supervisor.SHELL_ANSWER_TIMEOUT_S = 2.0\n"
+    text = program.read_text().replace("from __future__ import annotations\n", "")
+    assert prepare in text
+    script = tmp_path / "agent.py"
+    script.write_text(f"__file__ = {str(program)!r}\n" + text.replace(prepare, prepare + limit))
+    monkeypatch.setattr(fork_server_client, "AGENT", script)
     async with NamespaceBackend(store, scratch) as opened:
         yield opened
 
@@ -187,18 +181,18 @@ def until(name: str) -> str:
 
 
 async def is_stopped(world: World) -> None:
-    """Have what waits `until('stop')` go on, between two commands, and wait until it has stopped the shell."""
-    assert (await world.run(":", timeout=PATIENCE)).ok  # the shell has told its state
+    """Let what waits with `until('stop')` continue between two commands, and wait until it has stopped the shell."""
+    assert (await world.run(":", timeout=PATIENCE)).ok  # the shell has reported its state
     (world.path / "stop").touch()
     async with asyncio.timeout(PATIENCE):
         while not (world.path / "stopped").exists():  # noqa: ASYNC110  # a world sets no event here
             await asyncio.sleep(0.01)
 
 
-async def test_a_shell_that_is_stopped_between_two_commands_holds_nobody_for_ever(
+async def test_a_shell_stopped_between_two_commands_blocks_nothing_for_ever(
     impatient: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
-    """Neither while it tells its state, after the status, nor later; and the command after it is not lost."""
+    """Neither while it reports its state, after the status, nor later; and the next command is not lost."""
     telling, later = await impatient.fork(base, spec, 2)
     report = f"trap '[[ $BASH_COMMAND == *{VARIABLE}* ]] && kill -STOP $$' DEBUG"
     assert (await telling.run(report, timeout=PATIENCE)).ok
@@ -217,7 +211,7 @@ async def test_a_shell_that_is_stopped_between_two_commands_holds_nobody_for_eve
 async def test_a_flood_on_the_control_descriptor_does_not_fill_the_agent(world: World) -> None:
     flood = THIEF + "import time\nfor _ in range(6400): os.write(control, bytes(1 << 16))\ntime.sleep(99)"
     result = await world.run(python(flood), timeout=PATIENCE)
-    assert (result.exit_code, result.timed_out) == (137, False)  # of the shell, which talks nonsense
+    assert (result.exit_code, result.timed_out) == (137, False)  # of the shell, which sent malformed data
     assert await peak_kb(world) < 200_000
     assert await well(world)
 

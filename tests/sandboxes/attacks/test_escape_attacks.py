@@ -1,7 +1,4 @@
-"""Attempts to get out of a world, or to lead the host astray: those that docs/security.md lists.
-
-Every test is a command inside a world of the default backend, and what it must not have come to.
-"""
+"""Attempts to get out of a world, or to mislead the host, as listed in docs/security.md."""
 
 from __future__ import annotations
 
@@ -168,14 +165,14 @@ async def test_landlock_stands_behind_the_capabilities(world: World, out: Out) -
         pytest.skip("this kernel has no Landlock that can allow renames (Linux 5.19)")
     for place in (".", "/tmp", "/dev/shm"):
         refused = await world.run(f"mknod {place}/node c 1 3")
-        assert "Permission denied" in refused.stderr  # the capability alone says "Operation not permitted"
+        assert "Permission denied" in refused.stderr  # the capability alone would give "Operation not permitted"
     await out(world, "mkfifo here && mkdir d && mv here d/ && ln d/here there")  # and nothing else is refused
 
 
-async def test_marks_of_overlayfs_that_a_world_plants_mean_nothing(
+async def test_planted_overlayfs_marks_have_no_effect(
     world: World, namespaces: NamespaceBackend, spec: WorldSpec, store: SnapshotStore, out: Out
 ) -> None:
-    """Not to its seal, not to the record, not to its forks: what the next mount shows is what the record says."""
+    """They have no effect on its seal, the record or its forks: the next mount shows what the record says."""
     plant = (
         "import contextlib, os\n"
         "os.mkdir('made'); open('file', 'w').close()\n"
@@ -193,7 +190,7 @@ async def test_marks_of_overlayfs_that_a_world_plants_mean_nothing(
     assert await child.seal() is sealed
 
 
-async def test_a_setuid_file_gives_nobody_anything(
+async def test_a_setuid_file_gives_no_rights(
     world: World, store: SnapshotStore, spec: WorldSpec, namespaces: NamespaceBackend, out: Out
 ) -> None:
     await out(world, "cp $(readlink -f /bin/sh) shell; chmod 6755 shell")
@@ -230,7 +227,7 @@ async def test_links_out_of_the_tree_are_kept_as_links(
     assert not any("precious" in change.path for change in store.changes(base, planted))
 
 
-async def test_what_only_looks_like_a_file_does_not_hold_the_host_up(
+async def test_fifos_and_devices_do_not_block_the_host(
     world: World, store: SnapshotStore, base: Snapshot, tmp_path: Path, out: Out
 ) -> None:
     await out(world, "mkfifo pipe; ln -s pipe link-to-pipe; ln -s /dev/zero endless; ln -s loop loop")
@@ -243,7 +240,7 @@ async def test_what_only_looks_like_a_file_does_not_hold_the_host_up(
     assert {change.path for change in store.changes(base, sealed)} == {"pipe", "link-to-pipe", "endless", "loop"}
 
 
-async def test_a_name_that_turns_into_a_link_while_it_is_sealed_leads_nowhere(
+async def test_a_name_that_becomes_a_link_during_a_seal_is_not_followed(
     world: World, store: SnapshotStore, tmp_path: Path, out: Out
 ) -> None:
     secret = tmp_path / "secret"
@@ -280,8 +277,8 @@ async def test_the_hosts_switches_are_out_of_reach(world: World) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's world may do what that user may")
-async def test_what_is_the_machines_in_proc_is_read_only(world: World, out: Out) -> None:
-    """Root's uid is enough for much of it, on one kernel or another."""
+async def test_machine_wide_entries_of_proc_are_read_only(world: World, out: Out) -> None:
+    """For much of it, on some kernel or other, root's uid is enough."""
     own = r"-path '/proc/[0-9]*' -prune -o -type f"
     writable = await out(world, f"find /proc {own} -perm /222 ! -perm -002 -writable -print; true")
     assert writable == ""

@@ -1,9 +1,4 @@
-"""A world sees the host's files by inodes of its own: what it holds, locks or waits for there reaches nobody.
-
-Every test is a command inside a world of the default backend, on a file of the host's in a place of its own: one that
-the world is shown, one in a data folder of the machine, one in the user's home. `test_the_same_holds_for_an_ordinary_
-user` runs this file once more as nobody.
-"""
+"""A world sees the host's files through its own inodes: its locks, leases and watches affect nobody outside."""
 
 from __future__ import annotations
 
@@ -41,7 +36,7 @@ AREAS = (*filter(None, [os.environ.get(GIVEN_AREA)]), "/srv", "/opt", "/var/lib"
 
 
 def area() -> str:
-    """A data folder of the machine that this user may write to. Skips where there is none."""
+    """A data folder of the machine that this user may write to. Skips without one."""
     for folder in AREAS:
         if os.access(folder, os.W_OK):
             return folder
@@ -50,7 +45,7 @@ def area() -> str:
 
 @pytest.fixture(params=["shown", "in an area", "in the home"])
 def data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of the host's that worlds see."""
+    """A folder of the host that worlds see."""
     within = area() if request.param == "in an area" else "/var/tmp"
     with tempfile.TemporaryDirectory(dir=within) as folder:
         if request.param == "in the home":
@@ -75,7 +70,7 @@ async def namespaces(store: SnapshotStore, scratch: Path, data: Path) -> AsyncIt
 
 @pytest.fixture
 def hold() -> Callable[[World, str], Awaitable[None]]:
-    """Run Python in a world that goes on until the world ends, once it has printed "held"."""
+    """Run Python in a world until the world ends, starting once it has printed "held"."""
 
     async def hold(world: World, text: str) -> None:
         code = f"import time\n{text}\nprint('held', flush=True)\ntime.sleep(1000)\n"
@@ -122,11 +117,11 @@ async def test_a_lock_of_a_folder_from_inside_holds_nobody_outside(
 async def test_a_database_of_the_hosts_cannot_be_held_up_from_inside(
     world: World, data: Path, hold: Callable[[World, str], Awaitable[None]]
 ) -> None:
-    """Any other program's: Ramify's own is hidden."""
+    """For other programs' databases: Ramify's own is hidden."""
     with closing(sqlite3.connect(data / "other.db", timeout=0, isolation_level=None)) as database:
         database.execute("pragma journal_mode=wal")
         database.execute("create table t (a)")
-        take = "fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 8, 120)"  # every lock that SQLite knows there
+        take = "fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 8, 120)"  # every lock that SQLite uses there
         await hold(world, f"import fcntl, os\nfd = os.open('{data}/other.db-shm', os.O_RDONLY)\n{take}")
         database.execute("insert into t values (1)")
         assert database.execute("pragma wal_checkpoint(truncate)").fetchone()[0] == 0
@@ -204,7 +199,7 @@ async def test_a_watch_from_inside_sees_nothing_that_happens_outside(world: Worl
 
 
 async def test_files_of_the_hosts_read_as_they_are(world: World, data: Path, out: Out) -> None:
-    """And cannot be changed, but in the home, where the change is the world's."""
+    """Files cannot be changed, except in the home, where changes belong to the world."""
     assert await out(world, f"cat {data}/file; stat -c %a {data}") == "as it was\n755\n"
     await world.run(f"echo x > {data}/file; touch {data}/new; chmod 777 {data}; rm -f {data}/file")
     assert [(path.name, path.read_text()) for path in data.iterdir()] == [("file", "as it was\n")]
@@ -227,7 +222,7 @@ async def test_root_reads_inside_only_what_modes_let_it(world: World, data: Path
 
 @contextmanager
 def mounting(script: str, *arguments: str | Path) -> Iterator[list[str]]:
-    """Run a script that mounts what it likes; the lines that it printed."""
+    """Run a script that may mount anything; return the lines that it printed."""
     if not ROOT:
         pytest.skip("mounting is root's")
     words = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", script, *map(str, arguments)]
@@ -243,7 +238,7 @@ from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes import doctor
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 
 root, data = Path(sys.argv[1]), Path(sys.argv[2])
@@ -356,7 +351,7 @@ def test_a_mount_inside_the_home_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not ROOT, reason="this is one")
-def test_the_same_holds_for_an_ordinary_user() -> None:
+def test_host_files_are_protected_from_worlds_of_an_ordinary_user() -> None:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, tempfile.TemporaryDirectory(dir=area()) as theirs:
         environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": f"{folder}/site"}
         environment |= {"HOME": folder, "TMPDIR": folder, GIVEN_AREA: theirs}
@@ -385,7 +380,7 @@ def test_the_same_holds_for_an_ordinary_user() -> None:
         done = subprocess.run(
             [*words, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", f"{folder}/tmp", __file__],
             env=environment,
-            cwd=Path(__file__).parents[2],
+            cwd=Path(__file__).parents[3],
             capture_output=True,
             text=True,
             timeout=500,

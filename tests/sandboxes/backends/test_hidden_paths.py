@@ -1,7 +1,4 @@
-"""A world sees nothing of the journal, wherever the home and the database are.
-
-A marker is planted in a run's argument; a command of that run then reads every file of its world that is not older.
-"""
+"""A world sees nothing of the journal, wherever the home and the database are."""
 
 from __future__ import annotations
 
@@ -20,12 +17,13 @@ from ramify import Runtime, Sandbox, paths, step, workflow
 pytestmark = pytest.mark.linux_ns
 
 MARKER = "marker-9a41e0c7"
-HALVES = (MARKER[:8], MARKER[8:])  # so that the command does not hold what it looks for
+HALVES = (MARKER[:8], MARKER[8:])  # so that the command does not contain what it searches for
 
 
 @step
 async def search(sandbox: Sandbox, reference: str, places: list[str]) -> list[str]:
-    """The files in which the marker is, by the world's own find and grep, which find one of their own."""
+    """The files that contain the marker, found with the world's own find and grep, which must also find a control
+    file."""
     pattern = f"'{HALVES[0]}''{HALVES[1]}'"
     said = await sandbox.run(
         f"echo {pattern} > here; find {' '.join(places)} . \\( -path /proc -o -path /sys -o -path /dev \\) -prune -o "
@@ -41,13 +39,13 @@ async def searching(reference: str, places: list[str], marker: str) -> list[str]
 
 
 def on_the_host(place: Path) -> bool:
-    """Whether the marker is where the search did not find it: else the search proves nothing."""
+    """Whether the marker is where the search missed it: otherwise the search proves nothing."""
     return subprocess.run(["grep", "-rqaF", MARKER, str(place)]).returncode == 0
 
 
 @pytest.fixture
 def user(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's home, with a reference for the search in it."""
+    """The user's home, with a control file for the search in it."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         for name in ("RAMIFY_HOME", "RAMIFY_DATABASE", "XDG_DATA_HOME"):
             monkeypatch.delenv(name, raising=False)
@@ -71,7 +69,7 @@ def workspace(area: Path) -> Path:
 
 
 def likely(*more: Path) -> list[str]:
-    """Folders to search where the whole machine would take too long: one test does that."""
+    """The folders to search; only one test searches the whole machine."""
     return [
         place for place in ("/etc", "/run", "/tmp", "/var/tmp", "/dev/shm", *map(str, more)) if Path(place).is_dir()
     ]
@@ -104,7 +102,7 @@ async def test_no_file_of_a_world_holds_the_journal(where: str, user: Path, area
 
 @pytest.mark.parametrize("form", ["a path", "an address"])
 @pytest.mark.parametrize("where", ["in the home", "in an area", "beside the workspace", "in the workspace"])
-async def test_nor_where_the_database_is_elsewhere(
+async def test_the_journal_is_hidden_if_the_database_is_elsewhere(
     where: str, form: str, user: Path, area: Path, workspace: Path
 ) -> None:
     folders = {"in the home": user / "db", "in an area": area / "db", "beside the workspace": workspace.parent}
@@ -113,7 +111,7 @@ async def test_nor_where_the_database_is_elsewhere(
     (folder / "other").write_text("to be seen\n")
     file = folder / "runs.sqlite"
     database = file if form == "a path" else f"sqlite:///{file}"
-    for _ in range(2):  # the second run finds the first one's journal
+    for _ in range(2):  # the second run would find the first one's journal
         async with Runtime(database=database) as runtime:
             found = await runtime.run(searching, f"{user}/reference", likely(user, area), MARKER, workspace=workspace)
             assert found == []
@@ -122,7 +120,9 @@ async def test_nor_where_the_database_is_elsewhere(
 
 
 @pytest.mark.parametrize("how", ["named", "in the home"])
-async def test_nor_where_a_link_leads_to_the_database(how: str, user: Path, area: Path, workspace: Path) -> None:
+async def test_the_journal_is_hidden_if_a_link_leads_to_the_database(
+    how: str, user: Path, area: Path, workspace: Path
+) -> None:
     """SQLite keeps `-wal` and `-shm` beside the database itself, not beside the link."""
     real, home = area / "real", area / "state"
     for folder in (real, home):
@@ -145,7 +145,7 @@ async def look(folder: str) -> str:
     return await names(folder)
 
 
-async def test_nor_the_home_that_is_usual_while_another_is_in_use(user: Path, area: Path, workspace: Path) -> None:
+async def test_the_default_home_is_hidden_while_another_is_in_use(user: Path, area: Path, workspace: Path) -> None:
     async with Runtime() as runtime:
         await runtime.run(searching, f"{user}/reference", [], MARKER, workspace=workspace)
     assert on_the_host(paths.home())
@@ -153,7 +153,7 @@ async def test_nor_the_home_that_is_usual_while_another_is_in_use(user: Path, ar
         assert await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
 
 
-async def test_nor_the_database_that_is_usual_while_another_is_in_use(
+async def test_the_default_database_is_hidden_while_another_is_in_use(
     user: Path, area: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAMIFY_DATABASE", str(area / "usual.db"))
@@ -164,7 +164,7 @@ async def test_nor_the_database_that_is_usual_while_another_is_in_use(
         assert await runtime.run(searching, f"{user}/reference", likely(user, area), "", workspace=workspace) == []
 
 
-async def test_nor_a_log_that_this_process_writes(user: Path, area: Path, workspace: Path) -> None:
+async def test_logs_of_this_process_are_hidden(user: Path, area: Path, workspace: Path) -> None:
     handlers = [logging.FileHandler(folder / "log") for folder in (user, area)]
     logger = logging.getLogger("a program's own")
     try:
@@ -183,7 +183,7 @@ async def test_nor_a_log_that_this_process_writes(user: Path, area: Path, worksp
     assert on_the_host(area / "log")
 
 
-def test_what_leads_to_a_database_on_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_of_a_database_server_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PGHOST", "PGPORT", "PGSERVICEFILE", "PGSSLKEY", "PGSSLCERT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PGPASSFILE", "/etc/mine/pgpass")

@@ -1,7 +1,4 @@
-"""A real project's own tests give the same results everywhere: outside, in a world, in a fork, after a rollback.
-
-The project is toolz 1.0.0 from its source distribution: small, pure Python, its tests come along.
-"""
+"""A real project's own tests give the same results everywhere: outside, in a world, in a fork, after a rollback."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ Results = dict[str, str]
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's folder, as its source distribution has it."""
+    """The project's folder, from its source distribution."""
     folder = tmp_path_factory.mktemp("sdist")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-binary", ":all:", "--no-deps", PROJECT]
     try:
@@ -50,7 +47,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outside(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What the suite says where there is no world at all."""
+    """The results of the test suite without any world."""
     report = tmp_path_factory.mktemp("outside") / REPORT
     command = [part.replace(REPORT, str(report)) for part in SUITE]
     done = subprocess.run(command, cwd=project, env={**os.environ, **PLAIN}, capture_output=True, text=True)
@@ -61,7 +58,7 @@ def outside(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def results(report: str) -> Results:
-    """Each test's outcome, by its name."""
+    """Each test's outcome, by name."""
     return {
         f"{case.get('classname')}::{case.get('name')}": next(iter(case)).tag if len(case) else "passed"
         for case in ET.fromstring(report).iter("testcase")
@@ -77,7 +74,7 @@ async def run_suite(world: World) -> Results:
     return found
 
 
-async def test_the_suite_says_the_same_everywhere(
+async def test_the_suite_has_the_same_results_everywhere(
     backend: Backend, project: Path, outside: Results, store: SnapshotStore, spec: WorldSpec
 ) -> None:
     visible = (Path(sys.prefix), Path(sys.base_prefix))
@@ -85,7 +82,7 @@ async def test_the_suite_says_the_same_everywhere(
 
 
 @pytest.mark.linux_ns
-async def test_and_over_an_image(
+async def test_the_suite_has_the_same_results_over_an_image(
     namespaces: NamespaceBackend,
     project: Path,
     outside: Results,
@@ -94,7 +91,7 @@ async def test_and_over_an_image(
     tmp_path: Path,
     root_file_system: Callable[..., Path],
 ) -> None:
-    """Of the host there are Python and its packages alone."""
+    """Of the host, only Python and its packages are visible."""
     visible = tuple({Path(sys.prefix), Path(sys.base_prefix), Path(pytest.__file__).parent.parent})
     modules = [module for place in sys.path if place.endswith("lib-dynload") for module in Path(place).glob("*.so")]
     image = root_file_system(tmp_path / "image", "bash", "rm", "sed", beside=(sys.executable, *modules))

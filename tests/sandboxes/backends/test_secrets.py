@@ -33,7 +33,7 @@ def kept(spec: WorldSpec) -> WorldSpec:
 
 
 def holders(folder: Path, secret: str = SECRET) -> list[Path]:
-    """The files below `folder` that hold the secret, in their bytes or their names."""
+    """The files below `folder` that contain the secret, in their bytes or their names."""
     found = [path for path in folder.rglob("*") if secret in path.name]
     return found + [path for path in folder.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
@@ -74,7 +74,7 @@ async def test_a_shell_that_ends_and_a_rollback_keep_the_secret_to_the_world(
     assert holders(store.root) == []
 
 
-async def test_no_error_and_no_log_tells_it(
+async def test_no_error_and_no_log_contains_the_secret(
     opened: Backend,
     base: Snapshot,
     kept: WorldSpec,
@@ -111,10 +111,10 @@ async def test_no_error_and_no_log_tells_it(
     assert [path for path in holders(scratch) if path.suffix == ".log" or path.name == "log"] == []
 
 
-async def test_what_a_command_writes_is_the_commands_doing(
+async def test_a_secret_written_by_a_command_is_in_the_store(
     opened: Backend, base: Snapshot, kept: WorldSpec, store: SnapshotStore, out: Out
 ) -> None:
-    """Documented, and the proof that the search above finds what is there."""
+    """Documented; and it proves that the search above finds what exists."""
     world = await opened.materialise(base, kept)
     await out(world, "echo $API_TOKEN > written")
     await world.seal()

@@ -1,4 +1,4 @@
-"""A Python session that is kept again is kept as it differs; yet every image is whole by itself."""
+"""A Python session that is kept again is stored as the difference, but every image is complete by itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from ramify.fork_engine.store import SnapshotStore
 from ramify.fork_engine.types import LayerId, Snapshot
-from ramify.sandboxes.agent.checkpointing.process_dump import GROUND, PAGES
+from ramify.sandboxes.agent.checkpointing.process_dump import BASE_PAGES, PAGES
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.linux import ptrace
@@ -45,13 +45,13 @@ async def test_a_seal_writes_what_changed_and_needs_no_earlier_image(
         seals.append(await world.seal())
     whole, *others = (folder(store, sealed) for sealed in seals)
     assert written(whole / PAGES) > HELD
-    assert not (whole / GROUND).exists()
+    assert not (whole / BASE_PAGES).exists()
     for one in others:
-        assert (one / GROUND).samefile(whole / PAGES)
+        assert (one / BASE_PAGES).samefile(whole / PAGES)
         assert written(one / PAGES) < HELD / 8
     assert store.fsck().problems == ()
 
-    for sealed in seals[:2]:  # the last image alone is to be kept
+    for sealed in seals[:2]:  # only the last image is to be kept
         os.utime(store.image_dir(sealed.processes.image).parent, (1, 1))
     assert store.delete_unreachable([base.id, seals[2].id])[0] == 2
     assert not whole.exists()
@@ -60,11 +60,11 @@ async def test_a_seal_writes_what_changed_and_needs_no_earlier_image(
     assert (await again.run(TELL)).value == told[1]
     expected = (await again.run(f"{CHANGE}; {TELL}")).value
     sealed = await fork.seal()
-    assert (folder(store, sealed) / GROUND).samefile(others[1] / GROUND)
+    assert (folder(store, sealed) / BASE_PAGES).samefile(others[1] / BASE_PAGES)
     assert (await (await (await namespaces.materialise(sealed, spec)).python()).run(TELL)).value == expected
 
 
-async def test_what_was_let_go_and_what_grew_since(
+async def test_freed_and_grown_memory_is_kept_correctly(
     namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     """Pages that became zero, a heap that grew, holes of a gigabyte."""
@@ -81,13 +81,13 @@ async def test_what_was_let_go_and_what_grew_since(
         "grown = [str(n) for n in range(10_000)]"
     )
     sealed = await world.seal()
-    assert (folder(store, sealed) / GROUND).exists()
+    assert (folder(store, sealed) / BASE_PAGES).exists()
     fork = await (await namespaces.materialise(sealed, spec)).python()
     asked = "own[4 << 20], own[5 << 20], own[(4 << 20) - 1], wide[3 << 28], wide[1 << 28], wide[7], grown[-1]"
     assert (await fork.run(asked)).value == (await repl.run(asked)).value == "(0, 7, 97, 9, 8, 0, '9999')"
 
 
-async def test_a_session_that_changed_much_and_one_that_was_forked(
+async def test_a_session_that_changed_much_and_a_forked_session(
     namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -97,11 +97,11 @@ async def test_a_session_that_changed_much_and_one_that_was_forked(
     child = await repl.fork("child")
     await repl.run(f"data = bytearray(random.Random(8).randbytes({HELD}))")
     sealed = await world.seal()
-    assert not (folder(store, sealed) / GROUND).exists()  # a ground of its own, from now on
-    assert (folder(store, sealed).parent / "child" / GROUND).samefile(first / PAGES)
+    assert not (folder(store, sealed) / BASE_PAGES).exists()  # from now on it has its own ground
+    assert (folder(store, sealed).parent / "child" / BASE_PAGES).samefile(first / PAGES)
     await repl.run(CHANGE)
     last = await world.seal()
-    assert (folder(store, last) / GROUND).samefile(folder(store, sealed) / PAGES)
+    assert (folder(store, last) / BASE_PAGES).samefile(folder(store, sealed) / PAGES)
     fork = await namespaces.materialise(last, spec)
     for session in (repl, child):
         assert (await (await fork.python(session.name)).run(TELL)).value == (await session.run(TELL)).value
@@ -117,7 +117,7 @@ def elsewhere(tmp_path: Path) -> Iterator[Path]:
     place.rmdir()
 
 
-async def test_across_file_systems_every_image_is_whole(
+async def test_across_file_systems_every_image_is_complete(
     elsewhere: Path, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     async with NamespaceBackend(store, elsewhere) as namespaces:
@@ -127,7 +127,7 @@ async def test_across_file_systems_every_image_is_whole(
         await world.seal()
         await repl.run("n = 2")
         sealed = await world.seal()
-        assert not (folder(store, sealed) / GROUND).exists()
+        assert not (folder(store, sealed) / BASE_PAGES).exists()
         assert (await (await (await namespaces.materialise(sealed, spec)).python()).run("n")).value == "2"
 
 
@@ -139,7 +139,7 @@ async def test_a_damaged_ground_is_found(
     await world.seal()
     await repl.run("n = 1")
     sealed = await world.seal()
-    ground = folder(store, sealed) / GROUND
+    ground = folder(store, sealed) / BASE_PAGES
     times = ground.stat()
     with ground.open("r+b") as file:
         file.write(b"damaged")
@@ -147,7 +147,7 @@ async def test_a_damaged_ground_is_found(
     assert [LayerId(sealed.processes.image) in str(problem) for problem in store.fsck().problems].count(True) >= 1
 
 
-async def test_arrays_of_a_library_go_along(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> None:
+async def test_arrays_of_a_library_are_kept(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> None:
     world = await namespaces.materialise(base, spec)
     repl = await world.python()
     begun = await repl.run("import os; os.environ['OPENBLAS_NUM_THREADS'] = '1'; import numpy")

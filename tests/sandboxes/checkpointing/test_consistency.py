@@ -61,7 +61,7 @@ async def at_work(world: World) -> None:
 
 
 async def progress(world: World) -> tuple[int, int]:
-    """Stop the programs between two instructions of theirs and hold what they wrote to their invariants."""
+    """Stop the programs at arbitrary instructions, and check the invariants of their data."""
     stopped = await world.run(
         "kill -STOP %1 %2; sleep 0.01; cat bank.err appender.err; kill -KILL %1; python3 check.py"
     )
@@ -85,7 +85,7 @@ async def checkpoints(backend: NamespaceBackend, base: Snapshot, spec: WorldSpec
         assert (await session.run("n += 1; print(n, file=file); n")).value == str(turn + 1)
         assert (fork.path / "session").read_text().split() == [str(n) for n in range(1, turn + 2)]
         at_the_seal = Path(fork.path, "log").read_bytes().count(b"\n")
-        await asyncio.sleep(0.02)  # they work on
+        await asyncio.sleep(0.02)  # let them work
         rows, lines = await progress(fork)
         assert rows > 0
         assert lines >= at_the_seal
@@ -109,7 +109,8 @@ def work():
 
 
 async def carried(backend: NamespaceBackend, base: Snapshot, spec: WorldSpec, times: int) -> None:
-    """The session goes on in every restore; the others are not brought back, but their files are of one instant."""
+    """The session continues in every restore. The other programs are not restored, but their files are of one
+    instant."""
     world = await backend.materialise(base, spec)
     await at_work(world)
     repl = await world.python()
@@ -138,7 +139,7 @@ async def test_every_restore_is_one_instant(namespaces: NamespaceBackend, base: 
 
 
 @pytest.mark.skipif(ptrace.why_not() != "", reason=ptrace.why_not())
-async def test_every_carried_session_is_of_the_files_instant(
+async def test_every_restored_session_is_of_the_same_instant_as_its_files(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
     await carried(namespaces, base, spec, 3)
@@ -148,7 +149,9 @@ async def test_every_carried_session_is_of_the_files_instant(
 @pytest.mark.criu
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-async def test_a_hundred_restores_are(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> None:
+async def test_a_hundred_restores_are_one_instant_each(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
+) -> None:
     await checkpoints(namespaces, base, spec, 100)
 
 
@@ -156,5 +159,7 @@ async def test_a_hundred_restores_are(namespaces: NamespaceBackend, base: Snapsh
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(ptrace.why_not() != "", reason=ptrace.why_not())
-async def test_a_hundred_carried_sessions_are(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> None:
+async def test_a_hundred_restored_sessions_are_one_instant_each(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
+) -> None:
     await carried(namespaces, base, spec, 100)

@@ -1,4 +1,4 @@
-"""`make criu`, but for the packages: what of a folder is taken for CRIU, and what is refused with its reason."""
+"""`make criu` without the packages: which folders count as CRIU, and the reasons for refusals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ esac
 
 
 def unpacked(folder: Path, version: str, complaint: str = "") -> Path:
-    """As the packages leave it; the dynamic linker answers for the program."""
+    """A folder as the packages leave it; a script in the dynamic linker's place answers for the program."""
     loader, program = folder / "usr/lib/any-linux-gnu/ld-linux-any.so.2", folder / "usr/sbin/criu"
     for path in (loader, program):
         path.parent.mkdir(parents=True)
@@ -28,22 +28,22 @@ def unpacked(folder: Path, version: str, complaint: str = "") -> Path:
 
 
 @pytest.mark.parametrize("version", ["4.1.1", "4.0", "10.2"])
-def test_criu_4_is_taken(tmp_path: Path, version: str) -> None:
+def test_criu_4_is_accepted(tmp_path: Path, version: str) -> None:
     words = command(unpacked(tmp_path, version))
     assert words[-1] == str(tmp_path / "usr/sbin/criu") and all(Path(word).exists() for word in words[:1] + words[2:])
 
 
 @pytest.mark.parametrize("version", ["3.17.1", "", "unknown"])
-def test_an_older_one_is_refused(tmp_path: Path, version: str) -> None:
+def test_older_criu_is_refused(tmp_path: Path, version: str) -> None:
     with pytest.raises(InstallFailed, match=f"'Version: ?{version}': CRIU 4 or later is needed"):
         command(unpacked(tmp_path, version))
 
 
-def test_one_that_does_not_work_here_is_refused(tmp_path: Path) -> None:
+def test_criu_that_does_not_work_here_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InstallFailed, match="criu check says: no such luck"):
         command(unpacked(tmp_path, "4.1", "no such luck"))
 
 
-def test_a_folder_without_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InstallFailed, match="hold no criu"):
+def test_a_folder_without_criu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InstallFailed, match="contain no criu"):
         command(tmp_path)

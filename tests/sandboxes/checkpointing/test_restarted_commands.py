@@ -1,4 +1,4 @@
-"""Tier (d): commands that are started again where processes themselves were not kept."""
+"""Tier (d): commands that are started again if their processes were not kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def starts(world: World, out: Out, n: int) -> None:
     assert (world.path / "starts").read_text() == "started\n" * n
 
 
-async def test_it_starts_again_in_every_fork_and_the_record_names_it(
+async def test_a_kept_command_starts_again_in_every_fork_and_is_recorded(
     opened: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     world = await opened.materialise(base, spec)
@@ -45,13 +45,13 @@ async def test_it_starts_again_in_every_fork_and_the_record_names_it(
     second = await fork.seal()
     assert second.processes.commands == (SERVER,)
     untouched = await opened.materialise(second, spec)
-    assert (await untouched.seal()).id == second.id  # sealed before it was used: nothing of it is lost
+    assert (await untouched.seal()).id == second.id  # sealed before its first use: nothing of it is lost
     await starts(untouched, out, 3)
     await untouched.rollback(base)
     assert await untouched.background_processes() == 0
 
 
-async def test_what_else_runs_is_dropped_and_counted(
+async def test_other_processes_are_dropped_and_counted(
     opened: Backend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     world = await opened.materialise(base, spec)
@@ -70,12 +70,12 @@ async def test_a_specifications_commands_run_in_every_world(
     await starts(world, out, 1)
     sealed = await world.seal()
     fork = await opened.materialise(sealed, with_server)
-    await starts(fork, out, 2)  # once, though the snapshot and the specification both name it
+    await starts(fork, out, 2)  # once, although the snapshot and the specification both name it
 
 
 @pytest.mark.linux_ns
 @pytest.mark.criu
-async def test_what_was_dumped_is_not_started_again(
+async def test_dumped_commands_are_not_started_again(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     dumpable = replace(spec, dumpable=True, startup=(SERVER,))

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ramify.sandboxes.host.scratch import Session, remove_tree
+from ramify.sandboxes.host.scratch import ScratchSession, remove_tree
 
 
 def test_sessions_live_beside_each_other_and_tidy_up(tmp_path: Path) -> None:
     scratch = tmp_path / "worlds"
-    first, second = Session(scratch), Session(scratch)
+    first, second = ScratchSession(scratch), ScratchSession(scratch)
     first.open()
     (first.folder / "kept").touch()
     second.open()
@@ -27,22 +27,22 @@ def test_sessions_live_beside_each_other_and_tidy_up(tmp_path: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_what_a_crash_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_sessions_left_by_a_crash_are_removed_by_the_next(tmp_path: Path) -> None:
     crash = (
-        "import os, sys; from pathlib import Path; from ramify.sandboxes.host.scratch import Session\n"
-        "session = Session(Path(sys.argv[1])); session.open(); (session.folder / 'left').touch()\n"
+        "import os, sys; from pathlib import Path; from ramify.sandboxes.host.scratch import ScratchSession\n"
+        "session = ScratchSession(Path(sys.argv[1])); session.open(); (session.folder / 'left').touch()\n"
         "os.kill(os.getpid(), 9)"
     )
     assert subprocess.run([sys.executable, "-c", crash, str(tmp_path)]).returncode == -9
     assert len(list(tmp_path.rglob("left"))) == 1
-    session = Session(tmp_path)
+    session = ScratchSession(tmp_path)
     session.open()
     assert list(tmp_path.rglob("left")) == []
     assert {path.name for path in tmp_path.iterdir()} == {session.folder.name, f"{session.folder.name}.lock"}
     session.close()
 
 
-def test_any_modes_are_removed(tmp_path: Path) -> None:
+def test_folders_of_any_mode_are_removed(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     (tree / "a" / "b").mkdir(parents=True)
     (tree / "a" / "b" / "file").touch()
@@ -56,7 +56,7 @@ def test_any_modes_are_removed(tmp_path: Path) -> None:
 
 
 def nest(folder: Path, depth: int) -> None:
-    """Folders in folders, deeper than any path can name."""
+    """Nested folders, deeper than any path can name."""
     at = os.open(folder, os.O_RDONLY)
     for _ in range(depth):
         os.mkdir("d", dir_fd=at)
@@ -68,11 +68,11 @@ def nest(folder: Path, depth: int) -> None:
 
 
 def test_folders_nested_without_end_are_removed_and_keep_no_session_from_opening(tmp_path: Path) -> None:
-    session = Session(tmp_path)
+    session = ScratchSession(tmp_path)
     session.open()
     nest(session.folder, 5000)
     os.close(session._lock)  # as if it were killed
-    session = Session(tmp_path)
+    session = ScratchSession(tmp_path)
     session.open()
     nest(session.folder, 5000)
     session.close()
@@ -80,7 +80,7 @@ def test_folders_nested_without_end_are_removed_and_keep_no_session_from_opening
 
 
 def test_worlds_inherit_no_acl(tmp_path: Path) -> None:
-    """Of a folder that passes one on: it would be in every layer that a world is sealed into."""
+    """From a folder with an inherited ACL: it would be in every layer that a world is sealed into."""
     nobody = 2**32 - 1
     entries = [(0x01, 7, nobody), (0x02, 7, 65534), (0x04, 5, nobody), (0x10, 7, nobody), (0x20, 0, nobody)]
     acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
@@ -88,7 +88,7 @@ def test_worlds_inherit_no_acl(tmp_path: Path) -> None:
         os.setxattr(tmp_path, "system.posix_acl_default", acl)
     except OSError as error:
         pytest.skip(f"no ACLs here: {error.strerror}")
-    session = Session(tmp_path / "worlds")
+    session = ScratchSession(tmp_path / "worlds")
     session.open()
     try:
         assert os.listxattr(session.folder.parent), "passed on to the place of all sessions"

@@ -1,4 +1,4 @@
-"""What the host reads in a world's tree is the world's, whatever was planted there."""
+"""What the host reads in a world's tree belongs to the world, whatever was planted there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_what_is_refused(tree: Path, path: str, number: int) -> None:
     assert set(Path("/proc/self/fd").iterdir()) == before
 
 
-def test_more_than_was_asked_for_is_an_error(tree: Path) -> None:
+def test_a_file_larger_than_requested_is_an_error(tree: Path) -> None:
     with pytest.raises(OSError, match="more than 5 bytes"):
         read_inside(tree, "d/file", 5)
 
@@ -87,13 +87,13 @@ def test_a_folder_that_turns_into_a_link_is_never_followed(tree: Path) -> None:
 
 
 @pytest.mark.linux_ns
-async def test_a_live_world_cannot_lead_the_host_astray(
+async def test_a_live_world_cannot_mislead_the_host(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path
 ) -> None:
     (tmp_path / "precious").write_text("the host's own")
     world = await namespaces.materialise(base, spec)
     await world.run(f"ln -s {tmp_path}/precious bait; mkfifo pipe; ln -s readme.txt good")
-    assert (world.path / "bait").read_text() == "the host's own"  # what a plain open does, and why this is here
+    assert (world.path / "bait").read_text() == "the host's own"  # what a plain open does, and why this module exists
     assert read_inside(world.path, "good", 100) == b"as it was\n"
     for planted in ("bait", "pipe"):
         with pytest.raises(OSError, match=r"link|regular"):

@@ -1,4 +1,6 @@
-"""Control groups: where they may be made (on folders that look like the kernel's), and that they hold and go."""
+"""Control groups: where they may be made (on folders that look like the kernel's), and that they work and are
+removed.
+"""
 
 from __future__ import annotations
 
@@ -44,13 +46,13 @@ def test_version_2_takes_the_nearest_group_that_grants_both(tmp_path: Path) -> N
     found = told(tmp_path, "0::/user.slice/app.slice/term.scope\n")
     assert isinstance(found, Groups)
     assert dict(found.places) == {"memory": slice_, "pids": slice_}
-    assert sorted(path.name for path in slice_.iterdir() if path.is_dir()) == ["term.scope"]  # no probe is left
+    assert sorted(path.name for path in slice_.iterdir() if path.is_dir()) == ["term.scope"]  # no trial group is left
 
 
 def test_version_2_without_a_controller_says_so(tmp_path: Path) -> None:
     folder(tmp_path / "fs", "cpu pids")
     folder(tmp_path / "fs" / "a")
-    assert told(tmp_path, "0::/a\n") == "the control groups of this process leave it no memory controller to use"
+    assert told(tmp_path, "0::/a\n") == "the control groups of this process provide no usable memory controller"
     assert isinstance(told(tmp_path, ""), str)
 
 
@@ -62,13 +64,13 @@ def test_version_1_has_a_folder_for_each_controller(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_place_that_may_not_be_written_is_none(tmp_path: Path) -> None:
+def test_an_unwritable_group_is_not_used(tmp_path: Path) -> None:
     place = folder(tmp_path / "fs", "memory pids")
     place.chmod(0o555)
-    assert "leave it no memory controller" in str(told(tmp_path, "0::/\n"))
+    assert "provide no usable memory controller" in str(told(tmp_path, "0::/\n"))
 
 
-def test_what_a_crash_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> None:
+def test_groups_left_by_a_crash_are_removed_and_living_ones_are_kept(tmp_path: Path) -> None:
     place = folder(tmp_path / "fs", "memory pids")
     me = processes.everything()[os.getpid()]
     mine = f"ramify-{me.pid}-{me.started}-7"
@@ -79,7 +81,7 @@ def test_what_a_crash_left_is_removed_and_what_lives_is_not(tmp_path: Path) -> N
 
 
 @needs_groups
-def test_a_group_takes_in_what_was_started_before_and_goes_with_the_last() -> None:
+def test_a_group_includes_earlier_children_and_is_removed_after_the_last() -> None:
     assert isinstance(FOUND, Groups)
     script = "import subprocess as s; p = s.Popen(['sleep', '99']); print(p.pid, flush=True); p.wait()"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
@@ -99,7 +101,7 @@ def test_a_group_takes_in_what_was_started_before_and_goes_with_the_last() -> No
 
 
 @needs_groups
-def test_backends_of_one_process_take_no_group_from_each_other() -> None:
+def test_backends_of_one_process_do_not_share_groups() -> None:
     first, second = cgroups.find(), cgroups.find()
     assert isinstance(first, Groups)
     assert isinstance(second, Groups)
@@ -117,17 +119,17 @@ def test_backends_of_one_process_take_no_group_from_each_other() -> None:
 async def test_the_kernel_kills_a_hog_between_two_looks_and_the_result_names_it(
     store: SnapshotStore, scratch: Path, base: Snapshot, spec: WorldSpec
 ) -> None:
-    """The watchdog is blind to a file that nobody maps: only the control group counts it."""
+    """The watchdog cannot see a file that nobody maps: only the control group counts it."""
     assert isinstance(FOUND, Groups)
     async with NamespaceBackend(store, scratch) as backend:
         world = await backend.materialise(base, replace(spec, limits=Limits(memory_bytes=40 * MIB)))
-        await world.run("sleep 0.2")  # its control group comes soon after it
+        await world.run("sleep 0.2")  # its control group is made soon after it
         hog = "import os\nf = os.memfd_create('x')\nwhile True: os.write(f, bytes(1 << 20))"
         result = await world.run([sys.executable, "-c", hog], timeout=30)
         assert (result.exit_code, result.limit) == (137, Limit.MEMORY)
         borne = await world.run(f"{sys.executable} -c {shlex.quote(hog)} || true", timeout=30)
         assert (borne.exit_code, borne.limit) == (0, Limit.NONE)
-        await world.run(f"{sys.executable} -c {shlex.quote(hog)} & wait")  # no other's command is named for it
+        await world.run(f"{sys.executable} -c {shlex.quote(hog)} & wait")  # no other command is named for it
         assert (await world.run("echo well")).limit is Limit.NONE
         assert (await world.run("false")).limit is Limit.NONE
     assert not [path for place in FOUND.places.values() for path in place.glob(f"{FOUND.owner}-*")]

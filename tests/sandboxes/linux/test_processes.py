@@ -40,7 +40,7 @@ def test_descendants_are_found_whatever_their_session(family: subprocess.Popen[b
     assert family.pid in {process.pid for process in processes.descendants(os.getpid())}
 
 
-def test_freeze_stops_all_and_gives_those_that_it_stopped(family: subprocess.Popen[bytes]) -> None:
+def test_freeze_stops_all_and_returns_those_that_it_stopped(family: subprocess.Popen[bytes]) -> None:
     already = below(family)[0]
     processes.send(already, signal.SIGSTOP)
     while processes.everything()[already.pid].state != "T":
@@ -53,7 +53,7 @@ def test_freeze_stops_all_and_gives_those_that_it_stopped(family: subprocess.Pop
     processes.kill(lambda: below(family), lambda: None)
 
 
-def test_kill_ends_all_and_a_gone_process_is_no_error(family: subprocess.Popen[bytes]) -> None:
+def test_kill_ends_all_and_an_ended_process_is_no_error(family: subprocess.Popen[bytes]) -> None:
     found = below(family)
     processes.kill(lambda: below(family), lambda: None)
     assert below(family) == []
@@ -61,7 +61,7 @@ def test_kill_ends_all_and_a_gone_process_is_no_error(family: subprocess.Popen[b
         processes.send(process, signal.SIGKILL)
 
 
-def test_a_family_is_found_without_a_look_at_the_machine() -> None:
+def test_a_family_is_found_without_reading_all_of_proc() -> None:
     script = "import subprocess as s; p = s.Popen(['sleep', '99']); print(p.pid, flush=True); p.wait()"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -1,4 +1,4 @@
-"""The system-call filter, run on paper: every call number of both architectures through an interpreter of its BPF."""
+"""The system-call filter, checked for every call number of both architectures by an interpreter of its BPF."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOKED_INTO = {"ioctl", "socket", "clone", "unshare"}
 
 
 def verdict(program: bytes, number: int, arguments: tuple[int, ...] = (), audit: int | None = None) -> int:
-    """What the kernel would do: an interpreter of the instructions that `bpf` has."""
+    """What the kernel would do: an interpreter of the instructions of `bpf`."""
     assert audit is not None
     data = struct.pack("=IIQ6Q", number, audit, 0, *(arguments + (0,) * 6)[:6])
     lines = list(bpf.INSTRUCTION.iter_unpack(program))
@@ -65,7 +65,7 @@ def test_every_call_of_the_lists_has_a_number_where_the_architecture_has_the_cal
 
 
 @given(st.sampled_from(MACHINES), st.integers(LAST + 1, 2**32 - 1))
-def test_a_call_newer_than_the_table_is_not_there(machine: str, number: int) -> None:
+def test_calls_newer_than_the_table_are_absent(machine: str, number: int) -> None:
     assert told(machine, number) == refused(errno.ENOSYS)
 
 
@@ -76,7 +76,7 @@ def test_another_call_table_ends_the_process(machine: str, number: int, audit: i
         assert verdict(seccomp.program(machine), number, (), audit) == seccomp.KILL
 
 
-def test_the_second_table_of_x86_is_not_there() -> None:
+def test_the_second_call_table_of_x86_is_absent() -> None:
     x86 = ARCHITECTURES["x86_64"]
     for number in (0, 165, 520, *x86.numbers.values()):
         assert told("x86_64", number | x86.x32) == refused(errno.ENOSYS)
@@ -125,15 +125,15 @@ def test_what_the_assembler_refuses() -> None:
     for code in (backwards, nowhere, far):
         with pytest.raises(ValueError, match="jumps to"):
             code.assemble()
-    far.lines.pop(1)
+    far.instructions.pop(1)
     far.labels["end"] -= 1
     assert len(far.assemble()) == 257 * bpf.INSTRUCTION.size
-    with pytest.raises(ValueError, match="two places"):
+    with pytest.raises(ValueError, match="used twice"):
         backwards.label("top")
 
 
 def test_the_table_agrees_with_this_machines_headers() -> None:
-    """Where the compiler's headers are installed, what they say; the values above were copied from the kernel's."""
+    """Compare with the compiler's headers if they are installed; the table was copied from the kernel's sources."""
     import platform
     from pathlib import Path
 

@@ -37,7 +37,7 @@ def graph_of(**nodes: Any) -> Any:
 
 
 def here(function: Any) -> str:
-    return f"frontend/test_refused_graphs.py:{function.__code__.co_firstlineno}"
+    return f"langgraph/test_graph_checks.py:{function.__code__.co_firstlineno}"
 
 
 def compiled(graph: Any) -> Any:
@@ -198,7 +198,7 @@ def test_a_reducer_that_cannot_join_what_its_channel_holds() -> None:
 
     with pytest.raises(WorkflowError, match="reducer add of channel found raises on two of dict") as error:
         compiled(graph_of_schema(Bad))
-    assert error.value.where == f"frontend/test_refused_graphs.py:{line_of('# line: of this field')}"
+    assert error.value.where == f"langgraph/test_graph_checks.py:{line_of('# line: of this field')}"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_state_that_no_checkpoint_can_keep() -> None:
 
     with pytest.raises(WorkflowError, match="channel line holds a socket, which no checkpoint can keep") as error:
         compiled(graph_of_schema(Bad).compile(checkpointer=InMemorySaver()))
-    assert error.value.where == f"frontend/test_refused_graphs.py:{line_of('# line: of the socket')}"
+    assert error.value.where == f"langgraph/test_graph_checks.py:{line_of('# line: of the socket')}"
     assert compiled(graph_of_schema(Bad).compile()), "nothing is kept without a checkpointer, as in LangGraph"
 
 
@@ -263,7 +263,7 @@ def test_a_node_that_holds_a_world_in_its_closure() -> None:
 
     with pytest.raises(WorkflowError, match="node only holds a world in world") as error:
         compiled(graph_of(only=holds))
-    assert error.value.where == f"frontend/test_refused_graphs.py:{holds.__code__.co_firstlineno + 1}"
+    assert error.value.where == f"langgraph/test_graph_checks.py:{holds.__code__.co_firstlineno + 1}"
 
 
 def test_a_node_that_calls_a_step_or_a_workflow() -> None:
@@ -282,7 +282,7 @@ def test_a_node_that_calls_a_step_or_a_workflow() -> None:
     for name, action in (("step ours", calls_step), ("workflow flow", calls_workflow)):
         with pytest.raises(WorkflowError, match=f"node only calls the {name}") as error:
             compiled(graph_of(only=action))
-        assert error.value.where == f"frontend/test_refused_graphs.py:{action.__code__.co_firstlineno + 1}"
+        assert error.value.where == f"langgraph/test_graph_checks.py:{action.__code__.co_firstlineno + 1}"
 
 
 def test_a_function_that_stays_in_the_node_may_hold_its_world() -> None:

@@ -153,5 +153,5 @@ def test_a_step_called_outside_a_workflow_says_where() -> None:
     @step
     async def alone(sandbox: Sandbox) -> None: ...
 
-    with pytest.raises(NotInARun, match=r"alone' was called at frontend/test_refused.py:\d+ outside .*@workflow"):
+    with pytest.raises(NotInARun, match=r"alone' was called at python/test_step_checks.py:\d+ outside .*@workflow"):
         alone()

@@ -1,4 +1,4 @@
-"""Tier (a): processes dumped whole. What runs goes on in every fork, from the instant of the seal."""
+"""Tier (a): whole processes are dumped. They continue in every fork from the instant of the seal."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ async def test_a_shell_its_jobs_and_a_program_go_on_in_every_fork(
         begun.append(int(await out(live, "wc -l < count")))
         await until(live, f"[ $(wc -l < count) -gt {begun[-1] + 5} ]")
         lines = (live.path / "count").read_text().splitlines()
-        assert lines == [f"{n} 10000000" for n in range(len(lines))]  # none twice, none left out
+        assert lines == [f"{n} 10000000" for n in range(len(lines))]  # no line twice or missing
     await out(forks[0], "kill %1 %2; wait")
     assert await forks[0].background_processes() == 0
     assert await forks[1].background_processes() == 2
 
 
-async def test_what_criu_found_out_about_the_kernel_is_kept(
+async def test_criu_findings_about_the_kernel_are_kept(
     namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, store: SnapshotStore
 ) -> None:
-    """It keeps that on a tmpfs only, and says nothing otherwise: each dump and restore would be slower by 15 ms."""
+    """CRIU itself keeps that only on a tmpfs, silently: each dump and restore would otherwise take 15 ms longer."""
     world = await namespaces.materialise(base, dumpable)
     assert (await world.run("sleep 1000 &")).ok
     first = await world.seal()
@@ -103,13 +103,13 @@ async def test_a_fork_of_a_fork_and_a_rollback(
     assert await deeper.background_processes() == 0
 
 
-async def test_what_was_stopped_stays_so(
+async def test_stopped_processes_stay_stopped(
     namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     await out(world, "sleep 1000 & kill -STOP $!; sleep 1001 &")
     states = "set -- $(for pid in $(jobs -p); do cut -d' ' -f3 /proc/$pid/stat; done)"
-    await until(world, f'{states}; [ "$*" = "T S" ]')  # neither a stop nor a start is done when its command is
+    await until(world, f'{states}; [ "$*" = "T S" ]')  # a stop or a start takes effect some time after its command
     sealed = await world.seal()
     fork = await namespaces.materialise(sealed, dumpable)
     for live in (world, fork):
@@ -117,7 +117,7 @@ async def test_what_was_stopped_stays_so(
         assert await out(live, f'{states}; echo "$*"') == "T S\n"
 
 
-async def test_without_it_the_record_says_why(
+async def test_without_criu_the_record_says_why(
     namespaces: NamespaceBackend,
     base: Snapshot,
     spec: WorldSpec,
@@ -148,19 +148,19 @@ async def test_without_it_the_record_says_why(
     assert "make criu" in (await world.seal()).processes.reason
 
 
-async def test_what_cannot_be_dumped_runs_on_and_the_record_says_so(
+async def test_processes_that_cannot_be_dumped_run_on_and_the_record_says_so(
     namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, out: Out
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
     await out(world, "sleep 1000 & sleep 1001 &")
-    await world.run("kill -9 $$")  # its jobs are nobody's now
+    await world.run("kill -9 $$")  # its jobs have no parent now
     sealed = await world.seal()
     assert (sealed.processes.tier, sealed.processes.dropped) == (ProcessTier.DROPPED, 2)
     assert "ended" in sealed.processes.reason
     assert await world.background_processes() == 2
 
 
-async def test_an_image_that_lost_a_file_is_no_world(
+async def test_an_incomplete_image_starts_no_world(
     namespaces: NamespaceBackend, base: Snapshot, dumpable: WorldSpec, store: SnapshotStore, out: Out
 ) -> None:
     world = await namespaces.materialise(base, dumpable)
@@ -169,7 +169,7 @@ async def test_an_image_that_lost_a_file_is_no_world(
     folder = store.image_dir(sealed.processes.image)
     folder.chmod(0o700)
     (folder / "pstree.img").unlink()
-    with pytest.raises(WorldStartFailed, match="criu restore"):  # at the latest, where the first command waits for it
+    with pytest.raises(WorldStartFailed, match="criu restore"):  # at the latest when the first command waits for it
         await (await namespaces.materialise(sealed, dumpable)).run("true")
 
 
@@ -181,7 +181,7 @@ def test_the_first_error_of_a_log(tmp_path: Path) -> None:
     assert "RAMIFY_HOME" in criu_runner._first_error(tmp_path / "log")
 
 
-def test_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_of_criu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAMIFY_CRIU", str(tmp_path))
     assert (criu.folder(), criu.command()) == (tmp_path, ())
     monkeypatch.delenv("RAMIFY_CRIU")

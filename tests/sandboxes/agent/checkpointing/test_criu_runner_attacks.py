@@ -1,6 +1,6 @@
-"""A restore by CRIU opens what processes had open by its path, with rights that they had not: what lies in the way is
-theirs to say. Here it is links, planted where a folder was that had something open in it, to whatever the agent and
-CRIU hold."""
+"""CRIU restores open files by path, with rights that the processes did not have. Planted links must not mislead it,
+not even a link through descriptors that the agent or CRIU hold.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def told(world: World) -> list[str]:
 
 
 def lies(*places: Path) -> list[tuple[str, bool]]:
-    """What there is, without what a snapshot adds to the store."""
+    """What exists, without what a snapshot adds to the store."""
     return sorted((path.name, path.is_socket()) for place in places for path in place.iterdir())
 
 

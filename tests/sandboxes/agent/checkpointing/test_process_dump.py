@@ -1,4 +1,4 @@
-"""Tier (b): a Python session is kept by a snapshot, and goes on in every fork of it, with its files."""
+"""Tier (b): a snapshot keeps a Python session, and every fork of it continues the session with its files."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_two_forks_each_go_on_with_its_variables_and_files(
     assert (world.path / "lines").read_text() == "one\n"
 
 
-async def test_what_is_brought_back_is_a_python_like_any_other(
+async def test_a_restored_session_is_a_python_like_any_other(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -68,7 +68,7 @@ async def test_what_is_brought_back_is_a_python_like_any_other(
     assert (await repl.run("print('out'); import sys; print('err', file=sys.stderr)")).stdout == "out\n"
 
 
-async def test_it_is_confined_as_every_command_is(
+async def test_a_restored_session_is_confined_like_every_command(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -88,8 +88,10 @@ async def test_it_is_confined_as_every_command_is(
     assert (await repl.run(links)).value == repr(sorted(inside))
 
 
-async def test_generations(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -> None:
-    """What was brought back is kept again, changed pages and unchanged."""
+async def test_a_restored_session_can_be_kept_again(
+    namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
+) -> None:
+    """A restored session is kept again, with changed and unchanged pages."""
     world = await namespaces.materialise(base, spec)
     await (await world.python()).run("n = 0; data = bytearray(b'z' * 1_000_000)")
     for generation in range(1, 4):
@@ -107,7 +109,7 @@ async def test_generations(namespaces: NamespaceBackend, base: Snapshot, spec: W
     ("old", "new", "reason"),
     [(f'"kernel": "{platform.release()}"', '"kernel": "2.6"', "2.6"), ("libc.so.6", "libc.so.5", "No such file")],
 )
-async def test_what_cannot_be_laid_out_leaves_no_process(
+async def test_a_failed_restore_leaves_no_process(
     namespaces: NamespaceBackend,
     store: SnapshotStore,
     base: Snapshot,
@@ -131,17 +133,17 @@ async def test_what_cannot_be_laid_out_leaves_no_process(
 TOO_MUCH = {
     "socket:": "import socket; held = socket.socketpair()",
     "2 threads": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-    "started processes": "import subprocess; p = subprocess.Popen(['sleep', '60'])",
+    "child processes": "import subprocess; p = subprocess.Popen(['sleep', '60'])",
     "shares memory": "import mmap; m = mmap.mmap(-1, 4096)",
     "GiB of addresses": "import mmap; m = mmap.mmap(-1, 1 << 37, mmap.MAP_PRIVATE | 0x4000)",
     "files open": "held = [open('/dev/null') for _ in range(300)]",
-    "gone from its place": "import os; held = open('gone', 'w'); os.unlink('gone')",
+    "removed from its path": "import os; held = open('gone', 'w'); os.unlink('gone')",
     "timer": "import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 1000)",
     "a lock": "import fcntl; held = open('locked', 'w'); fcntl.flock(held, fcntl.LOCK_EX)",
 }
 
 
-async def test_what_no_image_can_take_is_named_and_the_session_lives_on(
+async def test_state_that_no_image_can_hold_is_named_and_the_session_lives_on(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -179,7 +181,7 @@ async def test_secrets_are_in_no_image(namespaces: NamespaceBackend, base: Snaps
     assert "secrets" in sealed.processes.reason
 
 
-async def test_where_it_cannot_go_on_the_first_who_asks_is_told(
+async def test_a_lost_session_is_reported_to_the_first_request(
     namespaces: NamespaceBackend, store: SnapshotStore, scratch: Path, base: Snapshot, spec: WorldSpec
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -191,6 +193,6 @@ async def test_where_it_cannot_go_on_the_first_who_asks_is_told(
             await copies.materialise(sealed, spec),
             await namespaces.materialise(sealed, replace(spec, secrets={"TOKEN": "hush"})),
         ):
-            with pytest.raises(SandboxError, match="'python' of the snapshot is not here"):
+            with pytest.raises(SandboxError, match="'python' of the snapshot could not be restored"):
                 await other.python()
             assert "NameError" in ((await (await other.python()).run("x")).error or "")

@@ -1,4 +1,4 @@
-"""Python sessions: names live on, output and errors are told, a fork shares the memory."""
+"""Python sessions: names persist, output and errors are reported, a fork shares the memory."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_names_values_output_and_errors(repl: Repl) -> None:
     assert (await repl.run("")).ok
 
 
-async def test_it_stands_in_the_worlds_tree_with_the_shells_environment(world: World, out: Out) -> None:
+async def test_a_session_starts_in_the_shells_directory_and_environment(world: World, out: Out) -> None:
     await out(world, "cd package; export SEEN=1")
     repl = await world.python("second")
     result = await repl.run("import os; open('made', 'w').close(); (os.environ['SEEN'], os.listdir('.'))")
@@ -66,7 +66,7 @@ async def test_the_same_name_is_the_same_session(world: World, repl: Repl) -> No
     assert (await (await world.python("other")).run("x")).error
 
 
-async def test_a_timeout_interrupts_and_kills_what_does_not_heed_it(repl: Repl, world: World) -> None:
+async def test_a_timeout_interrupts_and_then_kills(repl: Repl, world: World) -> None:
     await repl.run("x = 1")
     result = await repl.run("print('begun', flush=True)\nwhile True: pass", timeout=2.0)
     assert (result.timed_out, result.lives, result.stdout) == (True, True, "begun\n")
@@ -89,7 +89,7 @@ async def test_cancelling_interrupts(repl: Repl) -> None:
     assert (await repl.run("1")).value == "1"
 
 
-async def test_one_that_ends_itself_is_told(repl: Repl, world: World) -> None:
+async def test_a_session_that_ends_itself_is_reported(repl: Repl, world: World) -> None:
     result = await repl.run("import os; print('bye', flush=True); os._exit(3)")
     assert (result.lives, result.ok, result.stdout) == (False, False, "bye\n")
     await repl_is_gone(repl)
@@ -104,7 +104,7 @@ async def repl_is_gone(repl: Repl) -> None:
         await repl.run("1")
 
 
-async def test_a_fork_is_the_same_and_then_its_own(repl: Repl, world: World) -> None:
+async def test_a_forked_session_starts_equal_and_is_independent(repl: Repl, world: World) -> None:
     await repl.run("import os; data = bytearray(b'x' * 10_000_000); n = 0")
     children = [await repl.fork(f"child{n}") for n in range(3)]
     for n, child in enumerate(children):
@@ -119,18 +119,18 @@ async def test_a_fork_is_the_same_and_then_its_own(repl: Repl, world: World) -> 
         await repl.fork("child0")
 
 
-async def test_what_is_no_name_or_no_python(world: World) -> None:
+async def test_invalid_names_and_missing_interpreters_are_refused(world: World) -> None:
     for name in ("", "../x", "a b"):
         with pytest.raises(ValueError, match="not a name"):
             await world.python(name)
     with pytest.raises(SandboxError, match="no-such-python"):
         await world.python(interpreter="no-such-python")
-    (world.path / "python").symlink_to("/nowhere/bin/python3")  # a virtual environment whose Python is not shown
+    (world.path / "python").symlink_to("/nowhere/bin/python3")  # a virtual environment whose Python is not visible
     with pytest.raises(SandboxError, match="visible="):
         await world.python(interpreter="./python")
 
 
-async def test_a_snapshot_that_could_not_keep_it_says_so(world: World, repl: Repl) -> None:
+async def test_a_snapshot_without_the_session_says_so(world: World, repl: Repl) -> None:
     await repl.run("import socket; held = socket.socketpair()")
     kept = (await world.seal()).processes
     assert (kept.tier, kept.dropped) == (ProcessTier.DROPPED, 1)
@@ -160,7 +160,7 @@ async def test_sessions_are_dumped_with_the_world(
     assert (world.path / "lines").read_text() == "one\n"
 
 
-async def test_a_scripted_world_has_none(
+async def test_a_scripted_world_has_no_sessions(
     store: SnapshotStore, scratch: Path, base: Snapshot, spec: WorldSpec
 ) -> None:
     async with ScriptedBackend(store, scratch, {}) as backend:

@@ -1,4 +1,4 @@
-"""What the docker backend promises beyond the contract: ends that leave nothing behind, any image, the walls."""
+"""What the docker backend promises beyond the contract: complete clean-up, any image, isolation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Containers = Callable[[], list[Any]]
 
 @pytest.fixture
 def containers(scratch: Path) -> Iterator[Containers]:
-    """The engine's containers of this test's scratch place, whatever their state."""
+    """The engine's containers of this test's scratch folder, in any state."""
     from ramify.sandboxes.backends.docker.engine import connect
 
     client = connect()
@@ -55,7 +55,8 @@ async def world(docker: DockerBackend, base: Snapshot, spec: WorldSpec) -> World
 
 
 async def test_commands_do_not_reach_into_the_agent(world: World, out: Out) -> None:
-    """It is of their user, with their capabilities, and the engine's own filter lets them trace each other."""
+    """Commands run as its user, with its capabilities, and the engine's own filter would let them trace each
+    other."""
     trace = "import ctypes; print(ctypes.CDLL(None).ptrace(16, {pid}, 0, 0))"  # PTRACE_ATTACH
     for attempt in (
         "cat /proc/1/mem",
@@ -106,7 +107,7 @@ asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
 async def test_a_killed_host_takes_its_containers_with_it(
     store: SnapshotStore, scratch: Path, workspace: Path, containers: Containers, gone: bool
 ) -> None:
-    """Its scratch folder may be `gone` as well: then whoever is next sweeps up."""
+    """Even if its scratch folder is `gone` too: then the next session cleans up."""
     command = [sys.executable, "-c", HOST_PROGRAM, str(scratch.parent), str(workspace)]
     host = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
     assert host.stdout is not None
@@ -125,7 +126,7 @@ async def test_a_killed_host_takes_its_containers_with_it(
     assert gone or list(scratch.iterdir()) == []
 
 
-async def test_a_start_that_is_called_off_leaves_no_container(
+async def test_a_cancelled_start_leaves_no_container(
     docker: DockerBackend, base: Snapshot, spec: WorldSpec, containers: Containers, scratch: Path
 ) -> None:
     await (await docker.materialise(base, spec)).close()  # the image is there, and the engine warm
@@ -135,14 +136,14 @@ async def test_a_start_that_is_called_off_leaves_no_container(
         await asyncio.sleep(moment)
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
-            for world in await starting:  # it was faster
+            for world in await starting:  # the start was faster than the cancellation
                 await world.close()
             raise asyncio.CancelledError
         assert containers() == []
         assert sorted(scratch.rglob("*")) == before
 
 
-async def test_a_second_start_spares_what_lives(
+async def test_a_second_start_keeps_living_containers(
     world: World, store: SnapshotStore, scratch: Path, containers: Containers, out: Out
 ) -> None:
     async with DockerBackend(store, scratch):
@@ -150,7 +151,7 @@ async def test_a_second_start_spares_what_lives(
     assert await out(world, "echo alive") == "alive\n"
 
 
-async def test_a_container_that_somebody_kills_is_a_dead_world_and_a_rollback_revives_it(
+async def test_a_killed_container_is_a_dead_world_and_a_rollback_revives_it(
     world: World, base: Snapshot, containers: Containers, out: Out
 ) -> None:
     containers()[0].kill("SIGKILL")
@@ -161,13 +162,13 @@ async def test_a_container_that_somebody_kills_is_a_dead_world_and_a_rollback_re
     assert len(containers()) == 1
 
 
-async def test_a_container_that_somebody_removes_is_a_dead_world(world: World, containers: Containers) -> None:
+async def test_a_removed_container_is_a_dead_world(world: World, containers: Containers) -> None:
     containers()[0].remove(force=True)
     with pytest.raises(WorldDied, match="somebody removed"):
         await world.run("true")
 
 
-async def test_the_engines_walls_stand(world: World, tmp_path: Path, out: Out) -> None:
+async def test_the_engines_isolation_holds(world: World, tmp_path: Path, out: Out) -> None:
     (tmp_path / "secret").write_text("the host's\n")
     status = dict(line.split(":\t") for line in (await out(world, "cat /proc/self/status")).splitlines())
     assert status["NoNewPrivs"] == "1"
@@ -178,7 +179,7 @@ async def test_the_engines_walls_stand(world: World, tmp_path: Path, out: Out) -
     assert (await world.run("ls /sys/class/net")).stdout == "lo\n"
 
 
-async def test_folders_that_must_be_visible_are_and_stay_as_they_are(
+async def test_visible_folders_are_shown_and_cannot_be_changed(
     docker: DockerBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path, out: Out
 ) -> None:
     shown = tmp_path / "shown"
@@ -198,7 +199,7 @@ async def test_an_image_of_the_engine_by_its_name(
     assert await out(world, "cat /etc/nsswitch.conf | head -1") == "passwd: files\n"
 
 
-async def test_an_image_that_is_nowhere_is_named(docker: DockerBackend, base: Snapshot, spec: WorldSpec) -> None:
+async def test_a_missing_image_is_named(docker: DockerBackend, base: Snapshot, spec: WorldSpec) -> None:
     with pytest.raises(WorldStartFailed, match=r"no/such:image is neither .*docker pull no/such:image"):
         await docker.materialise(base, replace(spec, image=Path("no/such:image")))
 
@@ -214,7 +215,7 @@ async def test_an_image_without_bash_is_refused(
     assert containers() == []
 
 
-async def test_a_tar_that_is_none_is_refused(
+async def test_an_invalid_tar_is_refused(
     docker: DockerBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path
 ) -> None:
     (tmp_path / "image.tar").write_text("this is no tar")
@@ -247,7 +248,7 @@ async def test_every_kind_of_change_beside_the_workspace_is_kept(
     assert (await third.run("ls ~/a ~/link ~/pipe ~/binary")).stdout == ""
 
 
-async def test_a_scratch_place_deeper_than_a_sockets_address(
+async def test_a_scratch_folder_with_a_path_longer_than_a_socket_address(
     store: SnapshotStore, tmp_path: Path, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     async with DockerBackend(store, tmp_path / ("d" * 100) / ("e" * 100)) as backend:

@@ -1,4 +1,4 @@
-"""A container that was started and whose agent does not call: what is said of it."""
+"""The error for a started container whose agent does not connect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ramify.sandboxes.errors import WorldStartFailed
 
 
 class Silent:
-    """An engine whose containers never call."""
+    """An engine whose containers never connect."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -34,9 +34,10 @@ class Silent:
 
 
 @pytest.mark.parametrize(
-    ("pid", "why"), [(0, "ended with exit code 3: no such thing"), (77, "runs, but its agent did not call in 0.3 s")]
+    ("pid", "why"),
+    [(0, "ended with exit code 3: no such thing"), (77, "runs, but its agent did not connect within 0.3 s")],
 )
-async def test_a_container_that_ended_is_told_from_one_that_is_slow(
+async def test_ended_and_slow_containers_get_different_errors(
     pid: int, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container_link, "PATIENCE_S", 0.3)

@@ -1,8 +1,4 @@
-"""The attacks of docs/security.md that are the backend's own to withstand, in a container.
-
-What the engine keeps a container from (mounts, namespaces, system calls) is the engine's; limits, output and secrets
-are held on every backend alike, in test_conformance_worlds.py and test_shells.py.
-"""
+"""The attacks of docs/security.md that the docker backend must withstand itself, in a container."""
 
 from __future__ import annotations
 
@@ -54,7 +50,7 @@ async def test_links_that_a_container_plants_lead_no_checkout_out(
     assert (tmp_path / "applied/package/file").read_text() == "evil\n"
 
 
-async def test_a_setuid_file_of_a_container_gives_nobody_anything(
+async def test_a_setuid_file_of_a_container_gives_no_rights(
     world: World, store: SnapshotStore, scratch: Path, out: Out
 ) -> None:
     await out(world, "cp $(readlink -f /bin/sh) shell; chmod 6755 shell")
@@ -70,7 +66,7 @@ async def test_a_setuid_file_of_a_container_gives_nobody_anything(
 
 
 async def test_no_device_of_a_container_can_be_used_or_kept(world: World, store: SnapshotStore, out: Out) -> None:
-    """Of all numbers 0 and 0 may be made, overlayfs's mark of a removed path: it is no more than that anywhere."""
+    """The device number 0/0 may be created, overlayfs's mark of a removed path; it never means more than that."""
     for place in (".", "/tmp", "/dev/shm"):
         for node in ("b 8 0", "c 1 1", "c 1 3", "c 0 0"):
             await world.run(f"mknod {place}/node {node}")
@@ -96,7 +92,7 @@ async def test_the_hosts_switches_are_out_of_a_containers_reach(world: World) ->
 
 
 async def test_no_core_of_a_container_is_piped_to_the_host(world: World, out: Out) -> None:
-    """As in `limits.NO_CORE`: with 0 the kernel pipes it all the same."""
+    """As for `limits.NO_CORE`: with a limit of 0 the kernel would pipe it anyway."""
     assert await out(world, "python3 -c 'import resource as r; print(r.getrlimit(r.RLIMIT_CORE))'") == "(1, 1)\n"
 
 

@@ -1,4 +1,4 @@
-"""The parts of the docker backend that need no engine: counters, libraries, root file systems, changes as layers."""
+"""The parts of the docker backend that need no engine: counters, libraries, root file systems, captured changes."""
 
 from __future__ import annotations
 
@@ -18,48 +18,50 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ramify.sandboxes.agent.container_changes import apply, capture
-from ramify.sandboxes.backends.docker.cgroup import out_of_memory
 from ramify.sandboxes.backends.docker.images import RootFs, write_folder
-from ramify.sandboxes.backends.docker.portable_python import PLACE, carry, is_loader, libraries
+from ramify.sandboxes.backends.docker.portable_python import PLACE, is_loader, libraries, make_portable_python
 from ramify.sandboxes.errors import BackendUnavailable
+from ramify.sandboxes.linux.cgroups import kills_for_memory
 
-Tree = dict[str, "str | Tree"]  # a folder's entries: text, or a folder
+Tree = dict[str, "str | Tree"]  # a folder's entries: a file's text, or a folder
 
 
 def test_kills_for_memory_under_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = "9:memory:/docker/a\n8:pids:/docker/a\n4:cpu,cpuacct:/docker/a\n0::/\n"
     monkeypatch.setattr(Path, "read_text", _reading({"/proc/7/cgroup": own}))
     _write(tmp_path / "memory/docker/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
-    assert out_of_memory(7, tmp_path) == 3
+    assert kills_for_memory(7, tmp_path) == 3
 
 
 def test_kills_for_memory_under_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "read_text", _reading({"/proc/7/cgroup": "0::/system.slice/docker-a.scope\n"}))
     _write(tmp_path / "system.slice/docker-a.scope/memory.events", "max 9\noom 2\noom_kill 1\noom_group_kill 0\n")
-    assert out_of_memory(7, tmp_path) == 1
+    assert kills_for_memory(7, tmp_path) == 1
 
 
 def test_a_kernel_that_does_not_count_has_killed_nothing(tmp_path: Path) -> None:
-    assert out_of_memory(os.getpid(), tmp_path) == 0
-    assert out_of_memory(2**22 + 1) == 0
+    assert kills_for_memory(os.getpid(), tmp_path) == 0
+    assert kills_for_memory(2**22 + 1) == 0
 
 
-def test_a_carried_python_runs_without_the_hosts_libraries(tmp_path: Path) -> None:
-    carrier = carry(tmp_path / "python")
-    (tmp_path / "python" / "lib" / carrier.standard.name).rmdir()
-    (tmp_path / "python" / "lib" / carrier.standard.name).symlink_to(carrier.standard)
-    command = [part.replace(PLACE, str(carrier.folder)) for part in carrier.command[:-1]]
+def test_a_portable_python_runs_without_the_hosts_libraries(tmp_path: Path) -> None:
+    portable_python = make_portable_python(tmp_path / "python")
+    (tmp_path / "python" / "lib" / portable_python.standard.name).rmdir()
+    (tmp_path / "python" / "lib" / portable_python.standard.name).symlink_to(portable_python.standard)
+    command = [part.replace(PLACE, str(portable_python.folder)) for part in portable_python.command[:-1]]
     program = "import sys, ctypes, socket; print(sys.prefix); print(open('/proc/self/maps').read())"
     done = subprocess.run([*command, "-c", program], capture_output=True, text=True, check=True, env={})
     prefix, *maps = done.stdout.splitlines()
-    assert prefix == str(carrier.folder)
+    assert prefix == str(portable_python.folder)
     loaded = {line[73:] for line in maps if ".so" in line}
     assert loaded
     for library in loaded:
-        assert Path(library).is_relative_to(carrier.folder) or Path(library).is_relative_to(carrier.standard)
+        assert Path(library).is_relative_to(portable_python.folder) or Path(library).is_relative_to(
+            portable_python.standard
+        )
 
 
-def test_libraries_go_by_the_names_that_they_are_loaded_by() -> None:
+def test_libraries_are_listed_by_the_names_used_to_load_them() -> None:
     bash = shutil.which("bash")
     assert bash is not None
     found = libraries([Path(bash), Path(sys.executable).resolve()])
@@ -68,7 +70,7 @@ def test_libraries_go_by_the_names_that_they_are_loaded_by() -> None:
     assert all(path.is_file() for path in found.values())
 
 
-def test_a_root_file_system_holds_what_it_says(tmp_path: Path) -> None:
+def test_a_root_file_system_contains_the_listed_files(tmp_path: Path) -> None:
     root = RootFs.of_host(python=False, texts={"etc/mark": "ü\n"})
     tar = io.BytesIO()
     root.write(tar)
@@ -88,12 +90,12 @@ def test_a_root_file_system_holds_what_it_says(tmp_path: Path) -> None:
     assert root.digest() != RootFs.of_host(python=False).digest()
 
 
-def test_a_program_that_is_not_there_is_named() -> None:
+def test_a_missing_program_is_named() -> None:
     with pytest.raises(BackendUnavailable, match="no-such-program is not on this machine"):
         RootFs.of_host(extra=["no-such-program"])
 
 
-def test_a_folders_tar_is_roots(tmp_path: Path) -> None:
+def test_everything_in_a_folders_tar_belongs_to_root(tmp_path: Path) -> None:
     _write(tmp_path / "image" / "etc" / "file", "x")
     (tmp_path / "image" / "link").symlink_to("/etc/file")
     tar = io.BytesIO()
@@ -116,7 +118,7 @@ trees: st.SearchStrategy[Tree] = st.recursive(
 
 @settings(max_examples=60, deadline=None)
 @given(image=trees, first=trees, second=trees)
-def test_what_was_captured_and_applied_is_what_was_there(image: Tree, first: Tree, second: Tree) -> None:
+def test_captured_and_applied_changes_give_the_same_tree(image: Tree, first: Tree, second: Tree) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)
         for number, tree in enumerate((first, second)):
@@ -140,7 +142,7 @@ def test_a_folder_made_anew_hides_what_the_image_has(tmp_path: Path) -> None:
     assert os.listxattr(tmp_path / "before" / "d") == []
 
 
-def test_modes_times_links_and_pipes_go_along(tmp_path: Path) -> None:
+def test_modes_times_links_and_pipes_are_captured(tmp_path: Path) -> None:
     after, before = tmp_path / "after", tmp_path / "before"
     _write(after / "home" / "file", "text")
     before.mkdir()
@@ -163,7 +165,7 @@ def test_modes_times_links_and_pipes_go_along(tmp_path: Path) -> None:
 
 
 def test_a_link_where_a_folder_was_is_not_followed(tmp_path: Path) -> None:
-    """What is laid over an image must not be written through a link that leads elsewhere."""
+    """Applying a layer must not write through a link that leads elsewhere."""
     _write(tmp_path / "elsewhere" / "file", "safe")
     _grow(tmp_path / "before", {})
     (tmp_path / "before" / "d").symlink_to(tmp_path / "elsewhere")
@@ -176,7 +178,8 @@ def test_a_link_where_a_folder_was_is_not_followed(tmp_path: Path) -> None:
 
 
 def _engines_list(image: Tree, tree: Tree, above: str = "") -> tuple[list[str], list[str]]:
-    """What the engine would say: changed and removed paths; a folder where a file was is new, and so on."""
+    """The changes as the engine would list them: changed and removed paths; a folder in a file's place is new, and so
+    on."""
     changed: list[str] = []
     removed = [f"{above}/{name}" for name in image if name not in tree]
     for name, now in tree.items():
@@ -217,6 +220,6 @@ def _loader(root: Path) -> list[str]:
 
 
 def _reading(texts: dict[str, str]) -> Callable[[Path], str]:
-    """`Path.read_text`, with other texts for some paths."""
+    """`Path.read_text` with replaced texts for some paths."""
     real = Path.read_text
     return lambda path: texts[str(path)] if str(path) in texts else real(path)

@@ -1,4 +1,4 @@
-"""What the namespace backend promises beyond the contract: isolation, and ends that leave nothing behind."""
+"""What the namespace backend promises beyond the contract: isolation, and complete clean-up."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_the_store_and_other_worlds_are_hidden(
 async def test_processes_of_the_host_are_hidden(world: World, out: Out) -> None:
     pids = {int(name) for name in (await out(world, "cd /proc; echo [0-9]*")).split()}
     assert min(pids) == 1
-    assert len(pids) == 2  # the agent, and bash, whose own glob it was
+    assert len(pids) == 2  # the agent and bash, which expanded the glob itself
     assert (await world.run(f"kill -0 {os.getpid()}")).exit_code != 0
 
 
@@ -124,13 +124,13 @@ async def test_descriptors_do_not_leak_into_commands(world: World, out: Out) -> 
     assert (await out(world, "bash -c 'ls /proc/self/fd' | cat")).split() == ["0", "1", "2", "3"]
 
 
-async def test_everyone_keeps_their_own_id(world: World, out: Out) -> None:
+async def test_user_ids_stay_the_same(world: World, out: Out) -> None:
     assert await out(world, "id -u; stat -c %u:%g readme.txt") == f"{os.geteuid()}\n{os.geteuid()}:{os.getegid()}\n"
     await out(world, "touch mine")
     assert (world.path / "mine").stat().st_uid == os.geteuid()
 
 
-async def test_home_is_the_users_own_unless_said_otherwise(
+async def test_home_is_the_users_own_by_default(
     world: World, namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     assert await out(world, "echo $HOME") == f"{Path.home()}\n"
@@ -141,7 +141,7 @@ async def test_home_is_the_users_own_unless_said_otherwise(
     )
 
 
-async def test_the_tree_may_stand_under_home(
+async def test_the_tree_may_be_under_home(
     namespaces: NamespaceBackend, store: SnapshotStore, home_workspace: Path, out: Out
 ) -> None:
     snapshot = store.import_tree(home_workspace).snapshot
@@ -152,7 +152,7 @@ async def test_the_tree_may_stand_under_home(
     assert await out(world, "cat here.txt") == "changed\n"
 
 
-async def test_the_tree_may_stand_where_nothing_is_yet(
+async def test_the_tree_may_be_at_a_path_that_does_not_exist(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     world = await namespaces.materialise(base, replace(spec, mount_at=Path("/tmp/never/was/here")))
@@ -181,7 +181,7 @@ async def test_a_resolved_path_does_not_name_the_real_workspace(world: World) ->
     assert not world.path.resolve().exists()
 
 
-async def test_a_seal_with_a_file_held_open_by_the_host_is_right(
+async def test_a_seal_while_the_host_holds_a_file_open_is_correct(
     world: World, namespaces: NamespaceBackend, spec: WorldSpec, out: Out
 ) -> None:
     with (world.path / "held.txt").open("w") as held:
@@ -222,7 +222,7 @@ async def test_a_long_stack_still_mounts(
     assert await out(fork, "ls; cat f*") == await out(world, "ls; cat f*")
 
 
-async def test_a_dead_world_says_so(
+async def test_a_dead_world_raises_world_died(
     world: World, namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
     assert (await world.run("true")).ok
@@ -241,7 +241,7 @@ async def test_a_dead_world_says_so(
 async def test_a_dead_helper_is_an_error_and_not_a_hang(
     world: World, namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec
 ) -> None:
-    await world.run("true")  # it has its agent: else it would be the start that fails
+    await world.run("true")  # now it has its agent: otherwise its start would fail
     assert namespaces._helper is not None
     assert namespaces._helper._process is not None
     namespaces._helper._process.kill()
@@ -258,7 +258,7 @@ async def test_a_helper_that_can_start_no_agent_is_an_error_and_not_a_hang(
     assert namespaces._helper is not None
     assert namespaces._helper._process is not None
     helper = namespaces._helper._process.pid
-    if os.geteuid() == 0:  # whose processes no limit counts: agents get no namespace
+    if os.geteuid() == 0:  # no limit applies to root's processes: agents get no namespace instead
         none = "echo 0 > /proc/sys/user/max_pid_namespaces"
         command = ["nsenter", "--user", "--preserve-credentials", "-t", str(helper), "sh", "-c", none]
         await asyncio.to_thread(subprocess.run, command, check=True)
@@ -269,7 +269,7 @@ async def test_a_helper_that_can_start_no_agent_is_an_error_and_not_a_hang(
     failed = [str(one) for one in ran if isinstance(one, WorldStartFailed)]
     assert failed
     why = "No space left" if os.geteuid() == 0 else "temporarily unavailable"
-    assert all(why in told for told in failed), failed  # whether it came before we asked, or after
+    assert all(why in told for told in failed), failed  # whether the error came before we asked, or after
     await asyncio.gather(*(world.close() for world in worlds))
 
 
@@ -279,7 +279,7 @@ from pathlib import Path
 from ramify.fork_engine.store import SnapshotStore
 from ramify.sandboxes.contract import WorldSpec
 from ramify.sandboxes.host.fork_server_client import SPARES
-from ramify.sandboxes.backends.namespaces import kernel
+from ramify.sandboxes.linux import kernel
 from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.linux.processes import descendants
 
@@ -311,7 +311,7 @@ asyncio.run(main(Path(sys.argv[1])))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting is root's")
-def test_what_the_host_mounts_after_a_spare_was_made_is_seen(tmp_path: Path) -> None:
+def test_mounts_made_by_the_host_after_a_spare_started_are_visible(tmp_path: Path) -> None:
     shared = ["unshare", "--mount", "--propagation", "shared"]
     done = subprocess.run([*shared, sys.executable, "-c", LATECOMER, str(tmp_path)], capture_output=True, text=True)
     assert done.stdout.startswith("there\nthere\n"), done
@@ -366,22 +366,22 @@ def test_a_killed_owner_takes_its_worlds_along(tmp_path: Path) -> None:
     assert list((tmp_path / "worlds").iterdir()) == []
 
 
-async def test_what_is_written_through_a_mapping_is_in_the_seal(
+async def test_writes_through_a_mapping_are_in_the_seal(
     namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
-    """It tells no time: a file that looks as it did at the last seal is another."""
+    """Such writes do not change the time: the file looks as at the last seal, but differs."""
     world = await namespaces.materialise(base, spec)
     repl = await world.python()
     await repl.run("import mmap, os; open('mapped', 'wb').write(bytes(8192)); file = open('mapped', 'r+b')")
     await repl.run("mapping = mmap.mmap(file.fileno(), 8192); mapping[0] = 1")
     for value in (2, 3):
-        await asyncio.sleep(0.06)  # old enough to be believed
+        await asyncio.sleep(0.06)  # old enough to be trusted
         sealed = await world.seal()
         assert store.read(sealed, "mapped")[0] == value - 1
         await repl.run(f"mapping[0] = {value}")
 
 
-async def test_seals_beside_living_processes_cost_what_changed(
+async def test_seals_beside_living_processes_cost_only_the_changes(
     namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -397,7 +397,7 @@ async def test_seals_beside_living_processes_cost_what_changed(
     )
 
 
-async def test_who_may_open_no_more_files_is_told_so(
+async def test_running_out_of_open_files_is_a_clear_error(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     world = await namespaces.materialise(base, spec)
@@ -419,12 +419,12 @@ async def test_who_may_open_no_more_files_is_told_so(
 
 
 @pytest.mark.parametrize(("number", "mend"), [(errno.EMFILE, "ulimit -n"), (errno.ENFILE, "fs.file-max")])
-def test_whose_limit_of_open_files_it_is_is_told(number: int, mend: str) -> None:
+def test_the_error_names_whose_limit_of_open_files_it_is(number: int, mend: str) -> None:
     with pytest.raises(SandboxError, match=mend), explain_file_limit(SandboxError):
         raise OSError(number, os.strerror(number))
 
 
-async def test_a_workspace_with_a_name_that_is_no_text(
+async def test_a_workspace_whose_name_is_not_utf8(
     namespaces: NamespaceBackend, store: SnapshotStore, spec: WorldSpec, tmp_path: Path, out: Out
 ) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff:,\\"))

@@ -1,4 +1,4 @@
-"""What lies beside the tree: home and tmp are copy-on-write, credentials are away, the usual tools work."""
+"""What lies beside the tree: home and tmp are copy-on-write, credentials are hidden, common tools work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Out = Callable[[World, str], Awaitable[str]]
 
 @pytest.fixture
 def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The user's home: not the real one."""
+    """The user's home for the test, not the real one."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         monkeypatch.setenv("HOME", folder)
         yield furnished(Path(folder))
@@ -65,7 +65,7 @@ async def world(namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec) -
     return await namespaces.materialise(base, spec)
 
 
-async def test_home_and_tmp_go_with_a_snapshot_and_never_reach_the_host(
+async def test_home_and_tmp_are_part_of_a_snapshot_and_never_reach_the_host(
     world: World,
     namespaces: NamespaceBackend,
     base: Snapshot,
@@ -115,11 +115,11 @@ async def test_a_home_in_tmp_is_kept_too(
 async def test_home_and_tmp_can_be_changed_after_a_seal_of_the_tree_alone(
     world: World, namespaces: NamespaceBackend, spec: WorldSpec, out: Out
 ) -> None:
-    """They stay mounted then, and what overlayfs works with must stay too: it is needed for what lies on the host."""
+    """They stay mounted, so overlayfs's work folders must stay too: changing files of the host needs them."""
     for turn in range(2):
         await out(world, f"echo {turn} > tree; cat ~/notes")
         assert not (await world.seal()).outside
-        await asyncio.sleep(0.1)  # what is tidied up after a seal is gone
+        await asyncio.sleep(0.1)  # wait for the clean-up after a seal
     await out(world, "echo more >> ~/notes; rm ~/.config/editor; mv ~/dotfiles ~/moved || cp -r ~/dotfiles ~/moved")
     await out(world, "echo t > /tmp/ramify-was-here")
     fork = await namespaces.materialise(await world.seal(), spec)
@@ -127,11 +127,10 @@ async def test_home_and_tmp_can_be_changed_after_a_seal_of_the_tree_alone(
     await out(world, "rm ~/notes && touch ~/new")
 
 
-async def test_a_folder_that_is_renamed_is_in_the_layer_whole(
+async def test_a_renamed_folder_is_completely_in_the_layer(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, home: Path, out: Out
 ) -> None:
-    """No layer refers to a name below it, whatever the machine's default for overlayfs is; also beside the place
-    where the tree is mounted."""
+    """No layer refers to a name below it, whatever the machine's default for overlayfs; also not beside the tree."""
     (home / "projects" / "here").mkdir(parents=True)
     (home / "projects" / "plans").write_text("plans\n")
     spec = replace(spec, mount_at=home / "projects" / "here")
@@ -165,7 +164,7 @@ async def test_spent_work_folders_are_removed(world: World, out: Out) -> None:
     assert works() == begun
 
 
-async def test_credentials_are_not_there(world: World, out: Out) -> None:
+async def test_credentials_are_hidden(world: World, out: Out) -> None:
     for place in ("~/.ssh", "~/.config/gcloud", "~/.netrc", "~/dotfiles/netrc"):
         assert (await world.run(f"ls -d {place} || cat {place}")).exit_code != 0
     assert await out(world, "ls -A ~/dotfiles; cat ~/.config/editor; grep -rs secret ~ || true") == "mine"
@@ -231,7 +230,7 @@ async def test_a_dev_server_on_loopback(world: World, out: Out) -> None:
         socket.create_connection(("127.0.0.1", 8765), timeout=1)
 
 
-async def test_the_hosts_network_only_where_it_is_asked_for(
+async def test_the_hosts_network_is_available_only_on_request(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, out: Out
 ) -> None:
     apart = await namespaces.materialise(base, spec)
@@ -263,7 +262,7 @@ def test_a_credential_behind_a_link_out_of_the_home_is_named(home: Path, tmp_pat
     assert elsewhere == [str(tmp_path / "vault")]
 
 
-def test_a_skeleton_has_every_place_to_mount_on(tmp_path: Path) -> None:
+def test_a_skeleton_has_every_mount_point(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     places = ["/tmp/a/b", "/home/me/work", str(tmp_path / "file")]
     pieces = {piece.path: piece.kind for piece in skeleton(places, Path("/home/me"))}
@@ -279,7 +278,7 @@ def test_a_skeleton_has_every_place_to_mount_on(tmp_path: Path) -> None:
 async def test_a_session_that_has_mapped_a_library_of_the_home_goes_on_in_a_fork(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, home: Path, out: Out, replaced: bool
 ) -> None:
-    """The kernel tells its path within whatever the world's home lies on."""
+    """The kernel reports the library's path within the file system below the world's home."""
     found = sorted(Path(sysconfig.get_config_var("DESTSHARED")).glob("_bisect.*.so"))
     if not found:
         pytest.skip("this Python's modules are no files of their own")

@@ -1,4 +1,4 @@
-"""Worlds over an image: a root file system of its own, a folder or a tar, in the place of the host's."""
+"""Worlds over an image: their own root file system, from a folder or a tar, instead of the host's."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_root_is_the_images_own(
 
 
 @pytest.mark.parametrize("own", [None, "", "10.0.0.1\tmine\n"], ids=["none", "empty", "its own"])
-async def test_localhost_has_an_address_where_the_image_says_nothing_of_it(
+async def test_localhost_has_an_address_even_if_the_image_defines_none(
     own: str | None,
     namespaces: NamespaceBackend,
     base: Snapshot,
@@ -71,7 +71,7 @@ async def test_localhost_has_an_address_where_the_image_says_nothing_of_it(
     root: Path,
     out: Out,
 ) -> None:
-    """What `docker export` and debootstrap write leaves it to whoever runs it."""
+    """`docker export` and debootstrap leave this file to the container's runtime."""
     if own is not None:
         (root / "etc" / "hosts").write_text(own)
     (root / "etc").chmod(0o751)
@@ -89,7 +89,7 @@ async def test_localhost_has_an_address_where_the_image_says_nothing_of_it(
     assert (await again.run("grep more /etc/hosts")).exit_code != 0
 
 
-async def test_what_changes_in_the_root_goes_with_a_snapshot(
+async def test_changes_in_the_root_are_part_of_a_snapshot(
     namespaces: NamespaceBackend, base: Snapshot, inside: WorldSpec, image: Path, out: Out
 ) -> None:
     world = await namespaces.materialise(base, inside)
@@ -100,9 +100,9 @@ async def test_what_changes_in_the_root_goes_with_a_snapshot(
     assert await out(again, "cat /opt/tool/version w /tmp/t; ls -A /etc /opt/new") == (
         "2\nw\nt\n/etc:\nhosts\n\n/opt/new:\n"
     )
-    without = await namespaces.materialise(sealed, replace(inside, image=None))  # the snapshot says what it stands on
+    without = await namespaces.materialise(sealed, replace(inside, image=None))  # the snapshot names its image
     assert await out(without, "cat /opt/tool/version") == "2\n"
-    await again.rollback(base)  # which says nothing of an image, as an imported tree does
+    await again.rollback(base)  # `base` names no image, like every imported tree
     assert await out(again, "cat /opt/tool/version /etc/os-release; ls /opt") == "1\nNAME=tiny\ntool\n"
     assert (await again.seal()).image == sealed.image
     fresh = await namespaces.materialise(base, inside)
@@ -126,7 +126,7 @@ async def test_the_root_can_be_changed_after_a_seal_of_the_tree_alone(
     world = await namespaces.materialise(base, inside)
     await out(world, "echo w > w")
     assert not (await world.seal()).outside
-    await asyncio.sleep(0.1)  # what is tidied up after a seal is gone
+    await asyncio.sleep(0.1)  # wait for the clean-up after a seal
     await out(world, "echo 2 >> /opt/tool/version; rm /etc/os-release")
     fork = await namespaces.materialise(await world.seal(), inside)
     assert await out(fork, "cat /opt/tool/version w; ls -A /etc") == "1\n2\nw\nhosts\n"
@@ -142,7 +142,7 @@ async def test_forks_of_one_image_see_nothing_of_each_other(
     assert await out(one, "cat /opt/tool/version") == "one\n"
 
 
-async def test_an_image_without_a_shell_and_one_that_is_none(
+async def test_an_image_without_a_shell_and_an_invalid_image_are_refused(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -156,7 +156,7 @@ async def test_an_image_without_a_shell_and_one_that_is_none(
 
 
 @pytest.mark.parametrize("process", ["self", "1"])
-async def test_a_program_in_the_place_of_bash_is_not_the_hosts(
+async def test_a_program_in_bashs_place_is_never_the_hosts(
     namespaces: NamespaceBackend,
     base: Snapshot,
     spec: WorldSpec,
@@ -165,7 +165,7 @@ async def test_a_program_in_the_place_of_bash_is_not_the_hosts(
     process: str,
     root: Path,
 ) -> None:
-    """A shell that ends is started again from a root that is the world's own, by an agent that knows more places."""
+    """The agent, which knows more paths, starts a new shell from a root that the world controls."""
     outside = tmp_path / "outside"
     shutil.copy(os.path.realpath("/bin/bash"), outside)
     up = os.path.relpath(outside, store.root)
@@ -173,7 +173,7 @@ async def test_a_program_in_the_place_of_bash_is_not_the_hosts(
     world = await namespaces.materialise(base, inside)
     for number in range(3, 24):
         await world.run(f"ln -sfn /proc/{process}/fd/{number}/{up} /usr/bin/bash; exit 3")
-        with contextlib.suppress(SandboxError):  # no shell at all: the world's own loss
+        with contextlib.suppress(SandboxError):  # no shell at all only harms the world itself
             ran = await world.run("echo ran; readlink /proc/$$/exe")
             assert "outside" not in ran.stdout, number
         await world.rollback(world.snapshot)

@@ -1,7 +1,4 @@
-"""Nothing leaks: after many forks and releases, killed half way at random or not, all is as it was.
-
-RAMIFY_LEAK_FORKS says how many forks the patient tests make (100; the release is held to 1,000).
-"""
+"""Nothing leaks: after many forks and releases, some killed half way at random, everything is as before."""
 
 from __future__ import annotations
 
@@ -52,17 +49,17 @@ def agent_of(world: World) -> int:
 
 
 def descriptors(pid: int) -> int:
-    """Not /dev/null: uvloop keeps one open from its first connection on."""
+    """Without /dev/null: uvloop keeps one open from its first connection on."""
     return sum(not held.samefile(os.devnull) for held in Path(f"/proc/{pid}/fd").iterdir() if held.exists())
 
 
 def mounts(pid: int, of: Path | str) -> int:
-    """Others mount and unmount on this machine: only those are counted that name `of`."""
+    """Mounts that name `of`: others mount and unmount on this machine."""
     return sum(str(of) in line for line in Path(f"/proc/{pid}/mountinfo").read_text().splitlines())
 
 
 def control_groups() -> list[str]:
-    """Those that this process has made for worlds."""
+    """The control groups that this process has made for worlds."""
     groups = cgroups.find()
     if not isinstance(groups, Groups):
         return []
@@ -70,15 +67,15 @@ def control_groups() -> list[str]:
 
 
 async def settled(backend: NamespaceBackend) -> None:
-    """The spares are there again, and have become what they wait as; what worlds to come stand on, too."""
+    """Wait until the spares are back and waiting, and until worlds are prepared again."""
     assert backend._helper is not None
     deadline = time.monotonic() + PATIENCE_S
     spares = backend._helper._spares
     while len(spares) < SPARES or len(processes.descendants(helper_of(backend))) != SPARES + 1:
         assert time.monotonic() < deadline, processes.descendants(helper_of(backend))
         await asyncio.sleep(0.01)
-    assert backend._folders._making is not None
-    await backend._folders._making
+    assert backend._pool._making is not None
+    await backend._pool._making
     await asyncio.wait(
         {spare.group for spare in spares if spare.group is not None} or {asyncio.ensure_future(asyncio.sleep(0))}
     )
@@ -92,7 +89,7 @@ def gone(family: list[processes.Process]) -> None:
 
 
 async def live(world: World, base: Snapshot, chance: random.Random) -> None:
-    """A world's life, of one kind or another; it may be short."""
+    """The life of a world, of several kinds and possibly short."""
     match chance.randrange(6):
         case 0:
             pass
@@ -121,7 +118,7 @@ async def test_forks_and_releases_leave_nothing(
     first = await namespaces.materialise(base, spec)
     keeper = keeper_of(first)
     await live(first, base, random.Random(4))
-    await live(await namespaces.materialise(base, spec), base, random.Random(4))  # from now on trees stand ready
+    await live(await namespaces.materialise(base, spec), base, random.Random(4))  # from now on trees are prepared
 
     def held() -> list[int]:
         return [descriptors(pid) for pid in (os.getpid(), helper_of(namespaces), keeper)]
@@ -138,7 +135,7 @@ async def test_forks_and_releases_leave_nothing(
         await asyncio.gather(*(live(world, base, chance) for world in worlds))
     await settled(namespaces)
     assert left() == before
-    # The helper's may be fewer: it closes what it handed to a spare only after that has answered.
+    # The helper may have fewer: it closes what it handed to a spare only after that has answered.
     assert all(now <= then for now, then in zip(held(), open_before, strict=True)), (held(), open_before)
     assert not (Path.home() / "ramify-leak-test").exists()
 
@@ -151,7 +148,7 @@ async def test_a_fork_that_fails_or_is_cancelled_leaves_nothing(
     scratch: Path,
     standing: Callable[[], list[Path]],
 ) -> None:
-    worlds = [await namespaces.materialise(base, spec) for _ in range(2)]  # from now on trees stand ready
+    worlds = [await namespaces.materialise(base, spec) for _ in range(2)]  # from now on trees are prepared
     keeper = keeper_of(worlds[0])
     await asyncio.gather(*(world.close() for world in worlds))
     await settled(namespaces)
@@ -167,7 +164,7 @@ async def test_a_fork_that_fails_or_is_cancelled_leaves_nothing(
     with pytest.raises(Exception, match="missing"):
         await namespaces.fork(base, spec, 3)
     (scratch.parent / "aside").rename(scratch.parent / "store" / "layers" / base.layers[0] / "fs")
-    await (await namespaces.materialise(base, spec)).close()  # with the layer gone no tree was made ready
+    await (await namespaces.materialise(base, spec)).close()  # without the layer no tree was prepared
     await settled(namespaces)
     assert before == (
         mounts(keeper, PLACES),
@@ -177,7 +174,7 @@ async def test_a_fork_that_fails_or_is_cancelled_leaves_nothing(
 
 
 @pytest.mark.parametrize("victim", ["helper", "keeper", "agent"])
-async def test_whoever_is_killed_half_way(
+async def test_operations_killed_half_way_leave_nothing(
     victim: str, store: SnapshotStore, base: Snapshot, spec: WorldSpec, scratch: Path
 ) -> None:
     before = descriptors(os.getpid())
@@ -233,7 +230,7 @@ asyncio.run(main(Path(sys.argv[1]), random.Random(int(sys.argv[2]))))
 
 
 @pytest.mark.parametrize("seed", range(max(3, FORKS // 100)))
-def test_an_owner_that_is_killed_takes_all_along(tmp_path: Path, seed: int) -> None:
+def test_a_killed_owner_takes_everything_along(tmp_path: Path, seed: int) -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path), str(seed)], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     with owner, owner.stdout:
@@ -243,14 +240,14 @@ def test_an_owner_that_is_killed_takes_all_along(tmp_path: Path, seed: int) -> N
         owner.kill()
     gone(family)
     for entry in Path("/proc").glob("[0-9]*/mountinfo"):
-        with contextlib.suppress(OSError):  # it ended, or is another user's
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
             assert str(tmp_path) not in entry.read_text(), entry
     leftovers = len(list((tmp_path / "worlds").iterdir()))
     assert leftovers == 2  # a session's folder and its lock
 
     async def next_owner() -> None:
         async with NamespaceBackend(SnapshotStore(tmp_path / "store"), tmp_path / "worlds"):
-            assert len(list((tmp_path / "worlds").iterdir())) == 2  # its own
+            assert len(list((tmp_path / "worlds").iterdir())) == 2  # its own folder and lock
 
     asyncio.run(next_owner())
     found = cgroups.find()

@@ -1,4 +1,4 @@
-"""What stands ready for worlds to come: a fork that finds its tree there is a fork like any, and nothing is stale."""
+"""Trees prepared for future worlds: a fork that uses one is like any other, and no prepared tree is stale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ramify.sandboxes.backends.namespaces.backend import NamespaceBackend
 from ramify.sandboxes.backends.namespaces.warm_pool import TREES
 from ramify.sandboxes.contract import World, WorldSpec
 from ramify.sandboxes.errors import WorldStartFailed
-from ramify.sandboxes.host.mount_server_client import Trees
+from ramify.sandboxes.host.mount_server_client import MountServerClient
 
 pytestmark = pytest.mark.linux_ns
 
@@ -25,17 +25,17 @@ CHANGE = "cd package; echo more >> code.py; rm -r inner; touch -d @7 code.py .; 
 
 
 async def ready(backend: NamespaceBackend) -> int:
-    """How many trees wait, once nothing more is made ready."""
-    assert backend._folders._making is not None
-    await backend._folders._making
-    return len(backend._folders._standing)
+    """The number of prepared trees, once preparing has finished."""
+    assert backend._pool._making is not None
+    await backend._pool._making
+    return len(backend._pool._standing)
 
 
 async def mount_nothing(*_: object) -> list[int]:
     raise WorldStartFailed("a mount was asked for")
 
 
-async def test_only_what_is_forked_again_has_trees_ahead(
+async def test_only_repeatedly_forked_snapshots_have_prepared_trees(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
 ) -> None:
     worlds = [await namespaces.materialise(base, spec)]
@@ -43,7 +43,7 @@ async def test_only_what_is_forked_again_has_trees_ahead(
     worlds.append(await namespaces.materialise(base, spec))
     assert await ready(namespaces) == TREES
     with monkeypatch.context() as patched:
-        patched.setattr(Trees, "mount", mount_nothing)
+        patched.setattr(MountServerClient, "mount", mount_nothing)
         worlds += await namespaces.fork(base, spec, TREES)
         with pytest.raises(WorldStartFailed, match="was asked for"):
             await namespaces.materialise(base, spec)
@@ -59,12 +59,12 @@ async def test_only_what_is_forked_again_has_trees_ahead(
     assert (worlds[-1].path / "package" / "inner").is_dir()
 
 
-async def test_another_snapshots_trees_are_let_go(
+async def test_prepared_trees_of_another_snapshot_are_unmounted(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, scratch: Path, out: Out
 ) -> None:
     first, _ = [await namespaces.materialise(base, spec) for _ in range(2)]
     assert await ready(namespaces) == TREES
-    trees = {folder.name for folder, _ in namespaces._folders._standing}
+    trees = {folder.name for folder, _ in namespaces._pool._standing}
     assert trees <= {path.name for path in first.path.parent.iterdir()}
     await out(first, CHANGE)
     other = await namespaces.materialise(await first.seal(), spec)
@@ -88,7 +88,7 @@ async def test_a_layer_that_was_made_anew_is_mounted_anew(
     assert sorted(path.name for path in world.path.iterdir()) == before
 
 
-async def test_no_tree_is_made_ahead_over_a_layer_that_has_changed_since(
+async def test_no_tree_is_prepared_over_a_changed_layer(
     namespaces: NamespaceBackend, store: SnapshotStore, base: Snapshot, spec: WorldSpec
 ) -> None:
     for _ in range(2):
@@ -97,26 +97,26 @@ async def test_no_tree_is_made_ahead_over_a_layer_that_has_changed_since(
     await asyncio.gather(*(world.close() for world in await namespaces.fork(base, spec, TREES)))
     (layer,) = store.lower_dirs(base)
     await asyncio.to_thread(shutil.copytree, layer, layer.with_name("again"), symlinks=True)
-    namespaces._folders.take([layer], len(namespaces._folders._standing))  # none stands, and more are wanted
+    namespaces._pool.take([layer], len(namespaces._pool._standing))  # none is ready, and more are needed
     shutil.rmtree(layer)
     layer.with_name("again").rename(layer)
-    async with asyncio.timeout(60):  # it was mounted and let go without end
+    async with asyncio.timeout(60):  # fails if trees are mounted and unmounted without end
         assert await ready(namespaces) == 0
 
 
-async def test_a_tree_that_cannot_be_mounted_ahead_is_nobodys_error(
+async def test_a_failed_preparation_of_a_tree_is_no_error(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch, out: Out
 ) -> None:
     worlds = [await namespaces.materialise(base, spec) for _ in range(2)]
     with monkeypatch.context() as patched:
-        patched.setattr(Trees, "mount", mount_nothing)
+        patched.setattr(MountServerClient, "mount", mount_nothing)
         assert await ready(namespaces) == 0
     worlds.append(await namespaces.materialise(base, spec))
     assert await ready(namespaces) == TREES
     assert await out(worlds[-1], "ls package") == await out(worlds[0], "ls package")
 
 
-async def test_who_forks_while_a_tree_fails_to_be_mounted_has_trees_ahead_all_the_same(
+async def test_a_fork_during_a_failing_preparation_still_gets_prepared_trees(
     namespaces: NamespaceBackend, base: Snapshot, spec: WorldSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, fails = asyncio.Event(), asyncio.Event()
@@ -130,15 +130,15 @@ async def test_who_forks_while_a_tree_fails_to_be_mounted_has_trees_ahead_all_th
         await (await namespaces.materialise(base, spec)).close()
     assert await ready(namespaces) == TREES
     with monkeypatch.context() as patched:
-        patched.setattr(Trees, "mount", mount)  # before the trees that stand are taken: others are made at once
+        patched.setattr(MountServerClient, "mount", mount)  # before prepared trees are taken: others are made at once
         await asyncio.gather(*(world.close() for world in await namespaces.fork(base, spec, TREES)))
         await asked.wait()
-    namespaces._folders.take(namespaces._store.lower_dirs(base), 0)
+    namespaces._pool.take(namespaces._store.lower_dirs(base), 0)
     fails.set()
     assert await ready(namespaces) == TREES
 
 
-async def test_a_layer_that_goes_while_it_is_forked_is_told_as_ever_and_no_world_stays(
+async def test_a_layer_that_disappears_during_a_fork_is_an_error_and_leaves_no_world(
     namespaces: NamespaceBackend,
     store: SnapshotStore,
     base: Snapshot,
@@ -150,7 +150,7 @@ async def test_a_layer_that_goes_while_it_is_forked_is_told_as_ever_and_no_world
     assert await ready(namespaces) == TREES
     gone = store.lower_dirs(base)[0].with_name("gone")
     with monkeypatch.context() as patched:
-        patched.setattr(store, "lower_dirs", lambda _: (gone,))  # was there when it was asked for
+        patched.setattr(store, "lower_dirs", lambda _: (gone,))  # it existed when it was looked up
         with pytest.raises(WorldStartFailed, match="could not be mounted"):
             await namespaces.fork(base, spec, 3)
     asked = 0
@@ -158,7 +158,7 @@ async def test_a_layer_that_goes_while_it_is_forked_is_told_as_ever_and_no_world
     def damaged(_: Snapshot) -> tuple[Path, ...]:
         nonlocal asked
         asked += 1
-        if asked == 2:  # first for the places of all, then for their mounts
+        if asked == 2:  # the first query is for the folders of all, the second for their mounts
             raise SnapshotCorrupt("it went between two")
         return lowers
 
