@@ -51,7 +51,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     "wrong",
     [("--load", "nan"), ("--load", "inf"), ("--load", "0"), ("--requests", "0"), ("--repeats", "1"), ("--seed", "x")],
 )
-def test_what_no_live_run_can_be_made_of_is_wrong_usage(
+def test_impossible_live_runs_are_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: tuple[str, str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -63,7 +63,7 @@ def test_what_no_live_run_can_be_made_of_is_wrong_usage(
 @pytest.mark.parametrize(
     "of_live", ["--quick", "--trace t.csv", "--requests 9", "--repeats 2", "--load 0.4", "--seed 0"]
 )
-def test_what_is_of_live_runs_alone_is_not_taken_for_a_measured_one(
+def test_live_options_are_refused_for_a_measured_run(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: list[Any], of_live: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -74,7 +74,7 @@ def test_what_is_of_live_runs_alone_is_not_taken_for_a_measured_one(
 
 @pytest.mark.parametrize("kind", ["--run", "--live"])
 @pytest.mark.parametrize("file", ["nowhere/residuals.csv", "."])
-def test_residuals_that_cannot_be_written_are_refused_before(
+def test_unwritable_residuals_are_refused_first(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -90,7 +90,7 @@ def test_residuals_that_cannot_be_written_are_refused_before(
     assert f"argument --residuals: {tmp_path / file} cannot be written" in capsys.readouterr().err
 
 
-def test_residuals_are_of_every_judged_request(
+def test_residuals_cover_every_judged_request(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, asked: list[Any]
 ) -> None:
     file = tmp_path / "residuals.csv"
@@ -106,7 +106,7 @@ def test_residuals_are_of_every_judged_request(
     ("tpot", "ttft", "met"),
     [(1.0099, 1.0399, True), (0.9901, 0.9601, True), (1.0101, 1.0401, False), (0.9899, 0.9599, False)],
 )
-def test_a_measured_run_may_be_a_hundredth_off_in_tpot_and_four_in_ttft_to_either_side(
+def test_targets_are_one_percent_in_tpot_and_four_in_ttft(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
@@ -122,7 +122,7 @@ def test_a_measured_run_may_be_a_hundredth_off_in_tpot_and_four_in_ttft_to_eithe
     assert [(row["target"], row["met"]) for row in rows] == [("<= 0.01", met), ("<= 0.04", met)]
 
 
-def test_a_run_that_fails_leaves_residuals_as_they_were(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_run_leaves_residuals_unchanged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def broken(_: object) -> None:
         raise BadProbe("the engine is gone")
 
@@ -153,7 +153,7 @@ def test_a_run_that_is_interrupted_is_one_line(
         ("--requests 9 --repeats 3 --load 0.4 --seed 7", {"requests": 9, "runs": 3, "load": 0.4, "seed": 7}),
     ],
 )
-def test_a_live_run_is_of_what_was_asked_for(
+def test_a_live_run_gets_its_options(
     monkeypatch: pytest.MonkeyPatch, arguments: str, wanted: dict[str, Any]
 ) -> None:
     def measure(trace: Path | None, **more: Any) -> live.Compared:
@@ -177,7 +177,7 @@ class Engine:
     async def __aexit__(self, *_: object) -> None: ...
 
 
-def test_each_live_run_is_replayed_with_the_probes_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_live_run_is_replayed_with_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is measured, sent and replayed is made up; which of it goes where is not."""
     probes = iter([Profile(StepModel(base, 1.0, 1.0, 0.5), (), 0.01, base / 10_000) for base in (40.0, 44.0, 60.0)])
     sent: list[Sequence[Ask]] = []

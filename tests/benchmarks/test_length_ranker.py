@@ -22,14 +22,14 @@ def loss(scores: np.ndarray) -> float:
     return -sum(scores[i] - np.log(np.exp(scores[i:]).sum()) for i in range(len(scores)))
 
 
-def test_the_slope_is_the_losss() -> None:
+def test_the_gradient_matches_the_loss() -> None:
     scores = np.array([0.3, -1.2, 2.0, 0.0])
     step = 1e-6
     measured = [(loss(scores + step * row) - loss(scores - step * row)) / (2 * step) for row in np.eye(4)]
     assert ranker.list_mle_slope(scores) == pytest.approx(measured, abs=1e-6)
 
 
-def test_the_prompts_held_out_are_the_analyzers() -> None:
+def test_held_out_prompts_are_those_of_the_analyzer() -> None:
     """Two in five, the same in whatever order they come and however often: rows of one prompt are on one side."""
     groups = [split.group(f"prompt {i}") for i in range(100)]
     held = set(split.held_out(groups).tolist())
@@ -39,7 +39,7 @@ def test_the_prompts_held_out_are_the_analyzers() -> None:
     assert len(ranker.analyzer(rows, held)["m"]) == 40
 
 
-def test_it_ranks_held_out_rows_by_what_decides_their_length() -> None:
+def test_the_ranker_learns_what_decides_the_length() -> None:
     chance = np.random.default_rng(1)
     x = chance.normal(size=(200, 6))
     lengths = np.exp(x[:, 2] - 0.5 * x[:, 4] + 0.1 * chance.normal(size=200))

@@ -21,13 +21,13 @@ def test_names_are_unique_and_an_unknown_one_lists_them() -> None:
         contender("magic")
 
 
-def test_every_section_names_contenders_that_there_are(base: Job) -> None:
+def test_every_section_names_known_contenders(base: Job) -> None:
     jobs = [job for section in evaluation.sections(base, range(2)) for job in section.jobs]
     assert {contender(job.contender).name for job in jobs} <= {one.name for one in ALL}
     assert all(job.trace == base.trace and job.seconds == 20.0 for job in jobs)
 
 
-def test_who_refuses_runs_where_the_targets_are_and_the_strongest_wherever_few_do(base: Job) -> None:
+def test_refusing_baselines_run_at_the_targets_and_the_strongest_everywhere(base: Job) -> None:
     jobs = {section.name: section.jobs for section in evaluation.sections(base, range(2))}
     cells = {(job.slo, job.load) for job in jobs["refusing"]}
     assert cells == {(slo, load) for slo in ("loose", "tight") for load in (1.1, 1.3)}
@@ -39,7 +39,7 @@ def test_who_refuses_runs_where_the_targets_are_and_the_strongest_wherever_few_d
         assert {"concord", "fcfs", "edf-plan", "program-srpt-paced"} <= {job.contender for job in jobs[name]}
 
 
-def test_an_interval_is_of_the_difference_seed_by_seed(base: Job) -> None:
+def test_an_interval_is_that_of_paired_differences(base: Job) -> None:
     levels = [0.5, 0.7, 0.9]
     results = [result(base.but(seed=i), level) for i, level in enumerate(levels)]
     results += [result(base.but(contender="fcfs", seed=i), level - 0.1) for i, level in enumerate(levels)]
@@ -57,7 +57,7 @@ def test_the_same_seeds_are_one_table(base: Job) -> None:
     assert [table.of_seeds(seeds).seeds(base) for seeds in ([2, 0], [0])] == [[0, 2], [0]]
 
 
-def test_a_result_reads_back_and_its_key_is_of_all_that_it_depends_on(base: Job) -> None:
+def test_a_result_reads_back_and_its_key_is_its_configuration(base: Job) -> None:
     one = result(base, 0.5)
     assert Result.from_json(one.to_json()) == one
     assert Job.from_json(base.to_json()) == base
@@ -68,7 +68,7 @@ def test_a_result_reads_back_and_its_key_is_of_all_that_it_depends_on(base: Job)
     assert base.but(trace=str(other)).key != key
 
 
-def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -> None:
+def test_the_best_baseline_is_found_over_shared_seeds(base: Job) -> None:
     """EDF ran the easy seed alone, where SRPT, which ran both, was better still."""
     results = [result(base.but(seed=i), level) for i, level in enumerate((0.98, 0.90))]
     results += [result(base.but(contender="srpt-oracle-gpu", seed=i), level) for i, level in enumerate((0.93, 0.80))]
@@ -79,7 +79,7 @@ def test_the_best_baseline_is_not_the_one_that_ran_the_easiest_seed(base: Job) -
     assert stronger.best_baseline(base, lambda score: score.request) == "edf-feasible"
 
 
-def test_what_engines_are_saved_is_looked_for_beyond_the_loads_of_everybody(base: Job) -> None:
+def test_engines_saved_are_sought_at_further_loads(base: Job) -> None:
     (saved,) = [section for section in evaluation.sections(base, range(1)) if section.name == "saved"]
     loads = {name: {job.load for job in saved.jobs if job.contender == name} for name in ("concord", "fcfs")}
     assert loads["fcfs"] == set(evaluation.LOADS) < loads["concord"] and max(loads["concord"]) > 3

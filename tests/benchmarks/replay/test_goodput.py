@@ -62,7 +62,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return status
 
 
-def test_it_goes_on_where_it_was_cut_short(
+def test_a_stopped_run_goes_on(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -89,7 +89,7 @@ def test_it_goes_on_where_it_was_cut_short(
     assert (tmp_path / "out" / "index.html").exists() and (tmp_path / "out" / "evaluation.json").exists()
 
 
-def test_without_a_trace_single_calls_and_sessions_are_made_up(
+def test_without_a_trace_calls_and_sessions_are_generated(
     asked: list[Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -112,7 +112,7 @@ def test_without_a_trace_single_calls_and_sessions_are_made_up(
         (["--minutes", "0", "--seconds", "20"], "no replay was done in 0 minutes"),
     ],
 )
-def test_what_cannot_be_is_said_before_anything_is_replayed(
+def test_wrong_arguments_are_refused_before_anything_is_replayed(
     asked: list[Job],
     trace: Path,
     tmp_path: Path,
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_said_before_anything_is_replayed(
         "--report /no/a.md",
     ],
 )
-def test_what_is_no_number_of_replays_is_wrong_usage(
+def test_out_of_range_numbers_are_wrong_usage(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -149,7 +149,7 @@ def test_what_is_no_number_of_replays_is_wrong_usage(
     assert ended.value.code == 2 and f"argument {wrong.split()[0]}:" in capsys.readouterr().err
 
 
-def test_one_that_is_interrupted_says_that_it_goes_on(
+def test_an_interrupted_run_says_how_to_go_on(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -162,7 +162,7 @@ def test_one_that_is_interrupted_says_that_it_goes_on(
     assert "the same command goes on" in capsys.readouterr().err
 
 
-def test_the_report_is_written_where_its_marks_are(
+def test_the_report_is_written_between_its_marks(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -178,7 +178,7 @@ def test_the_report_is_written_where_its_marks_are(
     assert "First come, first served attains 0.000 at loose, load 1.1." in text
 
 
-def test_what_a_report_was_made_of_is_not_replayed_again_elsewhere(
+def test_results_of_a_report_are_reused_elsewhere_for_the_same_trace(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -206,7 +206,7 @@ def test_what_a_report_was_made_of_is_not_replayed_again_elsewhere(
 @pytest.mark.parametrize(
     "line", ["no JSON", "[]", '{"key": "../../a", "result": RESULT}', f'{{"key": "{KEY}", "result": {{}}}}']
 )
-def test_results_of_another_shape_are_refused_and_none_is_taken(
+def test_malformed_results_are_refused_as_a_whole(
     asked: list[Job],
     trace: Path,
     tmp_path: Path,
@@ -224,7 +224,7 @@ def test_results_of_another_shape_are_refused_and_none_is_taken(
     assert not asked and not list((out / "results").iterdir())
 
 
-def test_quick_takes_the_seeds_that_are_asked_for(
+def test_quick_takes_a_number_of_seeds(
     asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
@@ -256,7 +256,7 @@ def test_a_plot_of_an_earlier_run_is_not_put_beside_a_report(
 
 
 @pytest.mark.parametrize("beside", [".jsonl.gz", ".png"])
-def test_what_lies_beside_a_report_and_cannot_be_written_is_refused_before(
+def test_unwritable_files_beside_a_report_are_refused_first(
     asked: list[Job],
     trace: Path,
     tmp_path: Path,
@@ -285,7 +285,7 @@ def test_a_page_that_cannot_be_written_is_one_line(
 @pytest.mark.parametrize(
     "broken", ["[]", "[[0, 9, 9], [1, -5, 9]]", '[[0, 9, 9], [1, 9, "a"]]', "[[0, 9, 9], [1, NaN, 9]]"]
 )
-def test_what_was_generated_and_spoilt_is_refused(tmp_path: Path, broken: str) -> None:
+def test_a_damaged_generated_trace_is_refused(tmp_path: Path, broken: str) -> None:
     path = tmp_path / "made-up.json"
     path.write_text(f'{{"generated": "x", "arrivals": {broken}, "sessions": []}}')
     with pytest.raises(BadTrace, match="remove it, and it is made anew"):

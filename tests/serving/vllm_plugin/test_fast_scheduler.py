@@ -83,7 +83,7 @@ def test_every_step_leaves_vllm_in_the_same_state(case: str, engine: Callable[..
     assert len(made[True].ended) > 20 and (preempted > 0 or "scarce" not in case), "the case shows what it is for"
 
 
-def test_most_of_a_step_is_quiet(engine: Callable[..., Any]) -> None:
+def test_most_requests_of_a_step_are_quiet(engine: Callable[..., Any]) -> None:
     one = engine(fast=True, concord=None, slots=10, overlap=True)
     for i in range(10):
         one.add(str(i), [i + 1] * (20 + i), 200)

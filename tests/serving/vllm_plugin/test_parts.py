@@ -39,7 +39,7 @@ def test_any_other_stop_reason_is_no_refusal(other: object) -> None:
     assert refusal_from_line(other) is None
 
 
-def test_options_are_read_and_wrong_ones_name_themselves() -> None:
+def test_wrong_options_are_named() -> None:
     assert PluginOptions.of({}) == PluginOptions.of(None) == PluginOptions()
     read = PluginOptions.of({"ramify": {"policy": "edf", "step": {"base_ms": 2}}, "another": 1})
     assert (read.policy, read.step) == ("edf", StepModel(base_ms=2))
@@ -104,7 +104,7 @@ def test_long_prompts_among_short_steps_do_not_make_an_engine_seem_slower(overla
 
 
 @pytest.mark.parametrize("start", [StepModel(0, 2, 0, 0.02), StepModel(0, 0, 0, 0)])
-def test_a_model_without_a_fixed_part_settles_and_one_without_any_stays(start: StepModel) -> None:
+def test_models_without_a_fixed_part_converge(start: StepModel) -> None:
     pace = StepCalibrator(start, calibrate=True)
     engine = Steps(StepModel(0, 6, 0, 0.06), pace, overlap=True)
     models = []
@@ -115,7 +115,7 @@ def test_a_model_without_a_fixed_part_settles_and_one_without_any_stays(start: S
     assert all(model is models[100] for model in models[100:])
 
 
-def test_a_step_with_nothing_in_it_takes_no_other_steps_place() -> None:
+def test_an_empty_step_keeps_the_order_of_ends() -> None:
     """It lands after the next was scheduled, which is still in flight."""
     pace, model, now = StepCalibrator(StepModel(10, 0, 0, 0), calibrate=True), StepModel(30, 0, 0, 0), 0.0
     for _ in range(50):
@@ -129,7 +129,7 @@ def test_a_step_with_nothing_in_it_takes_no_other_steps_place() -> None:
     assert pace.model.base_ms == pytest.approx(30, rel=0.2)
 
 
-def test_an_uncalibrated_pace_stays() -> None:
+def test_without_calibration_the_model_stays() -> None:
     pace = StepCalibrator(StepModel(), calibrate=False)
     engine = Steps(StepModel().scaled(5), pace, overlap=False)
     for _ in range(50):
@@ -191,7 +191,7 @@ def test_a_workflow_counts_from_its_first_request_and_carries_its_plan() -> None
     assert (stage.calls, stage.prefill, stage.output_median, stage.tool_s_before) == (2.0, 300.0, 50.0, 0.5)
 
 
-def test_a_view_is_the_same_object_until_it_has_moved_on() -> None:
+def test_a_view_is_the_same_object_until_it_changes() -> None:
     seen, request = views(), fake()
     waiting = seen.add(request).view
     assert seen.view_of(request, State.WAITING) is waiting
@@ -206,7 +206,7 @@ def test_a_view_is_the_same_object_until_it_has_moved_on() -> None:
 
 
 @given(st.integers(0, 1 << 32))
-def test_what_waits_is_seen_as_each_by_itself(seed: int) -> None:
+def test_waiting_views_equal_single_views(seed: int) -> None:
     """Begun and preempted between two looks, or a session that waits for more input, with outputs or without."""
     chance, together, one_by_one = random.Random(seed), views(), views()
     requests = [fake(f"r{i}", **({"fork_group": "g", "fork_size": 2} if i % 2 else {})) for i in range(4)]
@@ -242,7 +242,7 @@ def test_what_waits_is_seen_as_each_by_itself(seed: int) -> None:
         ("chatcmpl-8d0fe1a2b3c4d5e6", "chatcmpl-8d0fe1a2b3c4d5e6"),
     ],
 )
-def test_a_new_sketch_finds_its_request_by_the_answers_name(name: str, answer: str) -> None:
+def test_a_new_sketch_finds_its_request_by_the_client_id(name: str, answer: str) -> None:
     seen, sketch = views(), LengthSketch.known(9.0)
     one = seen.add(fake(name))
     seen.add(fake("chatcmpl-another-0a1b2c3e"))
@@ -260,7 +260,7 @@ def test_a_new_sketch_finds_its_request_by_the_answers_name(name: str, answer: s
         ("cmpl-job-0-0-0a1b2c3d", "cmpl-job-0-0a1b2c3e", "cmpl-job-0"),
     ],
 )
-def test_a_new_sketch_is_for_no_other_whose_name_ends_in_a_number(name: str, other: str, answer: str) -> None:
+def test_a_new_sketch_reaches_no_other_request(name: str, other: str, answer: str) -> None:
     seen, sketch = views(), LengthSketch.known(9.0)
     one, two = seen.add(fake(name)), seen.add(fake(other))
     assert seen.refine(answer, sketch)
@@ -284,7 +284,7 @@ def test_tags_that_cannot_be_read_are_a_problem_that_names_the_field(tags: dict[
     assert seen.view.slo_class is SloClass.BEST_EFFORT
 
 
-def test_sketches_come_by_the_socket_a_bounded_number_a_step(tmp_path: Path) -> None:
+def test_sketches_arrive_by_the_socket_in_limited_numbers(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     refinements = LengthUpdates(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
@@ -299,7 +299,7 @@ def test_sketches_come_by_the_socket_a_bounded_number_a_step(tmp_path: Path) -> 
     assert not Path(path).exists()
 
 
-def test_what_was_taken_and_what_it_cost_adds_up(tmp_path: Path) -> None:
+def test_totals_of_preemptions_and_pauses_add_up(tmp_path: Path) -> None:
     told = tmp_path / "report.json"
     costs = TotalsReport(str(told))
     costs.preempted("a", 300, 10.0)

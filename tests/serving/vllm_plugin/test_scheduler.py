@@ -101,7 +101,7 @@ def test_without_room_to_pause_it_preempts_and_the_preempted_end_too(engine: Mak
 
 
 @pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])
-def test_no_tag_brings_the_engine_down(engine: Make, tmp_path: Path, policy: str) -> None:
+def test_no_tag_crashes_the_engine(engine: Make, tmp_path: Path, policy: str) -> None:
     """What vLLM lets through of `vllm_xargs` and `extra_args`: each field with each of these, and some together."""
     nasty = [math.nan, math.inf, -1, 0, 5e-324, 1e308, 2**63, True, None, "", "x", "a" * 257, "\ud800", b"x"]
     nasty += [[], [1e308] * 4, [math.nan] * 4, [0] * 4, [1e9] * 32, list(range(32)), ["x"] * 4, [[1]], {}]
@@ -144,7 +144,7 @@ def test_a_paused_request_whose_kv_vllm_takes_still_ends(engine: Make) -> None:
     assert all(len(ours.tokens[f"long{i}"]) == 60 for i in range(4))
 
 
-def test_what_cannot_be_met_is_refused_with_its_reason_and_its_least_deadline(engine: Make) -> None:
+def test_a_refusal_has_a_reason_and_the_least_deadline(engine: Make) -> None:
     ours = engine(concord=STEADY)
     quantiles = [200.0] * 32
     add(ours, "hopeless", {"slo_deadline_s": 2.0, "length_quantiles": quantiles}, max_tokens=400)
@@ -170,7 +170,7 @@ def test_tags_that_cannot_be_read_end_the_request_and_name_the_field(engine: Mak
     assert ours.running == ["good"]
 
 
-def test_the_most_urgent_of_those_that_wait_is_admitted_first(engine: Make) -> None:
+def test_the_most_urgent_waiting_request_is_admitted_first(engine: Make) -> None:
     ours = engine(slots=1, room=0, concord={**STEADY, "preempt": False})
     add(ours, "running", max_tokens=4)
     ours.step(2)
@@ -180,7 +180,7 @@ def test_the_most_urgent_of_those_that_wait_is_admitted_first(engine: Make) -> N
     assert [n for n, _ in sorted(ours.ended.items(), key=lambda e: e[1].at)] == ["running", "soon", "middle", "late"]
 
 
-def test_siblings_of_a_fork_group_prefill_their_prompt_once_and_stand_together(engine: Make) -> None:
+def test_siblings_of_a_fork_group_prefill_their_prompt_once(engine: Make) -> None:
     ours = engine(slots=2, room=0, concord={**STEADY, "preempt": False})
     tags = {"fork_group": "g", "fork_size": 4, "fork_need": 2, "slo_deadline_s": 60.0}
     for i in range(4):
@@ -194,7 +194,7 @@ def test_siblings_of_a_fork_group_prefill_their_prompt_once_and_stand_together(e
     ours.until(lambda: len(ours.ended) == 5)
 
 
-def test_losers_of_a_fork_give_their_kv_back_at_once(engine: Make, tmp_path: Path) -> None:
+def test_cancelled_siblings_free_their_kv_at_once(engine: Make, tmp_path: Path) -> None:
     from vllm.v1.request import RequestStatus
 
     trace = tmp_path / "trace.jsonl"
@@ -246,7 +246,7 @@ def test_every_policy_ends_a_mixed_load(engine: Make, policy: str) -> None:
     assert policy == "calm-thesis" or not refused
 
 
-def test_what_came_too_late_token_by_token_is_not_met(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_tokens_miss_the_slo(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = engine(concord={**STEADY, "policy_options": {"refuse": False}})
     seen = {}
     monkeypatch.setattr(ours.scheduler._decider, "observe", lambda done: seen.update({done.view.ttft: done}))
@@ -295,7 +295,7 @@ def test_an_unknown_version_and_unknown_options_stop_the_start(engine: Make, mon
         engine(concord={})
 
 
-def test_an_idle_engine_puts_a_pace_that_is_too_slow_to_the_test(engine: Make) -> None:
+def test_an_idle_engine_tests_a_pessimistic_pace(engine: Make) -> None:
     """A step takes 50 ms and is taken for 2 s. Refusals alone would never show that."""
     slow = {"step": {"base_ms": 2000, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}
     ours = engine(concord=slow)
@@ -310,7 +310,7 @@ def test_an_idle_engine_puts_a_pace_that_is_too_slow_to_the_test(engine: Make) -
     assert ours.scheduler._calibrator.model.base_ms < 200
 
 
-def test_what_the_queue_keeps_from_starting_is_refused_when_it_comes(engine: Make) -> None:
+def test_a_call_that_cannot_start_in_time_is_refused_on_arrival(engine: Make) -> None:
     ours = engine(slots=2, concord=STEADY)
     for i in range(12):
         add(ours, f"call{i}", {"slo_deadline_s": 3.0, "length_quantiles": [16.0] * 32}, salt=i)

@@ -60,7 +60,7 @@ def test_fcfs_never_drops_best_effort() -> None:
     assert fcfs(5.0).decide(View(Capacity(4, 4), [old]), NOW).drop == ()
 
 
-def test_classes_come_one_after_the_other_and_by_arrival_within() -> None:
+def test_classes_are_served_in_order_and_by_arrival_within() -> None:
     waiting = [
         compound(1, "p", arrived=NOW - 9.0),
         view(2, SloClass.LATENCY, ttft=NOW + 2.0, tbt=0.1),
@@ -70,7 +70,7 @@ def test_classes_come_one_after_the_other_and_by_arrival_within() -> None:
     assert order(classes(), waiting) == (3, 2, 4, 1)
 
 
-def test_edf_serves_what_is_due_first_and_refuses_only_with_a_filter() -> None:
+def test_edf_serves_the_earliest_deadline_and_refuses_only_with_a_filter() -> None:
     hopeless = view(1, deadline=NOW + 0.01, length=500)
     due = [view(2, deadline=NOW + 30.0), compound(3, "p"), view(4, SloClass.LATENCY, ttft=NOW + 2.0, tbt=0.1)]
     assert order(edf(), [*due, hopeless]) == (1, 4, 2, 3)
@@ -79,7 +79,7 @@ def test_edf_serves_what_is_due_first_and_refuses_only_with_a_filter() -> None:
     assert filtered.order == (4, 2, 3)
 
 
-def test_edf_that_is_told_the_plan_refuses_for_the_stages_to_come() -> None:
+def test_edf_with_the_plan_refuses_for_later_stages() -> None:
     """Due alike and as long: only the one whose later stages take more than what is left cannot be met."""
     stage = StageEstimate(calls=1, prefill=100, output_median=900.0, tool_s_before=2.0)
     short, long = compound(1, "p", rest=(stage,)), compound(2, "q", rest=(stage,) * 40)
@@ -87,14 +87,14 @@ def test_edf_that_is_told_the_plan_refuses_for_the_stages_to_come() -> None:
     assert ([refusal.id for refusal in verdict.drop], verdict.order) == ([2], (1,))
 
 
-def test_edf_that_is_told_the_plan_refuses_by_the_median() -> None:
+def test_edf_with_the_plan_refuses_by_the_median() -> None:
     """The tenth of its length could be in time; the half could not."""
     uncertain = view(1, deadline=NOW + 5.0, sketch=LengthSketch((0.0, 0.2, 0.5, 1.0), (10.0, 20.0, 5000.0, 9000.0)))
     drops = [named(name).decide(View(Capacity(4, 4), [uncertain]), NOW).drop for name in ("edf-plan", "edf-feasible")]
     assert [len(drop) for drop in drops] == [1, 0]
 
 
-def test_least_laxity_puts_the_long_before_the_short_of_one_deadline() -> None:
+def test_least_laxity_serves_the_longer_of_two_with_one_deadline() -> None:
     assert order(
         least_laxity(), [view(1, deadline=NOW + 60.0, length=10), view(2, deadline=NOW + 60.0, length=900)]
     ) == (
@@ -144,13 +144,13 @@ def test_srpt_counts_what_is_left_and_displaces_the_longest_that_runs() -> None:
 
 
 @pytest.mark.parametrize("full", [replace(TIGHT, kv_free=0, can_preempt=False), Capacity(4, 4)])
-def test_nobody_is_displaced_where_there_is_no_room(full: Capacity) -> None:
+def test_nothing_is_displaced_without_room(full: Capacity) -> None:
     busy = [running(i, length=800.0) for i in range(4)]
     verdict = srpt(displace=0.5).decide(View(full, [view(9, length=20)], busy), NOW)
     assert verdict.pause == verdict.preempt == verdict.admit == ()
 
 
-def test_a_paused_call_stands_in_the_queue_at_its_own_place() -> None:
+def test_a_paused_call_has_its_own_place_in_the_queue() -> None:
     held = running(1, length=30.0, state=State.PAUSED)
     room = Capacity(4, 3, can_pause=True)
     verdict = srpt().decide(View(room, [view(2, length=500)], [running(3)], [held]), NOW)
@@ -160,7 +160,7 @@ def test_a_paused_call_stands_in_the_queue_at_its_own_place() -> None:
     assert (verdict.resume, verdict.admit) == ((), (2,))
 
 
-def test_learning_to_rank_looks_at_the_order_of_scores_and_promotes_who_starves() -> None:
+def test_learning_to_rank_sorts_by_score_and_promotes_starved_calls() -> None:
     waiting = [view(1, length=900, arrived=NOW - 8.0), view(2, length=10, arrived=NOW - 1.0), view(3, length=20)]
     assert order(LearningToRank(), waiting) == (2, 3, 1)
     starving = LearningToRank(starving_s=5.0).decide(View(Capacity(4, 3), waiting), NOW)
@@ -169,7 +169,7 @@ def test_learning_to_rank_looks_at_the_order_of_scores_and_promotes_who_starves(
     assert starving.wake_at == NOW + 4.0, "then the next one starves"
 
 
-def test_learning_to_rank_that_preempts_makes_room_for_what_ranks_before_what_runs() -> None:
+def test_preempting_learning_to_rank_displaces_lower_ranked_calls() -> None:
     busy = [running(i, length=100.0 * (i + 1)) for i in range(4)]
     short = View(TIGHT, [view(9, length=20, deadline=NOW + 60.0)], busy)
     assert LearningToRank().decide(short, NOW).admit == ()
@@ -177,7 +177,7 @@ def test_learning_to_rank_that_preempts_makes_room_for_what_ranks_before_what_ru
     assert (moved.admit, moved.pause) == ((9,), (3,))
 
 
-def test_learning_to_rank_is_asked_once_and_not_refined() -> None:
+def test_learning_to_rank_scores_a_call_once() -> None:
     sketch = LengthSketch((0.0, 0.5, 1.0), (10.0, 100.0, 1000.0))
     begun = view(1, sketch=sketch, generated=200, state=State.PREEMPTED)
     assert order(LearningToRank(), [begun, view(2, length=150)]) == (1, 2)
@@ -188,14 +188,14 @@ def served(policy: Plas, call: RequestView, tokens: int) -> None:
     policy.observe(Finished(replace(call, generated=tokens), NOW, True))
 
 
-def test_plas_puts_programs_behind_that_were_served_much() -> None:
+def test_plas_demotes_programs_that_were_served_much() -> None:
     policy = Plas()
     served(policy, compound(1, "long"), 900)
     assert order(policy, [compound(3, "long", 1, arrived=NOW - 5.0), compound(4, "new")]) == (4, 3)
 
 
 @pytest.mark.parametrize("name", ["plas", "ltr"])
-def test_those_that_refuse_nothing_in_their_papers_also_run_so_that_they_do(name: str) -> None:
+def test_published_baselines_also_run_in_a_refusing_form(name: str) -> None:
     """In the same order, but for what cannot be met."""
     waiting = [view(1, deadline=NOW + 0.01, length=500), view(2, deadline=NOW + 60.0), view(3, deadline=NOW + 60.0)]
     plain, refusing = (named(form).decide(View(Capacity(4, 4), waiting), NOW) for form in (name, f"{name}, refusing"))
@@ -214,7 +214,7 @@ def test_those_that_refuse_nothing_in_their_papers_also_run_so_that_they_do(name
         ("edf-feasible", "edf-plan"),
     ],
 )
-def test_by_medians_more_is_refused_than_by_the_tenth_of_lengths(cautious: str, bold: str) -> None:
+def test_medians_refuse_more_than_optimistic_lengths(cautious: str, bold: str) -> None:
     """Of what is in time if its answer is one of the short ones, and is not if it is as long as most."""
     wide = view(1, deadline=NOW + 4.0, sketch=LengthSketch((0.0, 0.2, 0.3, 1.0), (10.0, 10.0, 2000.0, 2000.0)))
     dropped = [named(form).decide(View(Capacity(4, 4), [wide]), NOW).drop for form in (cautious, bold)]

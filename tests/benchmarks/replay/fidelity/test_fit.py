@@ -56,7 +56,7 @@ def measured(run: Run, folder: Path) -> tuple[Run, set[str]]:
     ],
     ids=lambda given: given.name if isinstance(given, Run) else "",
 )
-def test_the_engine_that_made_a_run_is_found_from_its_first_half(
+def test_the_fit_finds_the_engine_that_made_the_run(
     run: Run, tpot: float, ttft: float, tmp_path: Path
 ) -> None:
     made, preempted = measured(run, tmp_path)
@@ -69,7 +69,7 @@ def test_the_engine_that_made_a_run_is_found_from_its_first_half(
     assert found.step.ms(full) == pytest.approx(TRUE.ms(full), rel=0.1)
 
 
-def test_a_step_of_two_engines_lasts_as_long_as_the_longer(tmp_path: Path) -> None:
+def test_a_step_of_two_engines_lasts_as_long_as_the_longer_one(tmp_path: Path) -> None:
     alone = (Served(900, 20, 0.0, 0.0, 0.0),)
     both = (*alone, Served(20, 20, 0.0, 0.0, 0.0))
     (one,), _ = rerun(Run("one", 4, 1024, alone), TRUE.ms, tmp_path)
@@ -97,7 +97,7 @@ def test_a_request_may_be_as_long_as_the_step_that_holds_its_whole_prompt(overla
     assert served == rerun(replace(run, step_tokens=2048), TRUE.ms, tmp_path)[0]
 
 
-def test_without_prefix_caching_who_is_preempted_computes_all_of_it_again(tmp_path: Path) -> None:
+def test_without_prefix_caching_a_preempted_request_is_computed_again(tmp_path: Path) -> None:
     kept = Run("short of KV", 16, 1024, asked(), blocks=450)
     computed = []
     for run in (kept, replace(kept, prefix_cache=False)):
@@ -108,7 +108,7 @@ def test_without_prefix_caching_who_is_preempted_computes_all_of_it_again(tmp_pa
     assert asked_for - 60 <= computed[0] < computed[1] - 1000
 
 
-def test_a_kv_that_ran_out_and_is_not_said_is_seen_in_the_files_and_one_that_sufficed_is_not(tmp_path: Path) -> None:
+def test_an_unknown_kv_that_ran_out_is_detected_in_the_files(tmp_path: Path) -> None:
     for blocks in (None, 450):
         run = Run("made", 16, 1024, asked(), blocks=blocks)
         served, log = rerun(run, TRUE.ms, tmp_path)
@@ -130,7 +130,7 @@ def test_a_kv_that_ran_out_and_is_not_said_is_seen_in_the_files_and_one_that_suf
             read_run(tmp_path)
 
 
-def test_a_fit_that_is_stopped_before_it_stands_still_says_so(
+def test_a_fit_that_does_not_converge_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(fit, "_ROUNDS", 1)

@@ -28,7 +28,7 @@ def results() -> list[Result]:
     return [result(job, 0.5 + 0.01 * (len(job.contender) % 40) + 0.01 * job.seed) for job in dict.fromkeys(jobs)]
 
 
-def test_the_page_answers_every_question_and_draws_only_like_with_like(
+def test_the_page_has_a_part_for_each_question_and_compares_like_with_like(
     results: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, list[Job]] = {}
@@ -68,7 +68,7 @@ def test_plots_are_in_the_page_and_beside_it(results: list[Result], tmp_path: Pa
     assert "http" not in page and "<script" not in page, "nothing from elsewhere"
 
 
-def test_all_three_goodputs_and_every_class_stand_in_each_line() -> None:
+def test_each_line_has_all_goodputs_and_every_class() -> None:
     table = ResultTable([result(BASE, 0.7), result(BASE.but(seed=1), 0.9), result(BASE.but(contender="fcfs"), 0.2)])
     lines = goodput(table, [BASE.but(contender="fcfs"), BASE])
     assert lines.head[1:5] == ("requests", "concord is ahead by", "tokens", "workflows")
@@ -78,7 +78,7 @@ def test_all_three_goodputs_and_every_class_stand_in_each_line() -> None:
     assert stock[:4] == ("fcfs", "0.200", "+0.500", "0.200"), "one seed has no interval, and is held against itself"
 
 
-def test_percentiles_are_the_seeds_means_and_of_nobody_there_are_none() -> None:
+def test_percentiles_are_means_over_the_seeds() -> None:
     one, other, none = result(BASE, 0.7), result(BASE.but(seed=1), 0.7), result(BASE.but(contender="fcfs"), 0.0)
     other = replace(other, score=replace(other.score, ttft={"latency": Tail(0.3, 0.6, 5)}))
     none = replace(none, score=replace(none.score, ttft={"latency": Tail(0.0, 0.0, 0)}))
@@ -91,7 +91,7 @@ def test_percentiles_are_the_seeds_means_and_of_nobody_there_are_none() -> None:
     assert found.head[1:] == tuple(f"{figure}, {kind}" for figure in ("TTFT", "TBT", "E2E") for kind in kinds)
 
 
-def test_an_oracle_stands_beside_its_form_over_the_seeds_of_both() -> None:
+def test_an_oracle_is_shown_beside_its_form_over_shared_seeds() -> None:
     oracle = BASE.but(contender="concord-oracle")
     table = ResultTable([result(BASE, 0.8), result(BASE.but(seed=1), 0.1), result(oracle, 0.9)])
     (line,) = near_oracle(table, [BASE, oracle]).lines
@@ -111,7 +111,7 @@ def test_the_course_over_time_is_the_seeds_mean() -> None:
     assert found.lines == (("concord", "0.60 / 0.60", "0.60 / 0.60", "1.00 / – / –"),)
 
 
-def test_what_stands_beside_each_other_over_time_is_of_the_same_seeds() -> None:
+def test_the_course_over_time_uses_the_seeds_that_all_have() -> None:
     """Two contenders that do alike on each seed look alike, though one of them has a hard seed more."""
     other = BASE.but(contender="fcfs")
     table = ResultTable([result(BASE, 0.9), result(BASE.but(seed=1), 0.1), result(other, 0.9)])

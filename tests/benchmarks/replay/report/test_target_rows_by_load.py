@@ -14,7 +14,7 @@ from benchmarks.replay.report.target_rows import bounds_needed, rows_of
 from tests.benchmarks.replay.sample_results import result
 
 
-def test_shares_of_the_bound_are_also_told_by_seed_and_of_each_seeds_own_bound(
+def test_shares_of_the_bound_are_given_by_seed(
     base: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def of(self: Bounds, job: Job, seeds: Sequence[int]) -> Share:
@@ -27,7 +27,7 @@ def test_shares_of_the_bound_are_also_told_by_seed_and_of_each_seeds_own_bound(
     assert row["note"].startswith("by seed 0.800 to 0.900")
 
 
-def test_tight_limits_are_held_to_the_bound_and_to_fcfs_too(base: Job) -> None:
+def test_tight_limits_have_the_same_rows(base: Job) -> None:
     tight = base.but(slo="tight")
     rows = rows_of(ResultTable([result(tight, 0.8), result(tight.but(contender="fcfs"), 0.5)]), base, Bounds())
     names = {row["name"] for row in rows}
@@ -35,7 +35,7 @@ def test_tight_limits_are_held_to_the_bound_and_to_fcfs_too(base: Job) -> None:
     assert "load 1.1, tight: throughput against FCFS" in names
 
 
-def test_what_bounds_are_still_to_be_worked_out_is_told_before(base: Job, tmp_path: Path) -> None:
+def test_missing_bounds_are_known_before_the_run(base: Job, tmp_path: Path) -> None:
     jobs = [base, base.but(contender="fcfs"), base.but(seed=1), base.but(slo_scale=0.8), base.but(load=2.4)]
     needed = bounds_needed(jobs, base)
     assert needed == [jobs[0], jobs[2]]
@@ -46,7 +46,7 @@ def test_what_bounds_are_still_to_be_worked_out_is_told_before(base: Job, tmp_pa
     assert [job.seed for job in Bounds(tmp_path).missing(needed)] == [1], "as it is kept"
 
 
-def test_token_goodput_is_also_that_of_the_form_for_it(base: Job) -> None:
+def test_token_goodput_has_a_row_of_the_token_form(base: Job) -> None:
     results = [result(base, 0.8), result(base.but(contender="concord-tokens"), 0.9)]
     by_name = {row["name"]: row for row in rows_of(ResultTable(results), base, Bounds())}
     row = "load 1.1, loose: share of the LP bound, token goodput"
@@ -58,7 +58,7 @@ def test_token_goodput_is_also_that_of_the_form_for_it(base: Job) -> None:
     assert by_name["load 1.1, loose: latency-sensitive attainment, by the form for tokens"]["met"] is True
 
 
-def test_no_token_figure_stands_without_every_classs_attainment(base: Job) -> None:
+def test_token_figures_come_with_the_attainment_of_each_class(base: Job) -> None:
     rows = rows_of(
         ResultTable([result(base, 0.8), result(base.but(contender="concord-tokens"), 0.9)]), base, Bounds()
     )
@@ -66,7 +66,7 @@ def test_no_token_figure_stands_without_every_classs_attainment(base: Job) -> No
     assert [note.partition(";")[0] for note in notes] == ["met of latency 1.000"] * 2
 
 
-def test_engines_saved_are_said_only_of_loads_that_ran(base: Job) -> None:
+def test_engines_saved_need_loads_that_ran(base: Job) -> None:
     name = "load 1.1: engines saved at the goodput of FCFS"
     results = [result(base, 0.9), result(base.but(contender="fcfs"), 0.5)]
     only = {row["name"]: row for row in rows_of(ResultTable(results), base, Bounds())}[name]

@@ -24,7 +24,7 @@ def but(contender: str, **more: object) -> Job:
     return BASE.but(contender=contender, **more)
 
 
-def test_each_goodput_is_held_against_each_rival_beside_what_the_thesis_has() -> None:
+def test_each_goodput_is_compared_with_each_rival_and_the_thesis() -> None:
     found = rows({but("calm-thesis"): 0.8, but("calm-thesis, tokens"): 0.6, but("ltr"): 0.5, but("fcfs"): 0.0})
     ltr = found["load 1.1: calm-thesis against ltr, request goodput"]
     assert ltr["ours"] == pytest.approx(1.6) and "thesis: 2.3 to 4.5 x (figure 6.2)" in ltr["note"]
@@ -54,5 +54,5 @@ def test_oracle_throughput_replicas_limits_and_mixes_have_rows() -> None:
     assert mixed["ours"] == pytest.approx(1.8) and "1.8 x" in mixed["note"]
 
 
-def test_without_results_nothing_is_said() -> None:
+def test_without_results_there_are_no_rows() -> None:
     assert rows({but("concord"): 0.9, but("calm-thesis", load=1.6): 0.2}) == {}

@@ -125,7 +125,7 @@ def said(book: JobIndex, calls: View) -> dict[str, object]:
 
 @given(st.randoms(use_true_random=False))
 @settings(max_examples=25, deadline=None)
-def test_what_is_kept_is_what_would_be_worked_out_anew(chance: random.Random) -> None:
+def test_the_index_equals_one_built_from_scratch(chance: random.Random) -> None:
     host, kept = Host(chance), JobIndex(*_MADE_WITH)
     for decision in range(25):
         shown = host.shows(NOW + decision)
@@ -159,7 +159,7 @@ class ForgetfulPlas(Plas):
 )
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=40, deadline=None)
-def test_a_policy_decides_as_one_that_keeps_nothing_of_a_call(
+def test_policies_decide_as_without_their_caches(
     kind: Any, forgetful: Any, options: Any, seed: int
 ) -> None:
     chance, now = random.Random(seed), NOW
@@ -180,7 +180,7 @@ def test_a_policy_decides_as_one_that_keeps_nothing_of_a_call(
                 policy.observe(done)
 
 
-def test_a_replica_that_dies_with_all_it_had_leaves_nothing_behind() -> None:
+def test_a_dead_replica_leaves_no_jobs_behind() -> None:
     book, id_ = JobIndex(*_MADE_WITH), RequestId(1)
     room = Capacity(8, 1, None, StepModel())
     book.follow(View(room, [], [view(1, state=State.RUNNING, tbt=0.1)]))
