@@ -1,4 +1,4 @@
-"""The command of fidelity: what cannot be is said before an engine is started or a run replayed."""
+"""`benchmarks/fidelity.py`: errors come before an engine is started or a run replayed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FOUND |= {"tpot": ERROR, "ttft": ERROR, "residuals": [[0.1, 0.2, 0.3, 0.4]]}
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What a child was asked; what it finds is made up."""
+    """The questions to the worker; its answers are made up."""
     questions: list[Any] = []
 
     @contextmanager
@@ -153,9 +153,7 @@ def test_a_run_that_is_interrupted_is_one_line(
         ("--requests 9 --repeats 3 --load 0.4 --seed 7", {"requests": 9, "runs": 3, "load": 0.4, "seed": 7}),
     ],
 )
-def test_a_live_run_gets_its_options(
-    monkeypatch: pytest.MonkeyPatch, arguments: str, wanted: dict[str, Any]
-) -> None:
+def test_a_live_run_gets_its_options(monkeypatch: pytest.MonkeyPatch, arguments: str, wanted: dict[str, Any]) -> None:
     def measure(trace: Path | None, **more: Any) -> live.Compared:
         assert trace is None and {name: more[name] for name in wanted} == wanted
         raise BadProbe("as far as this test goes")
@@ -165,7 +163,7 @@ def test_a_live_run_gets_its_options(
 
 
 class Engine:
-    """None: nothing is sent to its address."""
+    """No engine: nothing is sent to its address."""
 
     base_url = "http://engine/v1"
 
@@ -178,7 +176,7 @@ class Engine:
 
 
 def test_each_live_run_is_replayed_with_its_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is measured, sent and replayed is made up; which of it goes where is not."""
+    """Measurements, requests and replays are made up; the flow between them is real."""
     probes = iter([Profile(StepModel(base, 1.0, 1.0, 0.5), (), 0.01, base / 10_000) for base in (40.0, 44.0, 60.0)])
     sent: list[Sequence[Ask]] = []
     paces: list[Pace] = []

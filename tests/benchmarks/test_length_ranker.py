@@ -1,4 +1,4 @@
-"""The ranking head of learning-to-rank: its loss's slope, and that it finds an order that is there."""
+"""The head of learning to rank: the gradient of its loss, and that it learns an order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPEC.loader.exec_module(ranker)
 
 
 def loss(scores: np.ndarray) -> float:
-    """Plackett and Luce: each place is drawn from those that are left."""
+    """Plackett-Luce: each place is drawn from the remaining ones."""
     return -sum(scores[i] - np.log(np.exp(scores[i:]).sum()) for i in range(len(scores)))
 
 
@@ -30,7 +30,7 @@ def test_the_gradient_matches_the_loss() -> None:
 
 
 def test_held_out_prompts_are_those_of_the_analyzer() -> None:
-    """Two in five, the same in whatever order they come and however often: rows of one prompt are on one side."""
+    """Two in five, independent of order and repetition: rows of one prompt are on one side."""
     groups = [split.group(f"prompt {i}") for i in range(100)]
     held = set(split.held_out(groups).tolist())
     assert len(held) == 40 and held < set(groups)

@@ -1,4 +1,4 @@
-"""What is replayed, and how results are put beside each other: seeds are paired, and what is kept reads back."""
+"""The list of replays, and how results are compared: seeds are paired, and stored results read back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_interval_is_that_of_paired_differences(base: Job) -> None:
 
 
 def test_the_same_seeds_are_one_table(base: Job) -> None:
-    """A page asks for them once for each contender and circumstance."""
+    """A page needs them once for each contender and circumstance."""
     table = ResultTable([result(base.but(seed=i), level) for i, level in enumerate((0.5, 0.7, 0.9))])
     assert table.of_seeds([2, 0]) is table.of_seeds({0, 2}) is not table.of_seeds([0])
     assert [table.of_seeds(seeds).seeds(base) for seeds in ([2, 0], [0])] == [[0, 2], [0]]
@@ -69,7 +69,7 @@ def test_a_result_reads_back_and_its_key_is_its_configuration(base: Job) -> None
 
 
 def test_the_best_baseline_is_found_over_shared_seeds(base: Job) -> None:
-    """EDF ran the easy seed alone, where SRPT, which ran both, was better still."""
+    """EDF ran only the easy seed, where SRPT, which ran both, was even better."""
     results = [result(base.but(seed=i), level) for i, level in enumerate((0.98, 0.90))]
     results += [result(base.but(contender="srpt-oracle-gpu", seed=i), level) for i, level in enumerate((0.93, 0.80))]
     easy = [result(base.but(contender="edf-feasible"), 0.92)]

@@ -1,4 +1,4 @@
-"""The processes that replay: whatever ends one is told, and one that cannot begin is named."""
+"""Worker processes: their errors are reported, and an interpreter without vLLM is named."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_whatever_ends_a_replay_is_told_and_the_process_goes_on(monkeypatch: pyt
 def test_a_child_that_ends_is_told_with_its_last_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, log: str | None, says: str, told: str
 ) -> None:
-    """Also where the question lies in our buffer still, since nobody reads it."""
+    """Also if the question is still in the buffer because nobody reads it."""
     gone = tmp_path / "python"
     gone.write_text(f"#!/bin/sh\n{says}\nexit 3\n")
     gone.chmod(0o755)

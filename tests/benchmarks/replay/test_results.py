@@ -1,4 +1,4 @@
-"""Results that travel come from elsewhere: what they are kept under is a key, and nothing else."""
+"""Packed results may come from elsewhere: only valid keys are used as file names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def line(key: object) -> str:
 @pytest.mark.parametrize("key", BAD)
 @pytest.mark.parametrize("packed", [False, True])
 def test_an_invalid_key_never_names_a_file(key: object, packed: bool, tmp_path: Path) -> None:
-    """And then nothing of the file is taken."""
+    """And nothing of the file is stored."""
     text = f"{line(KEY)}\n{line(key)}\n".encode()
     (sent := tmp_path / "sent").write_bytes(gzip.compress(text) if packed else text)
     kept = tmp_path / "out" / "results"

@@ -1,4 +1,4 @@
-"""CALM against the thesis: equation 4.1, algorithm 4.1, and the safeguards of §4.2."""
+"""CALM against the thesis: equation 4.1, algorithm 4.1 and the safeguards of §4.2."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def analysed(*calls: RequestView, **options: object) -> list[Ranked]:
 
 
 def test_priority_is_goodput_over_generation_time() -> None:
-    """Equation 4.1, with len_rem · v_token below, and input and output above."""
+    """Equation 4.1, with len_rem · v_token as the denominator, and input and output as the numerator."""
     (ranked,) = analysed(view(1, length=200, deadline=NOW + 10))
     assert ranked.gen_s == pytest.approx(200 * TOKEN_S)
     assert ranked.priority == pytest.approx((100 + 200) / 2)
 
 
 def test_by_tokens_a_latency_sensitive_priority_is_the_constant_one_over_v() -> None:
-    """Why a token goodput starves them: whatever the length, 1 / v."""
+    """This is why token goodput starves them: their priority is 1 / v for any length."""
     ranked = analysed(*(view(i, SloClass.LATENCY, length=10.0**i, tbt=0.1) for i in (1, 2, 3)))
     assert [r.priority for r in ranked] == pytest.approx([1 / TOKEN_S] * 3)
 
@@ -91,7 +91,7 @@ def test_the_window_trades_priority_for_equal_lengths_only_within_the_cutoff() -
 def test_the_window_is_the_best_of_all_neighbourhoods(
     calls: list[tuple[float, int]], size: int, cutoff: float
 ) -> None:
-    """Against algorithm 4.1 read off word by word."""
+    """Compared with algorithm 4.1, taken literally."""
     queue = ranked_of([p for p, _ in calls], [n for _, n in calls])
     chosen = window(queue, size, cutoff)
     assert len(chosen) == min(size, len(queue))
@@ -170,7 +170,9 @@ def test_a_fixed_cutoff_stays() -> None:
 
 
 def test_density_alone_can_lose_99_percent() -> None:
-    """Why theorem 4.1 is not claimed: one slot, A worth 100 in 100 s by 100 s, B worth 1 in half a second by then."""
+    """Why theorem 4.1 is not claimed: one slot; A is worth 100 and needs all 100 s, B is worth 1 and needs half a
+    second.
+    """
     calm = Calm(CalmOptions(goodput=Goodput.REQUEST, cutoff=1.0, starvation_step=0))
     a = view(1, length=100 / TOKEN_S, weight=100, deadline=NOW + 100)
     b = view(2, length=0.5 / TOKEN_S, weight=1, deadline=NOW + 0.5)

@@ -1,4 +1,4 @@
-"""How fast a full batch is taken to be, where the KV and not the slots says how many calls run at once."""
+"""The pace of a full batch if the KV, and not the slots, limits how many calls run at once."""
 
 from __future__ import annotations
 

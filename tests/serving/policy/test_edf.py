@@ -1,4 +1,4 @@
-"""Earliest deadline first, as a pure function."""
+"""Earliest deadline first."""
 
 from __future__ import annotations
 

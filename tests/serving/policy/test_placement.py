@@ -32,9 +32,7 @@ def test_dead_replicas_get_no_calls() -> None:
 
 
 @given(st.integers(0, 20), st.integers(1, 5), st.integers(1, 5), st.integers(0, 9))
-def test_slots_are_filled_once_and_none_stays_empty(
-    calls: int, replicas: int, k: int, seed: int
-) -> None:
+def test_slots_are_filled_once_and_none_stays_empty(calls: int, replicas: int, k: int, seed: int) -> None:
     machines = [replica(i, slots=1 + i % 3, slower=1 + i) for i in range(replicas)]
     requests = [view(i) for i in range(calls)]
     places = PowerOfK(k, seed).place(requests, machines)

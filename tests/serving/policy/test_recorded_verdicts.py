@@ -1,4 +1,4 @@
-"""What was decided once is decided again."""
+"""Concord's verdicts on recorded traces have not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pessimistic estimate is put to the test, seldom and at times that depend on nothing but the clock."""
+"""A pessimistic estimate is tested now and then, at times that depend only on the clock."""
 
 from __future__ import annotations
 

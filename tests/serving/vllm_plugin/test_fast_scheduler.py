@@ -1,4 +1,4 @@
-"""The fast scheduler against vLLM's own: the same state after every step, whatever arrives, ends or is moved."""
+"""The fast scheduler against vLLM's own: the same state after every step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def state(engine: Any) -> list[Any]:
-    """All that decides what vLLM does next. Without a prefix cache how many blocks are whose, and not which."""
+    """Return all state that decides vLLM's next step. Without a prefix cache, the number of blocks and not which."""
     scheduler = engine.scheduler
     kv = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
     blocks: Callable[[list[int]], object] = list if engine.settings.prefix_cache else len

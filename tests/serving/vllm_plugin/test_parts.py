@@ -63,7 +63,7 @@ def test_each_known_version_has_its_adapter_and_no_other() -> None:
 
 
 class Steps:
-    """An engine whose steps take what `model` says, one of them in flight while the next is scheduled, or none."""
+    """An engine with step times of `model`, with or without a step in flight while the next is scheduled."""
 
     def __init__(self, model: StepModel, pace: StepCalibrator, overlap: bool) -> None:
         self.model, self.pace, self.overlap, self.now = model, pace, overlap, 0.0
@@ -116,7 +116,7 @@ def test_models_without_a_fixed_part_converge(start: StepModel) -> None:
 
 
 def test_an_empty_step_keeps_the_order_of_ends() -> None:
-    """It lands after the next was scheduled, which is still in flight."""
+    """It ends after the next was scheduled, which is still in flight."""
     pace, model, now = StepCalibrator(StepModel(10, 0, 0, 0), calibrate=True), StepModel(30, 0, 0, 0), 0.0
     for _ in range(50):
         empty = SimpleNamespace(total_num_scheduled_tokens=0, num_scheduled_tokens={})
@@ -207,7 +207,7 @@ def test_a_view_is_the_same_object_until_it_changes() -> None:
 
 @given(st.integers(0, 1 << 32))
 def test_waiting_views_equal_single_views(seed: int) -> None:
-    """Begun and preempted between two looks, or a session that waits for more input, with outputs or without."""
+    """Started and preempted between two views, or a session that waits for more input, with or without outputs."""
     chance, together, one_by_one = random.Random(seed), views(), views()
     requests = [fake(f"r{i}", **({"fork_group": "g", "fork_size": 2} if i % 2 else {})) for i in range(4)]
     for request in requests:

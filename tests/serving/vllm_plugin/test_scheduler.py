@@ -1,4 +1,4 @@
-"""ConcordScheduler over vLLM's real scheduler: what the policy says happens to real queues and real KV blocks."""
+"""ConcordScheduler over vLLM's real scheduler: verdicts are carried out on real queues and KV blocks."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def add(
     max_tokens: int = 16,
     salt: int = 0,
 ) -> None:
-    """A request; those with the same `salt` begin alike."""
+    """Make a request. Prompts with the same `salt` share their beginning."""
     engine.add(name, [1 + salt + i % 7 for i in range(prompt)], max_tokens, tags)
 
 
 def told(ended: Any) -> tuple[str, float | None] | None:
-    """What the client of a refused request reads: 0.33 has a message for it, 0.32 a stop reason."""
+    """Return what the client of a refused request reads: a message in 0.33, a stop reason in 0.32."""
     error = getattr(ended.output, "error", None)
     return refusal_from_line(ended.output.stop_reason if error is None else error.message)
 
@@ -102,7 +102,7 @@ def test_without_room_to_pause_it_preempts_and_the_preempted_end_too(engine: Mak
 
 @pytest.mark.parametrize("policy", ["edf", "calm-thesis", "concord"])
 def test_no_tag_crashes_the_engine(engine: Make, tmp_path: Path, policy: str) -> None:
-    """What vLLM lets through of `vllm_xargs` and `extra_args`: each field with each of these, and some together."""
+    """Values that vLLM passes on in `vllm_xargs` and `extra_args`: each for each field, and some together."""
     nasty = [math.nan, math.inf, -1, 0, 5e-324, 1e308, 2**63, True, None, "", "x", "a" * 257, "\ud800", b"x"]
     nasty += [[], [1e308] * 4, [math.nan] * 4, [0] * 4, [1e9] * 32, list(range(32)), ["x"] * 4, [[1]], {}]
     names = [*(field.name for field in fields(SLOTags)), "slo_typo", "other"]
@@ -132,7 +132,7 @@ def test_a_paused_request_keeps_its_kv_and_gets_no_tokens(engine: Make) -> None:
 
 
 def test_a_paused_request_whose_kv_vllm_takes_still_ends(engine: Make) -> None:
-    """40 blocks: the urgent grow until vLLM preempts the paused, which stand last."""
+    """40 blocks: the urgent requests grow until vLLM preempts the paused ones, which are last."""
     ours = engine(slots=4, room=4, blocks=40, concord=STEADY)
     for i in range(4):
         add(ours, f"long{i}", prompt=64, max_tokens=60, salt=i)
@@ -296,7 +296,7 @@ def test_an_unknown_version_and_unknown_options_stop_the_start(engine: Make, mon
 
 
 def test_an_idle_engine_tests_a_pessimistic_pace(engine: Make) -> None:
-    """A step takes 50 ms and is taken for 2 s. Refusals alone would never show that."""
+    """A step takes 50 ms and the model says 2 s. Refusals alone would never show that."""
     slow = {"step": {"base_ms": 2000, "per_seq_ms": 0, "per_kctx_ms": 0, "per_prefill_ms": 0.01}}
     ours = engine(concord=slow)
     refused = 0

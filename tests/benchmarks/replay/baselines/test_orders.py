@@ -1,4 +1,4 @@
-"""What each baseline does that the others do not."""
+"""What distinguishes each baseline."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_edf_serves_the_earliest_deadline_and_refuses_only_with_a_filter() -> No
 
 
 def test_edf_with_the_plan_refuses_for_later_stages() -> None:
-    """Due alike and as long: only the one whose later stages take more than what is left cannot be met."""
+    """Equal deadlines and lengths: only the call whose later stages take too long cannot be met."""
     stage = StageEstimate(calls=1, prefill=100, output_median=900.0, tool_s_before=2.0)
     short, long = compound(1, "p", rest=(stage,)), compound(2, "q", rest=(stage,) * 40)
     verdict = named("edf-plan").decide(View(Capacity(4, 4), [short, long]), NOW)
@@ -88,7 +88,7 @@ def test_edf_with_the_plan_refuses_for_later_stages() -> None:
 
 
 def test_edf_with_the_plan_refuses_by_the_median() -> None:
-    """The tenth of its length could be in time; the half could not."""
+    """A length at the tenth percentile would be in time; the median would not."""
     uncertain = view(1, deadline=NOW + 5.0, sketch=LengthSketch((0.0, 0.2, 0.5, 1.0), (10.0, 20.0, 5000.0, 9000.0)))
     drops = [named(name).decide(View(Capacity(4, 4), [uncertain]), NOW).drop for name in ("edf-plan", "edf-feasible")]
     assert [len(drop) for drop in drops] == [1, 0]
@@ -125,7 +125,7 @@ def test_srpt_serves_the_shortest_call_whatever_its_program() -> None:
 
 
 def test_srpt_by_gpu_time_puts_a_long_prompt_behind_a_long_answer() -> None:
-    """Which ends sooner in its slot, and takes more from the others."""
+    """It ends sooner in its slot, and takes more GPU time from the others."""
     waiting = [view(1, length=10, prompt_tokens=20_000), view(2, length=200)]
     assert order(srpt(refuse=False), waiting) == (1, 2)
     assert order(srpt(gpu=True, refuse=False), waiting) == (2, 1)
@@ -196,7 +196,7 @@ def test_plas_demotes_programs_that_were_served_much() -> None:
 
 @pytest.mark.parametrize("name", ["plas", "ltr"])
 def test_published_baselines_also_run_in_a_refusing_form(name: str) -> None:
-    """In the same order, but for what cannot be met."""
+    """The order is the same except for calls that cannot be met."""
     waiting = [view(1, deadline=NOW + 0.01, length=500), view(2, deadline=NOW + 60.0), view(3, deadline=NOW + 60.0)]
     plain, refusing = (named(form).decide(View(Capacity(4, 4), waiting), NOW) for form in (name, f"{name}, refusing"))
     assert (plain.drop, {1, 2, 3}) == ((), set(plain.order))
@@ -215,7 +215,7 @@ def test_published_baselines_also_run_in_a_refusing_form(name: str) -> None:
     ],
 )
 def test_medians_refuse_more_than_optimistic_lengths(cautious: str, bold: str) -> None:
-    """Of what is in time if its answer is one of the short ones, and is not if it is as long as most."""
+    """Calls that are in time with a short answer and late with a median one."""
     wide = view(1, deadline=NOW + 4.0, sketch=LengthSketch((0.0, 0.2, 0.3, 1.0), (10.0, 10.0, 2000.0, 2000.0)))
     dropped = [named(form).decide(View(Capacity(4, 4), [wide]), NOW).drop for form in (cautious, bold)]
     assert [len(drop) for drop in dropped] == [0, 1]
@@ -247,7 +247,7 @@ def test_plas_knows_queues_and_not_lengths() -> None:
 
 
 def test_plas_reckons_what_was_served_in_the_pace_that_the_engine_has_now() -> None:
-    """A pace that is 5 % slower, for which no other key would be worked out anew, takes it over its queue's bound."""
+    """A pace that is 5 % slower recomputes no other key, but takes this call over its queue's bound."""
     policy, begun = Plas(), view(1, generated=80, state=State.PREEMPTED, arrived=NOW - 1.0)
     for step, expected in ((StepModel(24.0, 0.0, 0.0, 0.0), (1, 2)), (StepModel(25.2, 0.0, 0.0, 0.0), (2, 1))):
         assert policy.decide(View(Capacity(4, 4, step=step), [begun, view(2)]), NOW).order == expected
@@ -300,8 +300,8 @@ def test_program_srpt_refuses_what_cannot_be_met_and_displaces_by_programs() -> 
 def test_paced_program_srpt_reckons_with_the_prompts_that_came_of_late(
     policy: type[ProgramSrpt], refused: list[int]
 ) -> None:
-    """Long prompts got slots just now, and take their share of every second: what would have been in time by the pace
-    of tokens alone will not be."""
+    """Long prompts just got slots and take a share of every second: a call that would be in time by tokens alone
+    is late."""
     one = policy()
     read = [view(i, length=400, prompt_tokens=60_000, deadline=NOW + 600.0) for i in range(4)]
     room = Capacity(8, 0)

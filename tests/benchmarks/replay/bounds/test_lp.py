@@ -1,4 +1,4 @@
-"""The LP bound: above every schedule, and no higher than it must be."""
+"""The LP bound is above every schedule, and no higher than necessary."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_no_schedule_exceeds_the_bound(work: list[Job], bin_s: float) -> None:
 
 
 def test_the_bound_is_reached_with_whole_shares() -> None:
-    """Three of ten seconds each until 20: two of them. Bins of half a second add what two windows' ends touch."""
+    """Three programs of 10 s each until 20 s: two fit. Bins of half a second add what two windows' ends touch."""
     programs = [due(i, 0.0, 10, 20.0) for i in range(3)]
     assert 2.0 <= request_bound(programs, ONE_SLOT, 0.5).value <= 2.1
     assert request_bound(programs[:2], ONE_SLOT, 0.5).share == 1.0
@@ -108,7 +108,7 @@ def test_a_repeated_prefix_of_a_program_is_free() -> None:
 
 @pytest.mark.parametrize("at", [5.0, 95.0])
 def test_a_prefix_from_outside_the_window_is_free_in_it(at: float) -> None:
-    """One that comes around the window, and some in it with the same prompt, due sooner than it could be computed."""
+    """One program outside the window, and some in it with the same prompt, due before it could be computed."""
     setting = Setting(slots=1, seconds=100.0)
     stages = (Stage((Call(51_200, 10, tuple(range(100))),)),)
     outside = Program(ProgramId(0), at, SloClass.DEADLINE, stages, deadline_s=30.0)

@@ -1,4 +1,4 @@
-"""Bounds are kept beside the results, and worked out anew where that was spoilt."""
+"""Bounds are stored beside the results, and computed again if a stored one is damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fit finds the engine that made a run, also where KV runs short or engines wait for each other."""
+"""The fit finds the engine that made a run, also if KV runs short or engines run in lockstep."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def asked(count: int = 60, seed: int = 0, every: float = 0.15) -> tuple[Served, 
 
 
 def measured(run: Run, folder: Path) -> tuple[Run, set[str]]:
-    """The run as an engine of TRUE would have measured it, and whom it preempted."""
+    """Return the run as an engine with the timing TRUE would have measured it, and the requests it preempted."""
     served, log = rerun(run, TRUE.ms, folder)
     return replace(run, requests=tuple(served)), log.preempted
 
@@ -56,9 +56,7 @@ def measured(run: Run, folder: Path) -> tuple[Run, set[str]]:
     ],
     ids=lambda given: given.name if isinstance(given, Run) else "",
 )
-def test_the_fit_finds_the_engine_that_made_the_run(
-    run: Run, tpot: float, ttft: float, tmp_path: Path
-) -> None:
+def test_the_fit_finds_the_engine_that_made_the_run(run: Run, tpot: float, ttft: float, tmp_path: Path) -> None:
     made, preempted = measured(run, tmp_path)
     assert bool(preempted) == (run.blocks is not None)
     found = judge(made, tmp_path)
@@ -89,7 +87,7 @@ def test_a_request_that_finds_the_engine_idle_begins_at_once(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_request_may_be_as_long_as_the_step_that_holds_its_whole_prompt(overlap: bool, tmp_path: Path) -> None:
-    """Without chunked prefill an engine's longest request, its max_model_len, may be its step's tokens."""
+    """Without chunked prefill the longest request (max_model_len) may be as long as a step."""
     apart = tuple(Served(1024 - output, output, at, at, at) for at, output in ((0.0, 20), (60.0, 1), (120.0, 1000)))
     run = Run("whole", 4, 1024, apart, overlap, chunked_prefill=False)
     served, log = rerun(run, TRUE.ms, tmp_path)

@@ -1,4 +1,4 @@
-"""A replay held against a live engine: what is asked, how it is timed, and when the two agree."""
+"""Replays against a live engine: what is sent, how it is timed, and when the two agree."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_empty_plan_is_refused(trace: Trace, count: int, load: float) -> None
 
 
 class Engine:
-    """Answers at once, by a clock that only sleeping moves: the first token after 0.5 s, the others 0.1 s apart."""
+    """Answers at once on a virtual clock: the first token after 0.5 s, the others 0.1 s apart."""
 
     def __init__(self, lost: int = 0) -> None:
         self.time, self.lost = 100.0, lost

@@ -1,4 +1,4 @@
-"""Measured runs as files: what is read of them, and what is refused with its place."""
+"""Measured runs as files: what is read, and what is refused with its line."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_the_replay_has_the_kv_of_the_run(tmp_path: Path) -> None:
 
 
 def test_simultaneous_arrivals_are_ordered_by_their_queue_time(tmp_path: Path) -> None:
-    """Whatever the order of the file."""
+    """The order of the file does not matter."""
     burst = [{**row, "arrival_time": _EPOCH, "queued_ts": 500.0 + 0.001 * i} for i, row in enumerate(rows())]
     shuffled = [burst[i] for i in (7, 2, 9, 0, 5, 1, 8, 3, 6, 4)]
     assert [one.prompt for one in read_run(written(tmp_path, shuffled)).requests] == [100 + i for i in range(10)]
@@ -216,7 +216,7 @@ def test_arrivals_in_another_unit_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("factor", [1e3, 1e6, 1e9])
 def test_engine_times_in_another_unit_are_refused(tmp_path: Path, factor: float) -> None:
-    """Where tokens would come too slowly for any engine, and else by the arrivals, if there are any."""
+    """Detected by token times that are too slow for any engine, else by the arrivals."""
     some = [{name: at * factor if name.endswith("_ts") else at for name, at in one.items()} for one in rows()]
     with pytest.raises(BadTrace, match=r"requests\.jsonl: the engine's times are not all in seconds: .*a token and"):
         read_run(written(tmp_path, some))
@@ -229,9 +229,7 @@ def test_engine_times_in_another_unit_are_refused(tmp_path: Path, factor: float)
 
 
 @pytest.mark.parametrize("odd", [("queued_ts", 1e-3), ("first_token_ts", 1e3), ("last_token_ts", 1e3)])
-def test_one_time_field_in_another_unit_is_refused(
-    tmp_path: Path, odd: tuple[str, float]
-) -> None:
+def test_one_time_field_in_another_unit_is_refused(tmp_path: Path, odd: tuple[str, float]) -> None:
     name, factor = odd
     later = [{key: at + 499_500.0 if key.endswith("_ts") else at for key, at in one.items()} for one in rows()]
     some = [{**one, name: one[name] * factor} for one in later]
@@ -255,7 +253,7 @@ def test_without_chunked_prefill_no_request_is_longer_than_a_step(tmp_path: Path
 
 
 def _one_after_the_other(slots: int) -> list[dict[str, Any]]:
-    """All come at once, and so many are served at a time, for 10 s each."""
+    """All requests arrive at once, and a fixed number is served at a time, for 10 s each."""
     return [
         {
             **row,
@@ -281,7 +279,7 @@ def test_waiting_with_free_slots_reveals_an_unknown_kv(tmp_path: Path) -> None:
 
 
 def test_waiting_for_earlier_prompts_is_not_waiting_for_kv(tmp_path: Path) -> None:
-    """One prompt after the other is at work the whole time, and slots are free."""
+    """One prompt after the other is computed all the time, while slots are free."""
     some = [
         {**one, "queued_ts": 500.0 + 0.001 * i, "scheduled_ts": 500.1 + i, "first_token_ts": 501.1 + i}
         | {"arrival_time": _EPOCH, "last_token_ts": 501.9 + i}
@@ -299,9 +297,7 @@ def test_waiting_for_earlier_prompts_is_not_waiting_for_kv(tmp_path: Path) -> No
         ("2,5,60.0", False),
     ],
 )
-def test_samples_with_a_full_kv_reveal_an_unknown_kv(
-    tmp_path: Path, sample: str, refused: bool
-) -> None:
+def test_samples_with_a_full_kv_reveal_an_unknown_kv(tmp_path: Path, sample: str, refused: bool) -> None:
     written(tmp_path, rows())
     series = "t,running,waiting,kv_cache_pct\n0.0,,,\n" + f"1.0,4,3,50.0\n2.0,{sample}\n" * 10
     (tmp_path / "timeseries.csv.gz").write_bytes(gzip.compress(series.encode()))
@@ -328,7 +324,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_and_not_for_kv(tmp_pa
 
 
 def test_more_concurrent_requests_than_slots_are_refused(tmp_path: Path) -> None:
-    """A last token is told a few steps late: the next one has its slot by then."""
+    """A last token is reported a few steps late: the next request has the slot by then."""
     together = [{**one, "last_token_ts": 520.0 + i} for i, one in enumerate(rows())]
     with pytest.raises(BadTrace, match=r"4 sequences at once .* but at least 9 were between their first"):
         read_run(written(tmp_path, together))

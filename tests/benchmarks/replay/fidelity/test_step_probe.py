@@ -1,4 +1,4 @@
-"""A live engine is measured by what its answers' times say: against an engine whose steps are known."""
+"""Step times measured from outside, against an engine whose steps are known."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ramify.serving.policy.types import StepModel
 
 
 class Engine:
-    """Continuous batching on a virtual clock, chunked prefill, every step as long as the model says; `wire_s` is the
-    way to it and back, of which no model knows."""
+    """Continuous batching with chunked prefill on a virtual clock, with step times of a model. `wire_s` is the
+    network time, which no model contains."""
 
     def __init__(self, model: StepModel, slots: int = 64, wire_s: float = 0.004) -> None:
         self._model, self._slots, self._wire_s, self._now = model, slots, wire_s, 0.0

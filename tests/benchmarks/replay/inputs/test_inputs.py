@@ -1,4 +1,4 @@
-"""Traces, workloads, what is told of lengths, and step-time models: the pure parts of a replay."""
+"""Traces, workloads, length hints and step-time models."""
 
 from __future__ import annotations
 
@@ -164,9 +164,7 @@ def test_a_trace_without_counted_programs_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arrivals", list(Arrivals))
-def test_the_load_is_gpu_time_per_second(
-    trace: Trace, arrivals: Arrivals
-) -> None:
+def test_the_load_is_gpu_time_per_second(trace: Trace, arrivals: Arrivals) -> None:
     setting = Setting(seconds=200.0)
     made = programs(trace, Workload(load=1.2, arrivals=arrivals), setting)
     work = sum(sum(gpu_seconds(program.stages, setting.step, setting.slots)) for program in made)
@@ -177,7 +175,7 @@ def test_the_load_is_gpu_time_per_second(
 
 
 def test_a_generated_workload_has_the_lengths_of_table_6_1(tmp_path: Path) -> None:
-    """Median and 95th percentile: single requests call by call, compound ones by all of their calls together."""
+    """Median and 95th percentile: of single calls, and of all calls of a compound request together."""
     path = synthetic_traces.write_workload(tmp_path / "made-up.json")
     assert path.read_bytes() == synthetic_traces.write_workload(tmp_path / "again.json").read_bytes()
     generated = synthetic_traces.read_workload(path)

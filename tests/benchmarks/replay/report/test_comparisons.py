@@ -1,4 +1,4 @@
-"""A row's verdict: at its target it is met, and of next to nothing no multiple is said."""
+"""The verdict of a row: met at its target; no multiple of next to nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of an evaluation: each question has its part, and nothing is drawn together that was measured apart."""
+"""The HTML page of an evaluation: each question has a part, and only like is drawn with like."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BASE = Job("concord", "/somewhere/trace.csv", seconds=600.0)
 
 @pytest.fixture(scope="module")
 def results() -> list[Result]:
-    """Of every job of the whole evaluation with two seeds, a made-up score."""
+    """A made-up score for every job of the whole evaluation, with two seeds."""
     jobs = [job for section in evaluation.sections(BASE, range(2)) for job in section.jobs]
     return [result(job, 0.5 + 0.01 * (len(job.contender) % 40) + 0.01 * job.seed) for job in dict.fromkeys(jobs)]
 
@@ -112,7 +112,7 @@ def test_the_course_over_time_is_the_seeds_mean() -> None:
 
 
 def test_the_course_over_time_uses_the_seeds_that_all_have() -> None:
-    """Two contenders that do alike on each seed look alike, though one of them has a hard seed more."""
+    """Two contenders that are equal on each seed look equal, although one has an extra hard seed."""
     other = BASE.but(contender="fcfs")
     table = ResultTable([result(BASE, 0.9), result(BASE.but(seed=1), 0.1), result(other, 0.9)])
     found = over_time(table, [BASE, other])

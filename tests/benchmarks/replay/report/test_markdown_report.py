@@ -1,4 +1,4 @@
-"""The measured part of a document: made from results and rows alone, and put where the marks are."""
+"""The measured part of a page: made from results and rows alone, and written between the marks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_report_names_the_replays_the_misses_and_every_contender(results: li
 
 
 def test_slow_replays_are_named(results: list[Result]) -> None:
-    """60 s were simulated in each."""
+    """Each replay simulated 60 s."""
     assert "None was less than 5 × as fast." in measured([replace(one, cpu_s=12.0) for one in results], [])
     slow = [*(replace(one, cpu_s=12.0) for one in results[1:]), replace(results[0], cpu_s=30.0)]
     assert "1 were less than 5 × as fast, the least 2.0 × (concord, loose, load 1.1): concord." in measured(slow, [])

@@ -1,4 +1,4 @@
-"""The issue's table, read off results: what is compared with what, and what is said of it."""
+"""The table of targets: what is compared with what, and what each row says."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_rows_and_page_say_what_was_missed(base: Job, tmp_path: Path) -> None:
 def test_a_short_run_says_that_its_targets_are_for_a_longer_one(
     base: Job, monkeypatch: pytest.MonkeyPatch, targets_s: float, short: bool
 ) -> None:
-    """It stays judged: what was missed is not hidden."""
+    """The row keeps its verdict: a miss is not hidden."""
     monkeypatch.setattr("benchmarks.replay.report.target_rows._TARGETS_S", targets_s)
     rows = rows_of(ResultTable([result(base, 0.9), result(base.but(contender="fcfs"), 0.6)]), base, Bounds())
     fcfs = next(row for row in rows if row["name"] == "load 1.1, loose: requests against FCFS")
@@ -87,7 +87,7 @@ def test_a_short_run_says_that_its_targets_are_for_a_longer_one(
 
 
 def test_a_contender_with_fewer_seeds_is_compared_over_those(base: Job) -> None:
-    """The second seed is the harder one, which FCFS and EDF have not run: they must gain nothing by that."""
+    """FCFS and EDF did not run the second, harder seed: they must not gain by that."""
     results = [result(base.but(seed=0), 0.9), result(base.but(seed=1), 0.3)]
     results += [result(base.but(contender=name, seed=0), 0.6) for name in ("fcfs", "edf-plan")]
     results += [result(base.but(contender="plas", seed=i), level) for i, level in enumerate((0.7, 0.1))]
@@ -166,7 +166,7 @@ def test_a_seeds_gap_is_to_its_own_bound(base: Job, monkeypatch: pytest.MonkeyPa
 
 
 def test_no_multiple_is_given_of_next_to_nothing(base: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of the whole, nor of a seed."""
+    """Neither for the mean nor for a seed."""
     monkeypatch.setattr("benchmarks.replay.report.target_rows._TARGETS_S", base.seconds)
     rows = rows_of(ResultTable([result(base, 0.9), result(base.but(contender="fcfs"), 0.004)]), base, Bounds())
     row = next(row for row in rows if row["name"] == "load 1.1, loose: requests against FCFS")

@@ -1,4 +1,4 @@
-"""Rows of a load: shares of its bound, throughput, engines saved."""
+"""The rows of a load: shares of its bound, throughput, engines saved."""
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from benchmarks.replay.report.target_rows import bounds_needed, rows_of
 from tests.benchmarks.replay.sample_results import result
 
 
-def test_shares_of_the_bound_are_given_by_seed(
-    base: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shares_of_the_bound_are_given_by_seed(base: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def of(self: Bounds, job: Job, seeds: Sequence[int]) -> Share:
         return Share(*[sum((0.5, 1.0)[seed] for seed in seeds) / len(seeds)] * 3)
 

@@ -1,4 +1,4 @@
-"""The thesis's own ratios: rerun and reported, beside what it says, whatever comes out."""
+"""The thesis's own ratios, reported beside its figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replays on vLLM's own scheduler: what arrives ends, the same twice, and order decides who is in time."""
+"""Replays on vLLM's own scheduler: every program ends, replays repeat, and the order decides who is in time."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_program_whose_call_is_refused_is_given_up_with_its_siblings(tmp_path:
 
 
 def test_programs_outside_the_window_count_only_in_the_whole_run(tmp_path: Path) -> None:
-    """The last is over 30 s after the last of the window is due."""
+    """The last program ends 30 s after the last one of the window is due."""
     setting = replace(SETTING, warm=0.1, cool=0.1)
     hopeless = single(1, 10.0, 2000, due=1.0)
     replayed = played([single(0, 10.0, 20, due=1.0), hopeless, single(2, 19.0, 8000, due=60.0)], CONCORD, tmp_path)
@@ -109,7 +109,7 @@ def test_programs_outside_the_window_count_only_in_the_whole_run(tmp_path: Path)
 def test_without_shared_blocks_the_prefix_cache_changes_nothing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every time of every token, and what was begun anew: only he whose calls are computed twice."""
+    """Compares the time of every token. Only a replay with preempted calls starts again with the cache."""
     made: list[tuple[bool, Simulation]] = []
     chance = Random(0)
     programs = [single(i, i * 0.2, chance.randrange(1, 700), due=chance.choice((4.0, 60.0))) for i in range(60)]
@@ -148,7 +148,7 @@ def test_two_replicas_share_what_comes(tmp_path: Path) -> None:
 
 @dataclass
 class Nosy:
-    """Concord, which keeps what it was shown."""
+    """Concord, recording the views it is shown."""
 
     seen: dict[int, RequestView] = field(default_factory=dict)
     inner: Policy = field(default_factory=partial(make_policy, "concord"))
@@ -163,7 +163,7 @@ class Nosy:
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_limits_do_not_reveal_answer_lengths(tmp_path: Path, replicas: int) -> None:
-    """A call that generates 40 tokens and one that generates 400 look alike, unless their lengths are told."""
+    """A call of 40 tokens and one of 400 look the same unless their lengths are told."""
     policy = Nosy()
     blind = Contender("nosy", lambda: policy, Knowledge(lengths=Lengths.MEAN))
     programs = [single(i, 0.1 * i, 40 if i % 2 else 400) for i in range(8)]
@@ -180,7 +180,7 @@ def test_limits_do_not_reveal_answer_lengths(tmp_path: Path, replicas: int) -> N
 
 
 def test_one_queue_binds_a_call_only_when_it_starts(tmp_path: Path) -> None:
-    """Two engines, one of which has the longer calls: who waits goes to the one that is free first."""
+    """Two engines, one with the longer calls: a waiting call goes to the one that is free first."""
     setting = replace(SETTING, slots=1, replicas=2)
     programs = [single(0, 0.0, 900), single(1, 0.0, 50), *[single(i, 0.01 * i, 50) for i in range(2, 10)]]
     replayed = simulate_fleet(programs, CONCORD, setting, LengthHints([10, 100, 1000], 0), tmp_path)
@@ -217,7 +217,7 @@ def test_a_long_prompt_is_served_and_one_beyond_the_kv_raises(tmp_path: Path) ->
 
 
 def test_a_clairvoyant_gets_the_bounds_programs_and_misses_the_rest(tmp_path: Path) -> None:
-    """Of twice what fits, the contender refuses late and in part; the clairvoyant has none to refuse."""
+    """With twice the work that fits, Concord refuses calls late; the clairvoyant has none to refuse."""
     trace = tmp_path / "trace.csv"
     rows = [f"2023-11-16 18:00:{i % 60:02d}.0,1000,300" for i in range(60)]
     trace.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]))

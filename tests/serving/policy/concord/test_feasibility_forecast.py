@@ -1,4 +1,4 @@
-"""What the queue keeps from starting in time is refused while its client can still go elsewhere."""
+"""Calls that the queue keeps from starting in time are refused early."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_the_deadline_in_a_refusal_would_be_accepted() -> None:
 
 
 def test_running_calls_and_the_engines_own_queue_count() -> None:
-    """The engine works on one and holds three more."""
+    """The engine works on one call and holds three more."""
     inside = [running(i, SloClass.DEADLINE, 110, deadline=NOW + 60) for i in range(4)]
     call = view(9, deadline=NOW + 2.0)
     engine = replace(capacity(1, 4), queue=100)
@@ -96,7 +96,7 @@ def test_other_policies_do_not_foresee(name: str) -> None:
 
 
 def test_the_fixed_cost_of_a_start_does_not_slow_others() -> None:
-    """Twenty calls have just started, half a second each, beside which tokens come as before."""
+    """Twenty calls have just started, at half a second each, while tokens come as before."""
     room = Capacity(32, 0, None, StepModel(10.0, 0.0, 0.0, 0.0, per_call_ms=500.0))
     policy, begun = make_live_policy(), [running(i, SloClass.DEADLINE, deadline=NOW + 100) for i in range(20)]
     policy.decide(View(room, [view(i, length=1000, deadline=NOW + 100) for i in range(20)]), NOW)
@@ -107,7 +107,7 @@ def test_the_fixed_cost_of_a_start_does_not_slow_others() -> None:
 
 
 def test_an_unstreamed_call_is_nearer_its_end_the_longer_it_runs() -> None:
-    """An answer that does not stream: 1.01 s for each of two calls, and 2.1 s for both."""
+    """Unstreamed answers: 1.01 s for each of two calls, and 2.1 s for both."""
     policy, first, second = make_live_policy(), view(1, deadline=NOW + 60), view(2, deadline=NOW + 2.1)
     assert policy.decide(View(capacity(1), [first]), NOW).admit == (1,)
     runs = running(1, SloClass.DEADLINE, 100, generated=0, computed=0, deadline=NOW + 60)

@@ -54,14 +54,14 @@ def test_when_not_everything_fits_the_densest_is_first() -> None:
 
 @pytest.mark.parametrize(("goodput", "first"), [("workflow", 2), ("request", 2), ("token", 1)])
 def test_the_operator_chooses_the_goodput(goodput: str, first: int) -> None:
-    """The first has fifty times the tokens of another, for half again its time."""
+    """The first has fifty times the tokens of another, in one and a half times the GPU time."""
     calls = [view(1, deadline=NOW + 4, prompt_tokens=5000), *(view(i, deadline=NOW + 4) for i in range(2, 6))]
     order = make_policy("concord", goodput=goodput).decide(View(capacity(1), calls), NOW).order
     assert (order[0], order.index(RequestId(1))) == (first, 0 if first == 1 else 4)
 
 
 def test_a_workflows_tokens_are_those_of_all_its_stages() -> None:
-    """Two siblings of 200 tokens, one call of 300 to come; of three stages one is over."""
+    """Two siblings of 200 tokens and one later call of 300; one of three stages is over."""
     stage = CompoundView("run", 1, 3, 2, False, NOW + 60, (StageEstimate(1, 200, 100),))
     calls = [view(i, SloClass.COMPOUND, compound=stage) for i in (1, 2)]
     book = JobIndex(0.5, 0.1, 120.0, 0.25, Goodput.TOKEN)
@@ -77,7 +77,7 @@ def test_a_workflows_tokens_are_those_of_all_its_stages() -> None:
 
 
 def test_the_price_is_the_whole_remaining_program() -> None:
-    """Both calls are alike, but one is followed by a long stage: its goodput costs more."""
+    """Both calls are equal, but a long stage follows one of them, so its goodput costs more."""
     rest = (StageEstimate(4, 500, 1000, 0.0),)
     long = CompoundView("long", 0, 2, 1, False, NOW + 60, rest)
     short = CompoundView("short", 0, 2, 1, False, NOW + 60)
@@ -128,7 +128,7 @@ def test_ranked_by_the_median_but_refused_only_on_the_optimistic_quantile() -> N
 
 @pytest.mark.parametrize(("prompts_s", "refused"), [(10.0, True), (0.0, False)])
 def test_prompts_slow_the_token_pace(prompts_s: float, refused: bool) -> None:
-    """Half of the last ten seconds were a prompt's: 100 tokens take 2 s and not 1. Later it is forgotten."""
+    """A prompt took half of the last ten seconds: 100 tokens take 2 s and not 1. Later this is forgotten."""
     policy = Concord(ConcordOptions.from_names(prompts_s=prompts_s))
     policy.decide(View(capacity(2), [view(1, prompt_tokens=50_000, deadline=NOW + 100)]), NOW)
     began = running(1, SloClass.DEADLINE, prompt_tokens=50_000, computed=50_010, deadline=NOW + 100)
@@ -179,11 +179,9 @@ def test_the_floor_of_latency_sensitive_requests_holds_whatever_the_weights() ->
     [(20_000, 0.1, 9), (20_000, 30.0, 1), (20_000, 10.0, 9), (100, 0.1, 1)],
     ids=["a queue", "none for this operator", "together longer", "short prompts"],
 )
-def test_with_free_slots_long_prompts_form_a_queue(
-    prompt: int, queue_s: float, first: int
-) -> None:
-    """Eight prompts of 2 s, due in 8 s: not all can be in time. A stream that begins in 7.5 s could wait longest, and
-    goes first by its class's floor."""
+def test_with_free_slots_long_prompts_form_a_queue(prompt: int, queue_s: float, first: int) -> None:
+    """Eight prompts of 2 s, due in 8 s: not all can be in time. A stream that must start in 7.5 s could wait longest,
+    and goes first by its class's floor."""
     long = [view(i, deadline=NOW + 8, prompt_tokens=prompt) for i in range(1, 9)]
     stream = view(9, SloClass.LATENCY, ttft=NOW + 7.5, tbt=0.1)
     verdict = Concord(ConcordOptions.from_names(queue_s=queue_s)).decide(View(capacity(64), [*long, stream]), NOW)
@@ -192,9 +190,7 @@ def test_with_free_slots_long_prompts_form_a_queue(
 
 
 @pytest.mark.parametrize(("queue_s", "first"), [(0.1, 2), (30.0, 1)])
-def test_with_free_slots_the_longest_prompt_goes_last(
-    queue_s: float, first: int
-) -> None:
+def test_with_free_slots_the_longest_prompt_goes_last(queue_s: float, first: int) -> None:
     long = view(1, deadline=NOW + 10, prompt_tokens=80_000)
     short = [view(i, deadline=NOW + 10.5, prompt_tokens=20_000) for i in range(2, 6)]
     order = Concord(ConcordOptions.from_names(queue_s=queue_s)).decide(View(capacity(64), [long, *short]), NOW).order
@@ -232,7 +228,7 @@ def test_nothing_is_displaced_for_a_call_that_can_wait() -> None:
 
 
 def test_only_paced_streams_stand_aside_while_ahead() -> None:
-    """A second aside is more than its time between tokens, and it is twenty ahead of its schedule."""
+    """A second aside is longer than its time between tokens, and it is twenty tokens ahead of its schedule."""
     stream = running(9, SloClass.LATENCY, ttft=NOW + 20, tbt=0.1)
     call = view(1, SloClass.LATENCY, ttft=NOW + 1, length=100)
     seen = View(capacity(1, 1, can_pause=True, kv_free=10_000), [call], [stream])
@@ -249,7 +245,7 @@ def test_frames_space_displacements() -> None:
 
 
 def test_the_price_of_a_preemption_is_the_prefill_to_be_done_again() -> None:
-    """A victim worth a hundred times as much, for which 100 000 tokens would be computed again: not for this one."""
+    """The victim is worth a hundred times as much, and 100 000 tokens would be computed again: no trade."""
     dear = [
         running(i, SloClass.DEADLINE, length=40, computed=100_000, weight=100, deadline=NOW + 1000) for i in range(2)
     ]
@@ -262,7 +258,7 @@ def test_the_price_of_a_preemption_is_the_prefill_to_be_done_again() -> None:
 
 @pytest.mark.parametrize(("length", "moved"), [(150, 0), (10, 1)])
 def test_contested_slots_require_a_clear_gain(length: int, moved: int) -> None:
-    """Three of the same that must begin now, and one slot. Against 300 tokens, 150 are too little to gain by."""
+    """Three equal calls that must start now, and one slot. Against 300 tokens, 150 are too small a gain."""
     able = capacity(1, 1, can_preempt=True)
     victim = running(9, SloClass.DEADLINE, length=310, deadline=NOW + 3.2, cached_tokens=110)
     calls = [view(i, deadline=NOW + 0.02 + length / 100, length=length) for i in (1, 2, 3)]
@@ -381,7 +377,7 @@ def test_every_verdict_keeps_its_invariants(name: str, options: dict[str, Option
 @given(situations(), situations(), st.floats(0, 30))
 @settings(max_examples=60, deadline=None)
 def test_earlier_views_do_not_change_a_verdict(before: View, seen: View, later: float) -> None:
-    """What is kept between decisions is only what could be worked out again, but for the time that prompts took."""
+    """What is kept between decisions could be computed again, except the time that prompts took."""
     fresh, used = (Concord(ConcordOptions.from_names(prompts_s=0.0)) for _ in range(2))
     used.decide(replace(before, capacity=seen.capacity), NOW - 1)
     used.decide(replace(seen, waiting=seen.waiting[1:]), NOW - 1)

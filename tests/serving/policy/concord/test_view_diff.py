@@ -1,4 +1,4 @@
-"""What changed between two lists of views, against what sets say."""
+"""The difference of two lists of views, compared with sets."""
 
 from __future__ import annotations
 

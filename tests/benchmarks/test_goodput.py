@@ -1,14 +1,14 @@
-"""The command of the evaluation: what would fail is said before it replays, and what is done is not done again."""
+"""`benchmarks/goodput.py`: errors come before any replay, and stored results are not computed again."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks import goodput
 from benchmarks.replay import pool
 from benchmarks.replay.baselines.contenders import HIDDEN
 from benchmarks.replay.errors import BadTrace
@@ -18,14 +18,10 @@ from benchmarks.replay.inputs.traces import text
 from benchmarks.replay.jobs import Job
 from benchmarks.replay.report import plots
 from benchmarks.replay.report.markdown_report import BEGIN, END
+from benchmarks.replay.results import pack
 from tests.benchmarks.replay.sample_results import result
 
 KEY = "0123456789abcdef01234567"
-_PATH = Path(__file__).parents[3] / "benchmarks" / "goodput.py"
-_SPEC = importlib.util.spec_from_file_location("goodput", _PATH)
-assert _SPEC is not None and _SPEC.loader is not None
-goodput = importlib.util.module_from_spec(_SPEC)
-_SPEC.loader.exec_module(goodput)
 
 
 @pytest.fixture
@@ -37,7 +33,7 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Job]:
-    """The replays that were asked for; what comes of them is made up."""
+    """The replays that were asked for; their results are made up."""
     jobs: list[Job] = []
 
     class WorkerProcess:
@@ -234,7 +230,7 @@ def test_quick_takes_a_number_of_seeds(
 
 
 def test_a_quick_run_keeps_its_own_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of the two would draw a page of both."""
+    """A shared folder would mix both in one page."""
     for quick in ([], ["--quick"]):
         monkeypatch.setattr("sys.argv", ["goodput.py", *quick])
         assert goodput.arguments().out == goodput.ROOT / "build" / ("goodput-quick" if quick else "goodput")
@@ -290,3 +286,28 @@ def test_a_damaged_generated_trace_is_refused(tmp_path: Path, broken: str) -> No
     path.write_text(f'{{"generated": "x", "arrivals": {broken}, "sessions": []}}')
     with pytest.raises(BadTrace, match="remove it, and it is made anew"):
         read_workload(path)
+
+
+def test_verify_replays_stored_results_and_fails_if_a_figure_differs(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jobs = [Job(name, str(trace)) for name in ("fcfs", "concord")]  # replayed, these get 0 and 0.9
+    for level, status, verdict in ((0.9, 0, "1 of 1 give the same figures now"), (0.8, 1, "stored 0.8, now 0.9")):
+        packed = tmp_path / f"{level}.jsonl.gz"
+        pack(packed, [result(job, level) for job in jobs])
+        arguments = ["--trace", trace, "--results", packed, "--verify", 5, "--contender", "concord"]
+        assert run(monkeypatch, *arguments) == status
+        assert verdict in capsys.readouterr().out
+    assert [job.contender for job in asked] == ["concord", "concord"]
+
+
+def test_fresh_uses_no_result_of_other_code(
+    asked: list[Job], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib", reason="plots need the extra `bench`")
+    some = ["--trace", trace, "--out", tmp_path / "out", "--only", "load", "--load", 1.1, "--seconds", 20]
+    some += ["--contender", "fcfs", "--seeds", 1]
+    for fresh in ([], [], ["--fresh"]):
+        assert run(monkeypatch, *some, *fresh) == 0
+    assert len(asked) == 2, "the stored result does not name this code"
+    assert "1 stored before (1 of them by another version of the code" in capsys.readouterr().out
